@@ -36,8 +36,8 @@ from planner.bench.averaging_instances import (
 )
 from planner.bench.stamp import stamp
 from planner.lp.groups import group_size_table
-from planner.lp.literal import literal_model
 from planner.lp.lp5 import solve_relaxed
+from planner.lp.paper_model import literal_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime

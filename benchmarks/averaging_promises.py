@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.lp.literal import literal_model
 from planner.lp.lp5 import lp_bound
+from planner.lp.paper_model import literal_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import StoppingCriterion

@@ -22,8 +22,8 @@ import numpy as np
 
 import planner as pl
 from benchmarks.command_line import run
-from planner.compose.baseline_plans import BaselinePlans
-from planner.compose.request import Question
+from planner.planning.baselines.plans import BaselinePlans
+from planner.planning.request import Question
 from planner.workload.layers import Architecture, Family
 
 MODELS = {

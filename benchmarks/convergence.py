@@ -28,9 +28,9 @@ from benchmarks.small_llama import (
     train,
 )
 from planner.bench.stamp import stamp
-from planner.compose.planning import plan
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.solve import plan
 from planner.search.stop import MaxIterations
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import SETTINGS
-from planner.compose.planning import plan
-from planner.compose.pricing import straight_plan
-from planner.compose.rank_order import ranks_by_region, ranks_grid, region_order
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.emulate.emulation import Settings, choose, emulate
 from planner.network.cluster import Cluster
+from planner.planning.baselines.rank_order import ranks_by_region, ranks_grid, region_order
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
+from planner.planning.solve import plan
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.training_plan.file import save_plan

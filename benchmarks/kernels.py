@@ -40,12 +40,12 @@ ENTRY = "import sys; from planner.cli.main import main; sys.exit(main(sys.argv[1
 RATES = """
 import json, sys, time
 import planner as pl
-import planner.clock.kernel as kernel
+import planner.simulator.kernel as kernel
 import planner.mapf.search as search
 from planner.bench.plan_instances import INSTANCES
 from planner.bench import paths
-from planner.compose.layout_search import LayoutSearch, Start
-from planner.compose.places import Places
+from planner.planning.layout_search import LayoutSearch, Start
+from planner.planning.device_classes import Places
 from planner.mapf.solve import solve_paths
 
 def counted(module, name, count):

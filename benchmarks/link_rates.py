@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.emulate.fair import fair_rates
+from planner.emulate.fair_rates import fair_rates
 from planner.emulate.links import Links
 from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import EmulatedNetwork, package_path

@@ -17,9 +17,9 @@ from benchmarks.command_line import report_path, run
 from planner.bench.plan_instances import INSTANCES
 from planner.bench.stamp import stamp
 from planner.checker.dispatch import check
-from planner.compose.planning import plan
-from planner.compose.rank_order import ranks_by_region
-from planner.compose.request import PlanRequest
+from planner.planning.baselines.rank_order import ranks_by_region
+from planner.planning.request import PlanRequest
+from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import Effort
 from planner.utils.argument_parser import LineParser

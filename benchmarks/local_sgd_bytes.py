@@ -3,8 +3,8 @@
 DiLoCo-SWARM's Figure 7. Two stages of four devices, straight pipelines, GPT-2 from tiny to large as
 the paper trains them. A step's activations and their gradients are 2 x samples x sequence x hidden
 values; a stage of m devices averages v values by sending 2 (m - 1) v in all, once in H steps. The
-bytes are those that a plan's messages have (`planner.clock.traffic`), and the formulas are checked
-against them.
+bytes are those that a plan's messages have (`planner.simulator.traffic`), and the formulas are
+checked against them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from planner.bench.stamp import stamp
-from planner.clock.traffic import sent_bytes
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
+from planner.simulator.traffic import sent_bytes
 from planner.utils.argument_parser import LineParser
 from planner.utils.atomic_write import write_picture, write_text
 from planner.workload.workload import Workload

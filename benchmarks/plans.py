@@ -23,19 +23,19 @@ import numpy as np
 from benchmarks.command_line import report_path, run
 from planner.bench.plan_instances import INSTANCES, Instance, regional_cluster
 from planner.bench.stamp import stamp
-from planner.clock.simulator import settled_step_s
-from planner.compose.dtfm_rule import dtfm_rule
-from planner.compose.fixed_trials import FixedPlan, Tally
-from planner.compose.planning import plan
-from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
-from planner.compose.request import PlanRequest, Question
-from planner.compose.sailor_rule import sailor_rule
-from planner.compose.whole_bound import plans_long_run_s
 from planner.network.catalogue import list_networks
 from planner.network.cluster import Cluster
+from planner.planning.baselines.dtfm import dtfm_rule
+from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
+from planner.planning.baselines.sailor import sailor_rule
+from planner.planning.baselines.search import FixedPlan, Tally
+from planner.planning.joint_bound import plans_long_run_s
+from planner.planning.request import PlanRequest, Question
+from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
+from planner.simulator.simulator import settled_step_s
 from planner.utils.argument_parser import LineParser
 from planner.utils.atomic_write import write_text
 from planner.workload.presets import PRESETS

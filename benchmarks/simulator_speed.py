@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.command_line import run
-from planner.clock.simulator import simulate, simulate_cycle
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
+from planner.simulator.simulator import simulate, simulate_cycle
 from planner.training_plan.model import TrainingPlan
 from planner.utils.argument_parser import LineParser
 from planner.utils.atomic_write import write_text

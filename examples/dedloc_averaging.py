@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 import planner as pl
-from planner.lp.literal import literal_model
+from planner.lp.paper_model import literal_model
 
 network = pl.load_network("gcp12_skippipe_2025_repaired")
 n = len(network)

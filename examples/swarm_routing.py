@@ -12,7 +12,7 @@ import numpy as np
 
 import planner as pl
 from benchmarks.swarm.queueing import Change, Scene, routers, simulate_queues
-from planner.clock.links import Links
+from planner.simulator.resources import Links
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime
 from planner.swarm.replay import Enter, Setting, replay

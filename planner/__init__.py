@@ -12,19 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.checker.dispatch import check as check
     from planner.checker.violation import Violation as Violation
-    from planner.clock.simulator import (
-        SimulationError as SimulationError,
-    )
-    from planner.clock.simulator import (
-        simulate as simulate,
-    )
-    from planner.clock.simulator import simulate_cycle as simulate_cycle
-    from planner.clock.timeline import Timeline as Timeline
-    from planner.compose.front import Front as Front
-    from planner.compose.front import FrontPoint as FrontPoint
-    from planner.compose.front import pareto as pareto
-    from planner.compose.planning import plan as plan
-    from planner.compose.request import PlanRequest as PlanRequest
     from planner.exports.error import ExportError as ExportError
     from planner.exports.formats import export_plan as export_plan
     from planner.genetic.solve import solve_assignment as solve_assignment
@@ -52,6 +39,11 @@ if TYPE_CHECKING:
     from planner.network.link import Link as Link
     from planner.network.network import Network as Network
     from planner.network.prices import Prices as Prices
+    from planner.planning.pareto_front import Front as Front
+    from planner.planning.pareto_front import FrontPoint as FrontPoint
+    from planner.planning.pareto_front import pareto as pareto
+    from planner.planning.request import PlanRequest as PlanRequest
+    from planner.planning.solve import plan as plan
     from planner.problems import (
         ArrangedPathProblem as ArrangedPathProblem,
     )
@@ -92,6 +84,14 @@ if TYPE_CHECKING:
     from planner.search.stop import (
         TargetGap as TargetGap,
     )
+    from planner.simulator.simulator import (
+        SimulationError as SimulationError,
+    )
+    from planner.simulator.simulator import (
+        simulate as simulate,
+    )
+    from planner.simulator.simulator import simulate_cycle as simulate_cycle
+    from planner.simulator.timeline import Timeline as Timeline
     from planner.training_plan.error import PlanError as PlanError
     from planner.training_plan.file import (
         load_plan as load_plan,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase

@@ -27,23 +27,23 @@ MAY_IMPORT = {
     "mapf": BASE,
     "lp": BASE,
     "training_plan": BASE,
-    "clock": BASE | {"training_plan"},
-    "swarm": BASE | {"training_plan", "clock"},
+    "simulator": BASE | {"training_plan"},
+    "swarm": BASE | {"training_plan", "simulator"},
     "checker": BASE | {"training_plan"},
-    "compose": BASE | SOLVERS | {"training_plan", "clock"},
-    "executor": {"utils", "network", "workload", "training_plan", "clock", "swarm"},
-    "emulate": {"utils", "network", "workload", "training_plan", "clock"},
+    "planning": BASE | SOLVERS | {"training_plan", "simulator"},
+    "executor": {"utils", "network", "workload", "training_plan", "simulator", "swarm"},
+    "emulate": {"utils", "network", "workload", "training_plan", "simulator"},
     "exports": {
         "utils",
         "network",
         "workload",
         "problems",
         "training_plan",
-        "clock",
+        "simulator",
         "lp",
-        "compose",
+        "planning",
     },
-    "report": {"utils", "network", "workload", "training_plan", "clock", "checker"},
+    "report": {"utils", "network", "workload", "training_plan", "simulator", "checker"},
     "cli": None,
     "bench": None,
 }
@@ -88,11 +88,13 @@ def test_imports_follow_the_arrows(name: str) -> None:
 def test_executor_takes_timeline_router_and_moves_alone() -> None:
     """It carries out plans; what they cost is none of its business."""
     used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))
-    assert {name for name in used if name.startswith("planner.clock")} == {"planner.clock.timeline"}
+    assert {name for name in used if name.startswith("planner.simulator")} == {
+        "planner.simulator.timeline"
+    }
     # and the router and the policies, which the simulators have too
     assert {name for name in used if name.startswith("planner.swarm")} == {
         "planner.swarm.routing",
-        "planner.swarm.deciding",
+        "planner.swarm.rebalance_policy",
     }
 
 

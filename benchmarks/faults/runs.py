@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import EmulatedNetwork, package_path
 from planner.executor.ending import PREFIX
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan

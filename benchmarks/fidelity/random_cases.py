@@ -12,14 +12,14 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.fidelity.cases import SEARCH, small_model
-from planner.clock.simulator import simulate_cycle
-from planner.compose.planning import plan
-from planner.emulate.executed import planned_steps
+from planner.emulate.execution import planned_steps
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices, device_limits
 from planner.network.network import Network
+from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import MaxIterations
+from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.workload.workload import Workload
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.compose.planning import plan
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.solve import plan
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan

@@ -446,7 +446,7 @@ def _overhead(device: str, out: Path, section: str, *options: str) -> dict[str, 
 # ----------------------------------------------------------------------------------- share
 def share(device: str, out: Path) -> dict[str, Any]:
     """Calibrate, predict and execute plans of four ranks that share one GPU."""
-    from planner.clock.local_machine import predict
+    from planner.simulator.host_prediction import predict
     from planner.training_plan.file import load_plan
     from planner.workload.calibration import Calibration
 

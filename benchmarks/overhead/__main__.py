@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks.command_line import report_path, run
 from benchmarks.overhead.in_turns import EVENT
 from planner.bench.stamp import stamp
-from planner.compose.planning import plan
 from planner.executor.local import run_local
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.solve import plan
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan

@@ -25,16 +25,8 @@ from benchmarks.swarm.wiring import (
     PAPER_2,
     RACK_S,
 )
-from planner.clock.links import Links
-from planner.clock.program import message_bytes
-from planner.clock.simulator import simulate_cycle
-from planner.compose.planning import plan as make_plan
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
-from planner.compose.straight import eagerly_ordered
 from planner.emulate.emulation import Settings, choose
-from planner.emulate.executed import Step, steps_of
+from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.emulate.processors import Processors
@@ -42,8 +34,16 @@ from planner.emulate.ranks import run_ranks
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
+from planner.planning.solve import plan as make_plan
+from planner.planning.straight import eagerly_ordered
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
+from planner.simulator.program import message_bytes
+from planner.simulator.resources import Links
+from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.choices import Head, Told, Wiring
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import Routing, TrainingPlan

@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.swarm.executed import SWITCH_S, pipelines, simulated, wired
 from planner.emulate.emulation import Settings, choose
-from planner.emulate.executed import Step, steps_of
+from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.emulate.ranks import run_ranks
-from planner.swarm.deciding import Rule
+from planner.swarm.rebalance_policy import Rule
 from planner.training_plan.choices import Told
 from planner.training_plan.file import save_plan
+from planner.training_plan.migration import Move, moved
 from planner.training_plan.model import Routing, TrainingPlan
-from planner.training_plan.moving import Move, moved
 
 DEVICES, UNIT_S, BATCH, HELD = 8, 0.4, 60, 8
 STEPS, EVERY, SPEED = 40, 5, 4.0

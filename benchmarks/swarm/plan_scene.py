@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.swarm.queueing import Scene
-from planner.clock.links import Links
-from planner.clock.program import message_bytes
 from planner.problems.error import ProblemError
+from planner.simulator.program import message_bytes
+from planner.simulator.resources import Links
 from planner.swarm.routing import Router, begun_router, starting_estimates_s
+from planner.training_plan.initial_routes import beginnings
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.routing_parts import beginnings
 
 
 @dataclass(frozen=True)

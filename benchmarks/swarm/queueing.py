@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.swarm.transfers import Agenda, Transfers
-from planner.clock.links import Links
+from planner.simulator.resources import Links
 from planner.swarm.routing import EPSILON, SMOOTHING, Entry, NoPeer, Router
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ class Scene:
     Attributes
     ----------
     links
-        Of N devices (`planner.clock.links.Links`).
+        Of N devices (`planner.simulator.resources.Links`).
     stage
         Of every device, 0 to S - 1.
     forward_s, backward_s

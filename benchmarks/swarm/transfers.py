@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.clock.links import Links
+from planner.simulator.resources import Links
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""

@@ -22,9 +22,9 @@ from benchmarks.swarm.queueing import (
     simulate_queues,
 )
 from benchmarks.swarm.square_cube import BYTES_PER_S, FIGURE_3_S, STAGES, TABLE_1, TOKENS
-from planner.clock.links import Links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.simulator.resources import Links
 from planner.swarm.routing import Entry
 
 Floats = NDArray[np.float64]

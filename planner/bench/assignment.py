@@ -10,10 +10,10 @@ from planner.bench.assignment_instances import dtfm_case, jittered, skyplane
 from planner.bench.method import Kind, Method
 from planner.bench.problem import Family, Instance
 from planner.bench.world import world
-from planner.compose.rank_order import Outermost, ranks_grid, region_order
 from planner.genetic.solve import solve_assignment
 from planner.network.catalogue import intra_link, load_network
 from planner.network.network import Network
+from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.problems import AssignmentProblem
 from planner.search.stop import Effort
 from planner.workload.workload import Workload

@@ -12,7 +12,7 @@ from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
 from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.checker.result_bounds import bound_violations
-from planner.checker.step_clock import clock_times
+from planner.checker.step_simulation import clock_times
 from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan

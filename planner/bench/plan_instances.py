@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.compose.request import PlanRequest, Question
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.planning.request import PlanRequest, Question
 from planner.workload.workload import Workload
 
 MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}

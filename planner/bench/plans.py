@@ -10,15 +10,15 @@ from planner.bench.plan_instances import INSTANCES as BENCH
 from planner.bench.plan_instances import figures_of
 from planner.bench.problem import Family, Instance, PlanProblem
 from planner.bench.world import mixed_world
-from planner.compose.dtfm_rule import dtfm_rule
-from planner.compose.fixed_trials import MOST_EVENTS, FixedPlan
-from planner.compose.metis_rule import metis_rule
-from planner.compose.planning import plan
-from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
-from planner.compose.request import PlanRequest, Question
-from planner.compose.sailor_rule import sailor_rule
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster
+from planner.planning.baselines.dtfm import dtfm_rule
+from planner.planning.baselines.metis import metis_rule
+from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
+from planner.planning.baselines.sailor import sailor_rule
+from planner.planning.baselines.search import MOST_EVENTS, FixedPlan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import Effort
 from planner.training_plan.model import TrainingPlan

@@ -12,7 +12,7 @@ from planner.bench.problem import Family, Instance, PlanProblem
 from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
 from planner.problems.rebalancing import RebalancingProblem
-from planner.training_plan.compact import device_fields, devices_of, network_fields, network_of
+from planner.training_plan.encoding import device_fields, devices_of, network_fields, network_of
 from planner.training_plan.model import hash_of
 from planner.workload.workload import Workload
 

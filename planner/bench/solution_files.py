@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.bench.problem import Family
 from planner.checker.dispatch import check
-from planner.genetic.found import plan_of as assignment_of
+from planner.genetic.incumbent_stop import plan_of as assignment_of
 from planner.genetic.tables import tables_of
 from planner.lp.solve import plan_of as averaging_of
 from planner.problems import AssignmentProblem, AveragingProblem

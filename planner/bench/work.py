@@ -18,7 +18,7 @@ from planner.bench.problem_files import problem_hash
 from planner.bench.registry import FAMILIES, INSTANCES, METHODS
 from planner.bench.rows import Row
 from planner.bench.solution_files import AnswerError, answer_data, read_solution
-from planner.cli.time_left import TimeLeft
+from planner.cli.time_budget import TimeLeft
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import OutOfTime
 

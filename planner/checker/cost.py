@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.certificates import TOLERANCE, same
+from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.plan_network import averaged_bytes
 from planner.checker.violation import Violation
-from planner.checker.whole_bound import whole_step_bound_s
 from planner.network.prices import Prices
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
+from planner.checker.answer_types import answer_form, result_form
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import TOLERANCE, check_certificate, same
-from planner.checker.forms import answer_form, result_form
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations

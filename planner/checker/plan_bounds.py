@@ -9,13 +9,13 @@ import numpy as np
 
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.cost import cost_bound_usd
+from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.memory import stage_memory
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
 from planner.checker.plan_network import largest_message_bytes, mean_links, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
-from planner.checker.whole_bound import whole_step_bound_s
 from planner.problems import PathProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan

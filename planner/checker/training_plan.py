@@ -15,12 +15,12 @@ from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
 from planner.checker.plan_network import gradient_bytes
-from planner.checker.step_clock import clock_times, paths_clock_s
+from planner.checker.step_simulation import clock_times, paths_clock_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rules import contradictions
+from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FROM_FLOPS
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.cli.output import say
+from planner.cli.partial_output import Spare
 from planner.cli.progress import PROGRESS
-from planner.cli.spare import Spare
-from planner.cli.time_left import TimeLeft
+from planner.cli.time_budget import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices

@@ -55,11 +55,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rate, bound, strategy and a line a peer."""
-    from planner.compose.peers_plan import peers_plan
-    from planner.lp.literal import literal_model
     from planner.lp.model_file import labels
+    from planner.lp.paper_model import literal_model
     from planner.lp.solve import solve_averaging
     from planner.lp.strategy import recognise
+    from planner.planning.peers_plan import peers_plan
     from planner.problems.peers_file import load_peers
 
     require_outputs(

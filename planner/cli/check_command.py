@@ -6,10 +6,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from planner.checker.bound_basis import standings
 from planner.checker.dispatch import check
-from planner.checker.standing import standings
-from planner.cli.clock_report import priced_alone_lines
 from planner.cli.output import INVALID_PLAN, all_wrapped, show
+from planner.cli.simulation_report import priced_alone_lines
 from planner.training_plan.file import load_plan
 
 ABOUT = "verify a plan file independently of the solvers"

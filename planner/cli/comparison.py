@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-from planner.compose.baseline_plans import BaselinePlans
-from planner.compose.fixed_trials import FixedPlan, Tally
-from planner.compose.request import Objective, Question
+from planner.planning.baselines.plans import BaselinePlans
+from planner.planning.baselines.search import FixedPlan, Tally
+from planner.planning.request import Objective, Question
 
 
 def compared(question: Question, known: BaselinePlans, data: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner.clock.simulator import simulate_cycle
 from planner.problems import PathProblem, ProblemError
 from planner.problems.waves import count_waves
+from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.model import TrainingPlan
 
 

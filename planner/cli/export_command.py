@@ -15,7 +15,7 @@ from planner.exports.launch import ELASTIC
 from planner.exports.options import load_hosts
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.without import require_elastic
+from planner.training_plan.remove_devices import require_elastic
 from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = "write a plan in another tool's terms"

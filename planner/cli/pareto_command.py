@@ -25,8 +25,8 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.output import BAD_INPUT, save, show
-from planner.compose.front import NOBODY, WORTH, Front, FrontPoint, pareto
-from planner.compose.request import Within
+from planner.planning.pareto_front import NOBODY, WORTH, Front, FrontPoint, pareto
+from planner.planning.request import Within
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec

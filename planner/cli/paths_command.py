@@ -29,7 +29,7 @@ from planner.cli.output import (
     save,
     show,
 )
-from planner.cli.spare import Spare, part_of
+from planner.cli.partial_output import Spare, part_of
 from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan

@@ -33,12 +33,12 @@ from planner.cli.arguments import (
 )
 from planner.cli.comparison import compared
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, save, show
+from planner.cli.partial_output import Spare, part_of
 from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
-from planner.cli.spare import Spare, part_of
-from planner.cli.time_left import TimeLeft
-from planner.clock.timeline import Timeline
-from planner.compose.request import (
+from planner.cli.time_budget import TimeLeft
+from planner.network.devices_file import describes_all
+from planner.planning.request import (
     EVEN,
     Objective,
     Order,
@@ -48,12 +48,12 @@ from planner.compose.request import (
     Wiring,
     Within,
 )
-from planner.network.devices_file import describes_all
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
+from planner.simulator.timeline import Timeline
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
 from planner.training_plan.model import FORMAT, Routing, TrainingPlan
@@ -376,8 +376,8 @@ def _beside(out: Path) -> tuple[Path, Path]:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and write, then what may be slow: check, comparisons, pictures."""
-    from planner.clock.simulator import predicted_timeline
-    from planner.compose.planning import plan
+    from planner.planning.solve import plan
+    from planner.simulator.simulator import predicted_timeline
     from planner.training_plan.file import plan_text, save_plan
 
     stop_of(args)  # what is wrong with it is said before anything else
@@ -531,8 +531,8 @@ def _page(made: TrainingPlan, path: Path, written: list[str]) -> None:
 def _random(
     question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
 ) -> None:
-    from planner.compose.baselines import random_placements
-    from planner.compose.shape import Shape
+    from planner.planning.baselines.random_placements import random_placements
+    from planner.planning.shape import Shape
 
     groups, schedule = made.assignment.groups, made.schedules[0]
     shape = Shape(
@@ -549,7 +549,7 @@ def _random(
 
 def _bound_long_run(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> None:
     """What no plan beats over many steps; rounds of small groups are not bounded."""
-    from planner.compose.whole_bound import plans_long_run_s
+    from planner.planning.joint_bound import plans_long_run_s
 
     seconds = plans_long_run_s(asked, made)
     if seconds is None:

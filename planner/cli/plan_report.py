@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from planner.cli.clock_report import learning_notes, sync_data, timeline_data
 from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
-from planner.clock.links import unstated_sites
-from planner.clock.timeline import Timeline
-from planner.compose.degrees import Candidate
-from planner.compose.request import Question
+from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
+from planner.planning.parallelism_candidates import Candidate
+from planner.planning.request import Question
 from planner.report.figures import digits, headline, least, memory, seconds
+from planner.simulator.resources import unstated_sites
+from planner.simulator.timeline import Timeline
 from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan

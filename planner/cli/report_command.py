@@ -9,7 +9,7 @@ from pathlib import Path
 from planner.checker.dispatch import check
 from planner.cli.output import INVALID_PLAN, show
 from planner.cli.progress import PROGRESS
-from planner.report.executed import load_run
+from planner.report.executed_steps import load_run
 from planner.report.page import GENERATOR, report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import load_plan

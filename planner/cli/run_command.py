@@ -16,7 +16,6 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
-from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import (
@@ -30,12 +29,13 @@ from planner.executor.options import (
 )
 from planner.executor.work import summary
 from planner.report.figures import samples
-from planner.swarm.deciding import Decision, Rule
+from planner.simulator.host_prediction import as_executed, predict, require_memory
+from planner.swarm.rebalance_policy import Decision, Rule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
+from planner.training_plan.migration import Move
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move
-from planner.training_plan.without import require_elastic
+from planner.training_plan.remove_devices import require_elastic
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.calibration import FORMAT, Calibration

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.arguments import count
-from planner.cli.clock_report import cost_lines, timeline_lines
 from planner.cli.output import all_wrapped, show
-from planner.clock.simulator import LinkModel, simulate_cycle
-from planner.compose.money import with_cost
-from planner.compose.request import PlanRequest
+from planner.cli.simulation_report import cost_lines, timeline_lines
 from planner.network.catalogue import load_network
+from planner.planning.cost import with_cost
+from planner.planning.request import PlanRequest
+from planner.simulator.simulator import LinkModel, simulate_cycle
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
 from planner.utils.atomic_write import MADE

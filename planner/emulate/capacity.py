@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.emulate.fair import fair_rates
+from planner.emulate.fair_rates import fair_rates
 from planner.emulate.links import Links
 from planner.emulate.namespaces import EmulationError
 from planner.training_plan.choices import Wiring

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-from planner.clock.timeline import Timeline
-from planner.emulate.executed import Operation, Parts, Step, warm
-from planner.emulate.predicted import Prediction
+from planner.emulate.execution import Operation, Parts, Step, warm
+from planner.emulate.prediction import Prediction
+from planner.simulator.timeline import Timeline
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 

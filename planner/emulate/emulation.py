@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.clock.local_machine import as_executed, require_memory
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, need_of
 from planner.emulate.comparison import Comparison, compare
-from planner.emulate.executed import Step, parts_of, planned_steps, steps_of, warm
+from planner.emulate.execution import Step, parts_of, planned_steps, steps_of, warm
 from planner.emulate.links import links_of
 from planner.emulate.network import Carried, emulated
-from planner.emulate.predicted import Prediction, predict, predict_here
+from planner.emulate.prediction import Prediction, predict, predict_here
 from planner.emulate.processors import Processors
 from planner.emulate.ranks import Asked, run_ranks
+from planner.simulator.host_prediction import as_executed, require_memory
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.emulate.fair import fair_rates
+from planner.emulate.fair_rates import fair_rates
 from planner.emulate.links import SIDES, Links
 
 Floats = NDArray[np.float64]

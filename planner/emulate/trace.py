@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planner.clock.timeline import NAMES
 from planner.emulate.emulation import Emulation
+from planner.simulator.timeline import NAMES
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import MADE, write_text
 

@@ -12,7 +12,6 @@ import json
 import os
 from pathlib import Path
 
-from planner.clock.timeline import from_records
 from planner.executor.arguments import (
     arguments,
     require_files,
@@ -35,9 +34,10 @@ from planner.executor.records import StepRecord
 from planner.executor.report import device_reports
 from planner.executor.watch import Watch
 from planner.executor.worker import Worker
+from planner.simulator.timeline import from_records
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.without import require_elastic
+from planner.training_plan.remove_devices import require_elastic
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """In the environment of ranks that torchrun has started."""

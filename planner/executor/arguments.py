@@ -14,7 +14,7 @@ from planner.executor.options import ALONE, EVERY, FILES, NUMBERS, add_device, a
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
-from planner.swarm.deciding import Rule
+from planner.swarm.rebalance_policy import Rule
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.utils.argument_parser import LineParser

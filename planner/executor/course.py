@@ -15,7 +15,7 @@ from planner.executor.prepared import Prepared
 from planner.executor.rebalancing import Rebalancing
 from planner.executor.records import RouteLog, StepRecord, write_records
 from planner.executor.worker import Worker
-from planner.swarm.deciding import Decision, Rule
+from planner.swarm.rebalance_policy import Decision, Rule
 from planner.training_plan.model import TrainingPlan
 
 

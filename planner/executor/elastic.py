@@ -36,7 +36,7 @@ from planner.executor.roll import CAUSE_S, NEW, Generation, LostError, Roll
 from planner.executor.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
-from planner.training_plan.without import without
+from planner.training_plan.remove_devices import without
 
 LOOK_S = 0.05
 

@@ -25,8 +25,8 @@ from planner.executor.weights import load_weights
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rules import contradictions
 from planner.training_plan.schedule import Schedule
+from planner.training_plan.validation import contradictions
 from planner.workload.layers import Architecture
 
 

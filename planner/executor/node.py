@@ -29,7 +29,7 @@ from planner.executor.process import allow_descriptors, leave
 from planner.executor.store import SERVED, PortTakenError, StoreAddress, served
 from planner.executor.store_view import LOOK_S, StoreView
 from planner.training_plan.file import load_plan
-from planner.training_plan.without import require_elastic
+from planner.training_plan.remove_devices import require_elastic
 from planner.utils.argument_parser import LineParser
 
 WHO = "planner.executor.node"

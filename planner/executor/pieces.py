@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.training_plan.error import PlanError
+from planner.training_plan.migration import Move, moved
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move, moved
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
     plan
         With which it begins.
     moves
-        As `planner.training_plan.moving.Move.of` reads them, in any order.
+        As `planner.training_plan.migration.Move.of` reads them, in any order.
     steps
         How many are done at the end.
 

@@ -14,7 +14,7 @@ from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
 from planner.executor.roll import Generation
 from planner.executor.work import Work, summary
-from planner.swarm.deciding import Decision
+from planner.swarm.rebalance_policy import Decision
 from planner.training_plan.model import TrainingPlan
 
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from planner.executor.pieces import Piece
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.swarm.deciding import Decision, Rule, decide
+from planner.swarm.rebalance_policy import Decision, Rule, decide
 from planner.training_plan.error import PlanError
+from planner.training_plan.migration import Move, moved, require_agreed, require_routed
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move, moved, require_agreed, require_routed
 
 
 class Rebalancing:

@@ -31,8 +31,8 @@ from planner.executor.trainer import Trainer
 from planner.executor.transport import Outbox
 from planner.swarm.routing import Router, begun_router
 from planner.training_plan.choices import Head, Told
+from planner.training_plan.initial_routes import beginnings
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.routing_parts import beginnings
 
 LEAST_S = 1e-6
 """Of a response time: routers divide by it."""

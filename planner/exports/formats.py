@@ -10,16 +10,16 @@ from typing import Any
 from planner.exports.error import ExportError
 from planner.exports.graph import node_link
 from planner.exports.launch import node_lines, slurm_script, torchrun_lines
+from planner.exports.linear_programs import averaging_programme, flow_programme
 from planner.exports.megatron import megatron_script
 from planner.exports.nemo import nemo_script
 from planner.exports.options import ExportOptions
-from planner.exports.programmes import averaging_programme, flow_programme
 from planner.exports.ranks import host_file, rank_map
 from planner.exports.torch_pipelining import pipelining_csv
 from planner.exports.torchtitan import torchft_script, torchtitan_script
 from planner.exports.trace import chrome_trace
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rules import contradictions
+from planner.training_plan.validation import contradictions
 from planner.utils.atomic_write import write_text
 from planner.utils.validate import of_kind, short
 

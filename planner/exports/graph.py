@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.clock.simulator import simulate_cycle
 from planner.exports.options import ExportOptions
+from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.model import TrainingPlan
 
 

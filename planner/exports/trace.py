@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.clock.simulator import simulate
 from planner.exports.error import ExportError
 from planner.exports.options import ExportOptions
+from planner.simulator.simulator import simulate
 from planner.training_plan.model import TrainingPlan
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.clock.simulator import predict
 from planner.exports.error import ExportError
 from planner.exports.options import ExportOptions, require_host
 from planner.exports.ranks import nodes_of
 from planner.exports.straight import Pipelines, first_schedule, require_trainable
 from planner.network.dtype import Dtype
+from planner.simulator.simulator import predict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.costs import split_costs

@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.genetic.arrangement import cost_of, exchange_cost
 from planner.genetic.bounds import Forest, star_bound
-from planner.genetic.keeping import can_keep
+from planner.genetic.chain_decision import can_keep
 from planner.genetic.kept_sets import KeptSets, Key, Mask
 from planner.genetic.tables import Tables
 from planner.search.arrays import Ints

@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.genetic.bounds import STAR_AND_FOREST, quick_bound
 from planner.genetic.evolution import Evolution, EvolutionParams
-from planner.genetic.found import AssignmentIncumbent, plan_of
 from planner.genetic.greedy import region_greedy
+from planner.genetic.incumbent_stop import AssignmentIncumbent, plan_of
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search, SearchParams
 from planner.genetic.tables import Tables, tables_of

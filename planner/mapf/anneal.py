@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.mapf.device_exchange import Setting, empty_role, exchange_devices, exchange_partner
 from planner.mapf.dispatch import LATE, Numbers, State, fill_tail
-from planner.mapf.follow import timed
+from planner.mapf.fixed_order import timed
 from planner.mapf.moves import (
     Rules,
     Use,

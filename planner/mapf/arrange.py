@@ -16,7 +16,6 @@ import numpy as np
 
 from planner.mapf.arranged_bounds import arranged_bound
 from planner.mapf.arrays import PathArrays
-from planner.mapf.compile import compile_kernels
 from planner.mapf.device_exchange import DeviceNumbers
 from planner.mapf.dispatch import plan_of
 from planner.mapf.exact import Exact
@@ -24,6 +23,7 @@ from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.solve import improve, inner_run, steps_per_effort
 from planner.mapf.stage_spans import Averaging, span_of
+from planner.mapf.warm_up import compile_kernels
 from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind

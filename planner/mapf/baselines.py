@@ -7,7 +7,7 @@ from scipy.optimize import linear_sum_assignment
 
 from planner.mapf.arrays import PathArrays
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.follow import scheduled
+from planner.mapf.fixed_order import scheduled
 from planner.problems import PathProblem, ProblemError
 from planner.search.arrays import Floats, Ints
 

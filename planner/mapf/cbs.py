@@ -19,7 +19,7 @@ import numpy as np
 from planner.mapf import conflict_search
 from planner.mapf.arrays import PathArrays
 from planner.mapf.conflict_search import Branch, ConflictSearch, Objective, Options
-from planner.mapf.follow import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden, Stay, conflicts
 from planner.mapf.moves import count_swaps

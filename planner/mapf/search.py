@@ -26,7 +26,7 @@ from planner.mapf.device_exchange import (
     put_device,
 )
 from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
-from planner.mapf.follow import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import Rules, Use
 from planner.mapf.stage_spans import Averaging

@@ -18,12 +18,12 @@ from planner.mapf.baselines import (
 )
 from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import PathSearch
-from planner.mapf.compile import compile_kernels
 from planner.mapf.exact import Exact
-from planner.mapf.follow import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import count_swaps, in_order
 from planner.mapf.search import Search, SearchParams, first_plans
+from planner.mapf.warm_up import compile_kernels
 from planner.mapf.waves import even, in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan

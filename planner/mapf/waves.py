@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import PULL
-from planner.mapf.follow import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.problems import PathProblem
 from planner.search.arrays import Floats, Ints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from planner.clock.timeline import Op, Timeline, Transfer
+from planner.simulator.timeline import Op, Timeline, Transfer
 
 TOLERANCE = 1e-9
 """Of the makespan: as near are an end and the begin that waited for it."""

@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.clock.timeline import LinkLoad, Timeline
+from planner.simulator.timeline import LinkLoad, Timeline
 from planner.training_plan.model import TrainingPlan
 
 Floats = NDArray[np.float64]

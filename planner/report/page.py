@@ -8,18 +8,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from planner.checker.standing import standings
-from planner.clock.links import assumed_limits, unstated_sites
-from planner.clock.simulator import predicted_timeline
-from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
+from planner.checker.bound_basis import standings
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
-from planner.report.executed import Executed
+from planner.report.executed_steps import Executed
 from planner.report.figures import Memory, digits, headline, least, memory, parameters, utilization
 from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
+from planner.simulator.resources import assumed_limits, unstated_sites
+from planner.simulator.simulator import predicted_timeline
+from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rules import contradictions
+from planner.training_plan.validation import contradictions
 from planner.utils.html import table
 from planner.utils.text import compact, some
 

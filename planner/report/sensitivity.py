@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.clock.simulator import predicted_timeline, step_s
-from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster, Devices, device_limits
+from planner.simulator.simulator import predicted_timeline, step_s
+from planner.simulator.timeline import Timeline
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.without import without
+from planner.training_plan.remove_devices import without
 
 SLOWER = 0.7
 """Rate that is left."""

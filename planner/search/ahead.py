@@ -25,11 +25,11 @@ from planner.search.compiled import ENTRIES, EXTENSIONS, PACKAGE, RECORD, digest
 
 MODULES = (
     "planner.search.rng",
-    "planner.clock.event_queue",
-    "planner.clock.kernel",
-    "planner.compose.layout_kernel",
-    "planner.compose.flow_paths",
-    "planner.checker.clock_loop",
+    "planner.simulator.event_queue",
+    "planner.simulator.kernel",
+    "planner.planning.layout_kernel",
+    "planner.planning.flow_paths",
+    "planner.checker.event_loop",
     "planner.matching.bottleneck",
     "planner.matching.path_tsp",
     "planner.genetic.arrangement",
@@ -39,7 +39,7 @@ MODULES = (
     "planner.mapf.moves",
     "planner.mapf.stage_spans",
     "planner.mapf.device_exchange",
-    "planner.mapf.follow",
+    "planner.mapf.fixed_order",
     "planner.mapf.anneal",
     "planner.mapf.router",
 )

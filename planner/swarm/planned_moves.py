@@ -203,7 +203,7 @@ class PlannedMoves:
     def _best(self, stages: Stages) -> tuple[Ints, Ints]:
         """By the integer programme."""
         # with HiGHS, which the policy of one peer at a time does without
-        from planner.swarm.move_programme import programme_moves
+        from planner.swarm.move_milp import programme_moves
 
         cost, most = self._cost(1), self._most(stages)
         return programme_moves(

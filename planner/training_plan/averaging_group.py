@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.training_plan import plain
+from planner.training_plan import coercion as plain
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
 from planner.utils.text import some

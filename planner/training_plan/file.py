@@ -1,8 +1,8 @@
 """The plan file: read, validated and written.
 
 Its structure is stated by ``plan.schema.json`` (checked by `planner.training_plan.schema`), the
-rules between fields by `planner.training_plan.rules`. What a plan costs and whether its bounds hold
-is the checker's business.
+rules between fields by `planner.training_plan.validation`. What a plan costs and whether its bounds
+hold is the checker's business.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
-from planner.training_plan import schema, version1
+from planner.training_plan import schema
+from planner.training_plan import upgrade as version1
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import WHOLE, AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase, Wiring
-from planner.training_plan.compact import devices_of, network_of
 from planner.training_plan.cost import Cost
+from planner.training_plan.encoding import devices_of, network_of
 from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import (
     FORMAT,
@@ -31,9 +32,9 @@ from planner.training_plan.model import (
     hash_of,
     json_text,
 )
-from planner.training_plan.rules import contradictions
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.training_plan.validation import contradictions
 from planner.utils.atomic_write import write_text
 from planner.utils.input_files import read_json
 from planner.utils.validate import of_kind

@@ -14,18 +14,18 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
-from planner.training_plan import plain
+from planner.training_plan import coercion as plain
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging, within
 from planner.training_plan.choices import Codec, Told, Wiring
-from planner.training_plan.compact import (
+from planner.training_plan.cost import Cost
+from planner.training_plan.encoding import (
     device_fields,
     gpu_fields,
     network_fields,
 )
-from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError
-from planner.training_plan.notebook import plan_html
+from planner.training_plan.html_repr import plan_html
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import Sync
 from planner.utils.text import listed, some, stage_words

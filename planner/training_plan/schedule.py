@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.training_plan import plain
+from planner.training_plan import coercion as plain
 from planner.training_plan.choices import Head
-from planner.training_plan.compact import order_of, order_text, paths_of, route_fields
+from planner.training_plan.encoding import order_of, order_text, paths_of, route_fields
 from planner.training_plan.error import PlanError
 from planner.utils.text import some
 from planner.utils.validate import choice, of_kind, several

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.training_plan import plain
+from planner.training_plan import coercion as plain
 from planner.training_plan.choices import OuterStep
 from planner.training_plan.error import PlanError
 from planner.utils.validate import choice, count, of_kind, real

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.swarm.queueing import Scene
-from planner.clock.links import Links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.simulator.resources import Links
 
 
 def even_links(n: int, latency_s: float, bytes_per_s: float) -> Links:

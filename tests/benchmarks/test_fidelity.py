@@ -3,8 +3,8 @@
 from benchmarks.fidelity.cases import CASES, SETTINGS
 from benchmarks.fidelity.random_cases import KEPT, LEAST, LONGEST_S, MOST, RandomCase
 from planner import check
-from planner.clock.simulator import simulate_cycle
-from planner.emulate.executed import planned_steps
+from planner.emulate.execution import planned_steps
+from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.choices import Wiring
 
 

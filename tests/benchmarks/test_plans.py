@@ -13,8 +13,8 @@ import planner as pl
 from benchmarks import plans
 from benchmarks.plans import NAMES, Baseline, Row, main, report, summary
 from planner.bench.plan_instances import INSTANCES, Instance
-from planner.compose.rank_order import ranks_by_region
-from planner.compose.request import PlanRequest
+from planner.planning.baselines.rank_order import ranks_by_region
+from planner.planning.request import PlanRequest
 from planner.search.interrupts import INTERRUPTS
 
 ROW = Row(

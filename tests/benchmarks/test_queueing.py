@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.swarm.queueing import Change, FixedPath, Log, Scene, routers, simulate_queues
 from benchmarks.swarm.transfers import Agenda, Transfers
-from planner.clock.links import Links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.simulator.resources import Links
 from planner.swarm.routing import Entry, NoPeer, Router, starting_estimates_s
 from tests.benchmarks.scenes import even_links, scene
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import planner as pl
-import planner.compose.planning as planning
-from planner.checker.standing import standings
+import planner.planning.solve as planning
+from planner.checker.bound_basis import standings
 from planner.checker.step_bound import straight_step_bound_s
-from planner.compose.bounds import StepBound
+from planner.planning.bounds import StepBound
 from planner.search.certificate import relative_gap
 from planner.search.incumbent import WrongBoundError
 from planner.training_plan.file import from_dict

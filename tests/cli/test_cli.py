@@ -14,9 +14,9 @@ import pytest
 from planner.checker.dispatch import check
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
-from planner.compose.baseline_plans import BaselinePlans
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
+from planner.planning.baselines.plans import BaselinePlans
 from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
 from planner.report.figures import seconds
@@ -231,7 +231,7 @@ def test_run_refuses_what_memory_cannot_hold(
     """With both numbers, before anything starts."""
     path = tmp_path / "plan.json"
     assert main([*PLAN, "--no-pictures", "--out", str(path)]) == 0
-    monkeypatch.setattr("planner.clock.local_machine.available_bytes", lambda: 1e9)
+    monkeypatch.setattr("planner.simulator.host_prediction.available_bytes", lambda: 1e9)
     assert main(["run", str(path)]) == 2
     error = capsys.readouterr().err
     assert "8 processes need about" in error and "1.0 GB available" in error
@@ -334,7 +334,7 @@ def test_interrupt_after_saving_says_what_is_there(
     def interrupted(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("planner.clock.timeline.Timeline.gantt", interrupted)
+    monkeypatch.setattr("planner.simulator.timeline.Timeline.gantt", interrupted)
     path = tmp_path / "plan.json"
     assert main([*PLAN, "--out", str(path)]) == 130
     out = unwrapped(capsys.readouterr().out)
@@ -632,7 +632,7 @@ def test_baselines_are_those_that_the_search_started_from(
         return rule(*args)
 
     monkeypatch.setattr(BaselinePlans, "of", counted)
-    monkeypatch.setattr("planner.compose.rank_order.ranks_by_region", None)
+    monkeypatch.setattr("planner.planning.baselines.rank_order.ranks_by_region", None)
     assert main([*command, "--json", "--out", str(out)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert calls == 1

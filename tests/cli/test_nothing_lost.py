@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from planner.checker.dispatch import check
-from planner.cli import spare
+from planner.cli import partial_output as spare
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
-from planner.compose.layout_search import LayoutSearch
-from planner.compose.whole import _Search
+from planner.planning.joint_search import _Search
+from planner.planning.layout_search import LayoutSearch
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, StopRun
 from planner.training_plan import file as plan_files

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from planner.checker.violation import Violation
-from planner.cli import time_left
+from planner.cli import time_budget as time_left
 from planner.cli.main import main
 from planner.cli.output import BAD_INPUT
-from planner.cli.time_left import TimeLeft
+from planner.cli.time_budget import TimeLeft
 from planner.search.stop import OutOfTime
 
 PLAN = [
@@ -57,7 +57,7 @@ def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("planner.checker.dispatch.check", "not checked (planner check {path}): no time left"),
         ("planner.cli.plan_command._random", "not compared with random ones: no time left"),
-        ("planner.clock.timeline.Timeline.gantt", "not drawn: no time left"),
+        ("planner.simulator.timeline.Timeline.gantt", "not drawn: no time left"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.emulate.comparison import compare
-from planner.emulate.executed import (
+from planner.emulate.execution import (
     Message,
     Operation,
     Parts,
@@ -18,7 +18,7 @@ from planner.emulate.executed import (
     steps_of,
 )
 from planner.emulate.namespaces import EmulationError
-from planner.emulate.predicted import predict
+from planner.emulate.prediction import predict
 from planner.emulate.ranks import _require_success
 from tests.conftest import make_plan
 

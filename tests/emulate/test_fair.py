@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.emulate.fair import fair_rates
+from planner.emulate.fair_rates import fair_rates
 from planner.emulate.links import Links, links_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network

@@ -16,7 +16,7 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.without import without
+from planner.training_plan.remove_devices import without
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 

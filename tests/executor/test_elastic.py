@@ -22,8 +22,8 @@ import pytest
 
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.remove_devices import without
 from planner.training_plan.sync import OuterOptimizer, Sync
-from planner.training_plan.without import without
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started
 from tests.executor.faults import hurt as hurt_words

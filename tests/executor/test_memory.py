@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import PlanRequest, Question
+from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family

@@ -15,10 +15,10 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
+from planner.training_plan.migration import Move, moved
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move, moved
-from planner.training_plan.rules import contradictions
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.training_plan.validation import contradictions
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 

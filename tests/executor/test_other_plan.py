@@ -11,8 +11,8 @@ import pytest
 
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.remove_devices import without
 from planner.training_plan.sync import OuterOptimizer, Sync
-from planner.training_plan.without import without
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import make_plan

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.clock.links import Links
-from planner.clock.rounds import round_s as clock_round_s
 from planner.executor.pace import (
     against_plan_s,
     ends_s,
@@ -19,6 +17,8 @@ from planner.executor.pace import (
 )
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.simulator.averaging_rounds import round_s as clock_round_s
+from planner.simulator.resources import Links
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.compose.request import PlanRequest, Question
+from planner.planning.request import PlanRequest, Question
 from planner.training_plan.error import PlanError
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload

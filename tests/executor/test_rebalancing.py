@@ -11,8 +11,8 @@ import pytest
 from planner.network.cluster import Cluster, Devices
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
+from planner.training_plan.migration import Move, moved
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move, moved
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.forks import run_plan

@@ -11,8 +11,8 @@ import pytest
 
 from planner.swarm.routing import NoPeer
 from planner.training_plan.choices import Told
+from planner.training_plan.initial_routes import beginnings
 from planner.training_plan.model import Routing, TrainingPlan
-from planner.training_plan.routing_parts import beginnings
 from tests.conftest import make_plan, tiny_workload
 from tests.training_plan.test_training_plan import with_paths
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.clock.simulator import predict
+from planner.simulator.simulator import predict
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remade import ordered
+from planner.training_plan.rebuild import ordered
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.forks import run_ranks
 
@@ -241,8 +241,8 @@ def test_recomputation_changes_no_bit(some: tuple[bool, ...], tmp_path: Path) ->
 
 def skipping_and_swapping_plan() -> TrainingPlan:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
-    from planner.clock.links import Links
-    from planner.compose.straight import eagerly_ordered
+    from planner.planning.straight import eagerly_ordered
+    from planner.simulator.resources import Links
     from planner.training_plan.choices import Head
     from planner.training_plan.schedule import Schedule
 
@@ -313,7 +313,7 @@ def test_skipping_and_full_iterations_take_turns(
 
 def test_a_flow_through_unequal_stages_trains_as_one_process(tmp_path: Path) -> None:
     """One device feeds two, two feed one; the stage between recomputes."""
-    from tests.compose.test_whole import flow_plan
+    from tests.planning.test_whole import flow_plan
 
     plan = flow_plan([[1, 0, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 3, 4])
     assert len(set(plan.schedules[0].paths)) == 2 and plan.recompute[1]

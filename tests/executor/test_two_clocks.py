@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compose.flow_plan import Prepared
-from planner.compose.layout import Layout
-from planner.compose.places import Places
-from planner.compose.request import PlanRequest, Question
 from planner.network.cluster import Cluster, Devices
+from planner.planning.device_classes import Places
+from planner.planning.flow_plan import Prepared
+from planner.planning.layout import Layout
+from planner.planning.request import PlanRequest, Question
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.remove_devices import without
 from planner.training_plan.sync import OuterOptimizer, Sync
-from planner.training_plan.without import without
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.executor.forks import losses_by_step
 from tests.executor.test_local_steps import apart, require_equal

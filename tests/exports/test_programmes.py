@@ -13,12 +13,12 @@ from scipy.optimize._highspy import _core as highs
 
 import planner as pl
 from planner.cli.main import main
-from planner.compose.programmes import averaging_of_stage, flow_of_plan
 from planner.exports.error import ExportError
 from planner.lp.flow import solve_flow
-from planner.lp.literal import literal_model
 from planner.lp.lp5 import solve_relaxed
 from planner.lp.model_file import labels
+from planner.lp.paper_model import literal_model
+from planner.planning.linear_programs import averaging_of_stage, flow_of_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
 from tests.conftest import make_plan, regional_network, tiny_workload

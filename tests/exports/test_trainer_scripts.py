@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.clock.simulator import predict
 from planner.exports.error import ExportError
 from planner.exports.formats import export_plan
 from planner.exports.options import ExportOptions
 from planner.exports.trainer_plan import TrainerPlan
 from planner.network.cluster import Cluster, Devices
+from planner.simulator.simulator import predict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, random_network, tiny_workload

@@ -18,10 +18,10 @@ from torch.distributed.pipelining.schedules import (
     _simulate_comms_compute,
 )
 
-from planner.clock.simulator import simulate
 from planner.exports.error import ExportError
 from planner.exports.formats import FORMATS, export_plan
 from planner.network.cluster import Cluster, Devices
+from planner.simulator.simulator import simulate
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan

@@ -14,9 +14,9 @@ from planner.checker.dispatch import check
 from planner.genetic import auto, chain, solve, solve_assignment
 from planner.genetic.bounds import forest_bound, quick_bound, star_bound
 from planner.genetic.chain import ChainBound, ChainParams
+from planner.genetic.chain_decision import can_keep
 from planner.genetic.classes import ClassCosts, ClassOutcome, counts_of, expand, interchangeable
 from planner.genetic.classes import solve_classes as real_solve_classes
-from planner.genetic.keeping import can_keep
 from planner.genetic.kept_sets import KeptSets
 from planner.genetic.tables import groups_of, tables_of
 from planner.matching import open_path

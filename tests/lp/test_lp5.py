@@ -15,9 +15,9 @@ import planner.lp.lp5 as forms
 import planner.lp.lp5_sums as sums
 from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
-from planner.lp.literal import literal_model
 from planner.lp.lp5 import lp_bound, solve_relaxed
 from planner.lp.lp5_rows import RelaxedSolution, Scaled, big_m
+from planner.lp.paper_model import literal_model
 from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
 from planner.lp.transport import transport

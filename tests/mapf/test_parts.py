@@ -14,7 +14,7 @@ from planner.mapf.chains import all_paths, chain_s, count_paths
 from planner.mapf.collision_free_bound import collision_free_bound_s
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import plan_of
-from planner.mapf.follow import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.moves import in_order
 from planner.mapf.solve import solve_paths
 from planner.mapf.start_turnover import earliest_begins_s

@@ -20,7 +20,7 @@ from planner.mapf.chains import all_paths
 from planner.mapf.conflict_search import ConflictSearch, Objective, Options
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import Numbers, State, plan_of
-from planner.mapf.follow import FOLLOW, scheduled, timed
+from planner.mapf.fixed_order import FOLLOW, scheduled, timed
 from planner.mapf.intervals import Forbidden
 from planner.mapf.link_bounds import link_bounds
 from planner.mapf.router import Router, link_place

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.clock.bars_svg import LABEL, WIDTH, bars_svg
-from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
 from planner.network.html_repr import MOST_REGIONS
 from planner.problems.answers import PathOp
+from planner.simulator.bars_svg import LABEL, WIDTH, bars_svg
+from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
 from planner.utils.text import quantity, some, span, stage_words
 from tests.conftest import make_plan, random_network, regional_network
 from tests.report.test_report import EVIL, Reader, evil_plan

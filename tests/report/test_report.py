@@ -13,17 +13,17 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
-from planner.clock.simulator import predicted_timeline, simulate, step_s
 from planner.report.critical import critical_path
 from planner.report.figures import memory, mfu, utilization
 from planner.report.page import report_html
 from planner.report.sensitivity import SLOWER, sensitivity
+from planner.simulator.simulator import predicted_timeline, simulate, step_s
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.without import without
-from tests.clock.test_simulator import two_pipelines
+from planner.training_plan.remove_devices import without
 from tests.conftest import make_plan, random_network, tiny_workload
+from tests.simulator.test_simulator import two_pipelines
 
 VOID = {"meta", "link", "br"}
 EVIL = "</script><b>&東京"

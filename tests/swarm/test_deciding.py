@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.swarm.deciding import HYSTERESIS, Rule, decide, stages_of
 from planner.swarm.planned_moves import PlannedMoves
+from planner.swarm.rebalance_policy import HYSTERESIS, Rule, decide, stages_of
 from planner.swarm.rebalancing import Move, Stages
+from planner.training_plan.migration import Move as SentTo
+from planner.training_plan.migration import moved
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move as SentTo
-from planner.training_plan.moving import moved
 from tests.conftest import make_plan, tiny_workload
 
 

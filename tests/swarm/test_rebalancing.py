@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.swarm.move_programme import programme_moves
+from planner.swarm.move_milp import programme_moves
 from planner.swarm.planned_moves import MUCH, PlannedMoves, _reached
 from planner.swarm.rebalancing import (
     Ints,

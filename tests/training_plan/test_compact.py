@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.network.alike import alike_devices
-from planner.training_plan.compact import (
+from planner.training_plan.encoding import (
     device_fields,
     devices_of,
     network_fields,

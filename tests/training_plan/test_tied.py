@@ -8,13 +8,13 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
-from planner.clock.simulator import predict
-from planner.compose.programmes import averaging_of_stage
+from planner.planning.linear_programs import averaging_of_stage
+from planner.simulator.simulator import predict
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rules import contradictions
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.training_plan.validation import contradictions
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]

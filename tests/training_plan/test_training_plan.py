@@ -20,9 +20,9 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import Routing, TrainingPlan
-from planner.training_plan.rules import contradictions
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.training_plan.validation import contradictions
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]
@@ -342,8 +342,8 @@ def test_plans_are_values() -> None:
 
 def test_every_schedule_must_run_and_keep_the_head() -> None:
     """A second schedule that deadlocks, or puts the head elsewhere, is refused too."""
-    from planner.training_plan.rules import contradictions
     from planner.training_plan.schedule import Schedule
+    from planner.training_plan.validation import contradictions
 
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), schedule="1f1b")
     good = plan.schedules[0]

@@ -12,7 +12,7 @@ import planner as pl
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import hash_of
-from planner.training_plan.version1 import HASHED
+from planner.training_plan.upgrade import HASHED
 
 OLD = Path(__file__).parents[1] / "data" / "plan_schema1.json"
 

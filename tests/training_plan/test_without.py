@@ -15,11 +15,11 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remade import ordered
-from planner.training_plan.rules import contradictions
+from planner.training_plan.rebuild import ordered
+from planner.training_plan.remove_devices import require_elastic, without
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
-from planner.training_plan.without import require_elastic, without
+from planner.training_plan.validation import contradictions
 from tests.conftest import levels, make_plan, tiny_workload
 
 GRID = [[0, 1, 2], [3, 4, 5]]

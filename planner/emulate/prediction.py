@@ -1,0 +1,71 @@
+"""What the clock says of a plan, in the form in which it is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.simulator.host_prediction import as_executed
+from planner.simulator.simulator import simulate_cycle
+from planner.simulator.timeline import Timeline
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.workload.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan on the clock.
+
+    Attributes
+    ----------
+    parts
+        Pipeline, averaging and step.
+    timelines
+        A step from rest of every schedule.
+    """
+
+    parts: Predicted
+    timelines: tuple[Timeline, ...]
+
+
+def predict(plan: TrainingPlan) -> Prediction:
+    """The plan on its own cluster and workload.
+
+    Parameters
+    ----------
+    plan
+        What is priced.
+
+    Returns
+    -------
+    Prediction
+        Computed now, whatever the plan's file says.
+    """
+    return Prediction(*simulate_cycle(plan))
+
+
+def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
+    """The plan on its own network, computed by all ranks on this machine's processors.
+
+    Parameters
+    ----------
+    plan
+        What is priced.
+    calibration
+        What was measured on this machine.
+
+    Returns
+    -------
+    Prediction
+        With the measured compute times.
+    """
+    workload, ids = as_executed(plan), plan.cluster.network.ids
+    times = calibration.compute_times(
+        ids,
+        workload,
+        plan.assignment.groups,
+        plan.stage_layers,
+        plan.recompute,
+        plan.head_stage,
+    )
+    here = plan.replace(compute_times=times, workload=workload)
+    return Prediction(*simulate_cycle(here, cores=calibration.at_once))

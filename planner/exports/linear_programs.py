@@ -1,0 +1,81 @@
+"""The linear programmes that a plan stands on, as files of solvers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from planner.exports.error import ExportError
+from planner.exports.options import ExportOptions
+from planner.problems import ProblemError
+from planner.training_plan.model import TrainingPlan
+
+Write = Callable[[TrainingPlan, ExportOptions], str]
+
+
+def flow_programme(form: str) -> Write:
+    """Writer of the linear programme of a plan's flow of microbatches.
+
+    Parameters
+    ----------
+    form
+        A `planner.lp.model_file.ModelFormat`, by its name.
+
+    Returns
+    -------
+    Callable
+        From plan and options to text; raises `ExportError` for a plan without such a flow.
+    """
+
+    @_refusing
+    def write(plan: TrainingPlan, _: ExportOptions) -> str:
+        # solvers load when they are asked for
+        from planner.lp.flow import last_programme
+        from planner.lp.flow_model import ABOUT, flow_model
+        from planner.lp.model_file import ModelFormat, model_text
+        from planner.planning.linear_programs import flow_of_plan
+
+        flow, microbatches, names = flow_of_plan(plan)
+        programme = last_programme(flow, microbatches)
+        return model_text(flow_model(flow, programme, names), ModelFormat(form), ABOUT)
+
+    return write
+
+
+def averaging_programme(form: str) -> Write:
+    """Writer of LP (5) of DeDLOC for the devices of a stage.
+
+    Parameters
+    ----------
+    form
+        A `planner.lp.model_file.ModelFormat`, by its name.
+
+    Returns
+    -------
+    Callable
+        From plan and options to text; raises `ExportError` for a stage without such a programme.
+    """
+
+    @_refusing
+    def write(plan: TrainingPlan, options: ExportOptions) -> str:
+        from planner.lp.model_file import ModelFormat
+        from planner.lp.paper_model import literal_model
+        from planner.planning.linear_programs import averaging_of_stage
+
+        problem, names = averaging_of_stage(plan, options.stage)
+        return literal_model(problem, names=names).text(ModelFormat(form))
+
+    return write
+
+
+def _refusing(write: Write) -> Write:
+    """What cannot be posed cannot be written."""
+
+    @wraps(write)
+    def told(plan: TrainingPlan, options: ExportOptions) -> str:
+        try:
+            return write(plan, options)
+        except ProblemError as error:
+            raise ExportError(str(error)) from None
+
+    return told

@@ -1,0 +1,214 @@
+"""Devices that hold no stage but sum gradients: which of them help which stage to average.
+
+A device that cannot compute but can aggregate is a helper. It helps one stage at most, so that no
+round waits for another. Greedily: the stage whose rounds take longest by themselves gets the helper
+that shortens them most, until none shortens any. The plan with helpers is taken where its step on
+the clock is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from planner.network.cluster import Cluster, device_limits
+from planner.planning.request import Question
+from planner.problems.answers import AssignmentPlan
+from planner.simulator.averaging_rounds import round_s
+from planner.simulator.resources import Links
+from planner.simulator.simulator import predict
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.shares import shares_of
+from planner.workload.compute_times import FIELDS, ComputeTimes
+
+LEAST_GAIN = 1e-9
+"""Relative, of a round that a helper shortens."""
+
+
+def with_helpers(question: Question, plan: TrainingPlan) -> TrainingPlan:
+    """The plan with the helpers that make its step shorter, and all others left out.
+
+    Parameters
+    ----------
+    question
+        What is asked; the cluster given has the helpers.
+    plan
+        Priced, on some devices of that cluster, without helpers.
+
+    Returns
+    -------
+    TrainingPlan
+        Priced.
+    """
+    whole, names = question.given or question.cluster, plan.cluster.network.ids
+    helpers = question.helpers
+    here = [whole.network.index_of(name) for name in names]
+    best = _only(plan, whole, here)
+    if not helpers:
+        return best
+    averaging = _helped(moved(plan, whole, here), helpers)
+    used = {d for rounds in averaging for r in rounds for g in r for d in g.helpers}
+    if not used:
+        return best
+    cast = sorted({*here, *used})
+    number = {d: k for k, d in enumerate(cast)}
+    helped = moved(plan, whole.subset(cast), [number[d] for d in here])
+    helped = helped.replace(
+        averaging=tuple(
+            tuple(tuple(_renamed(g, number) for g in groups) for groups in rounds)
+            for rounds in averaging
+        )
+    )
+    helped = _only(helped.replace(predicted=predict(helped)), whole, cast)
+    return min(best, helped, key=lambda made: made.predicted.step_s)
+
+
+def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
+    """The same plan on a cluster that has its devices and maybe others.
+
+    Parameters
+    ----------
+    plan
+        On its own devices.
+    cluster
+        Where they are some of N.
+    index
+        Their numbers there.
+
+    Returns
+    -------
+    TrainingPlan
+        What the others do is left to the caller.
+    """
+    number = dict(enumerate(index))
+
+    def wide(times: ComputeTimes) -> ComputeTimes:
+        columns: dict[str, Any] = {}
+        for name in FIELDS:
+            full = [0.0] * len(cluster)
+            for d, value in zip(index, getattr(times, name), strict=True):
+                full[d] = value
+            columns[name] = tuple(full)
+        return replace(times, **columns)
+
+    def there(schedule: Schedule) -> Schedule:
+        order: list[tuple[tuple[str, int], ...]] = [()] * len(cluster)
+        for d, own in zip(index, schedule.order, strict=True):
+            order[d] = own
+        paths = tuple(tuple(number[d] for d in path) for path in schedule.paths)
+        return replace(schedule, paths=paths, order=tuple(order))
+
+    grid = plan.assignment.grid
+    return plan.replace(
+        cluster=cluster,
+        assignment=AssignmentPlan(
+            tuple(tuple(number[d] for d in group) for group in plan.assignment.groups),
+            None if grid is None else np.asarray(index)[grid],
+        ),
+        compute_times=wide(plan.compute_times),
+        schedules=tuple(there(schedule) for schedule in plan.schedules),
+        averaging=tuple(
+            tuple(tuple(_renamed(g, number) for g in groups) for groups in rounds)
+            for rounds in plan.averaging
+        ),
+    )
+
+
+def helped_group(
+    cluster: Cluster, members: Sequence[int], helpers: Sequence[int]
+) -> AveragingGroup | None:
+    """All members' gradients averaged at the highest rate, with some devices that only sum.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    members
+        Devices of a stage, at least two.
+    helpers
+        Devices that hold none.
+
+    Returns
+    -------
+    AveragingGroup or None
+        Without helpers that sum nothing; None where all do.
+    """
+    from planner.lp.helped_rates import helped_rates
+
+    index = [*members, *helpers]
+    # a site's line is a limit of pairs here; devices' own limits are the problem's
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    up, down = device_limits(cluster)
+    helps = np.arange(len(index)) >= len(members)
+    rates = helped_rates(
+        up[index],
+        down[index],
+        network.bandwidth_bytes_per_s[np.ix_(index, index)],
+        helps,
+        np.asarray(cluster.devices.can_aggregate)[index],
+    )
+    if rates.sum() <= 0:
+        return None
+    shares = rates / rates.sum()
+    kept = np.flatnonzero(~helps | (shares > LEAST_GAIN))
+    if len(kept) == len(members):
+        return None
+    trains = tuple((~helps[kept]).tolist())
+    members = tuple(index[k] for k in kept)
+    return AveragingGroup(members, shares_of(shares[kept]), trains, trains)
+
+
+def _helped(
+    plan: TrainingPlan, helpers: Sequence[int]
+) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
+    """The plan's averaging, with helpers where they make it shorter."""
+    cluster, links = plan.cluster, Links.of(plan.cluster)
+    size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
+    held = plan.averaging[: len(plan.stage_layers)]
+    group = {j: rounds[0][0] for j, rounds in enumerate(held) if len(rounds) == 1}
+    group = {j: g for j, g in group.items() if len(g.members) > 1}
+    seconds = {j: round_s(g, size[j], links) for j, g in group.items()}
+    stages, kind = plan.assignment.groups, _kinds(cluster)
+    free, hopes = list(helpers), dict(seconds)
+    while free and hopes:
+        j = max(hopes, key=lambda one: (hopes[one], -one))
+        found = [
+            (round_s(g, size[j], links), h, g)
+            for h in {kind[h]: h for h in reversed(free)}.values()
+            if (g := helped_group(cluster, stages[j], [*group[j].helpers, h])) is not None
+        ]
+        best = min(found, key=lambda one: one[:2], default=None)
+        if best is None or best[0] >= hopes[j] * (1 - LEAST_GAIN):
+            del hopes[j]
+            continue
+        hopes[j], _, group[j] = best
+        free = [h for h in helpers if not any(h in g.helpers for g in group.values())]
+    return tuple(
+        ((group[j],),) if j in group else rounds for j, rounds in enumerate(plan.averaging)
+    )
+
+
+def _kinds(cluster: Cluster) -> dict[int, tuple[object, ...]]:
+    """What tells devices apart that only sum."""
+    network, (up, down) = cluster.network, device_limits(cluster)
+    sites = cluster.devices.sites or [""] * len(cluster)
+    return {
+        d: (c, float(up[d]), float(down[d]), sites[d])
+        for c, members in enumerate(network.alike)
+        for d in members
+    }
+
+
+def _renamed(group: AveragingGroup, number: Mapping[int, int]) -> AveragingGroup:
+    return replace(group, members=tuple(number[d] for d in group.members))
+
+
+def _only(plan: TrainingPlan, whole: Cluster, cast: Sequence[int]) -> TrainingPlan:
+    """The plan, with the names of those who take no part."""
+    ids = whole.network.ids
+    return plan.replace(left_out=tuple(ids[d] for d in range(len(whole)) if d not in set(cast)))

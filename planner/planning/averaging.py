@@ -1,0 +1,176 @@
+"""The averaging part of a plan: equal shares or DeDLOC's adaptive ones, in one or more rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.network.cluster import Cluster, device_limits
+from planner.planning.hierarchical_averaging import two_levels
+from planner.planning.request import Shares
+from planner.planning.two_frequency_averaging import on_two_clocks
+from planner.problems import AveragingProblem, ProblemError
+from planner.simulator.averaging_rounds import round_s, rounds_s
+from planner.simulator.resources import Links
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
+from planner.training_plan.choices import Codec
+from planner.training_plan.shares import shares_of
+
+
+def averaging_rounds(
+    cluster: Cluster,
+    group: Sequence[int],
+    shares: str,
+    group_size: int | None,
+    vector_bytes: float,
+    codec: Codec = Codec.NONE,
+    *,
+    levels: bool = False,
+    two_clocks: bool = False,
+) -> StageAveraging:
+    """Rounds of one stage, in which every device contributes.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    group
+        Devices of the stage.
+    shares
+        ``"equal"``: everybody sums the same part. ``"adaptive"``: the parts that make averaging
+        fastest when all messages flow at the same time (`planner.lp`), by the devices' limits or,
+        where they have none, their fastest link, and by the pairs' bandwidth.
+    group_size
+        m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
+        None: one round of all.
+    vector_bytes
+        The stage's gradients.
+    codec
+        How they are written on the wire.
+    levels
+        Whether to average in two levels where sites' lines make that faster
+        (`planner.planning.hierarchical_averaging`).
+    two_clocks
+        Whether to average within regions in every step, and between them once in H
+        (`planner.planning.two_frequency_averaging`).
+
+    Returns
+    -------
+    StageAveraging
+        Per round, its disjoint groups.
+
+    Raises
+    ------
+    ProblemError
+        The groups do not give the exact mean, or no rate is feasible.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
+    Appendix C.
+    """
+    unable = [d for d in group if not np.asarray(cluster.devices.can_aggregate)[d]]
+    if shares == Shares.EQUAL and unable and len(group) > 1:
+        raise ProblemError(
+            f"device {cluster.network.ids[unable[0]]!r} cannot aggregate, so shares cannot be "
+            "equal; ask for averaging='adaptive'"
+        )
+
+    def make(m: tuple[int, ...], size: float) -> AveragingGroup:
+        if shares == Shares.EQUAL:
+            return AveragingGroup.equal(m)
+        return adaptive_group(cluster, m, size)
+
+    if two_clocks:
+        return on_two_clocks(cluster, group, make, vector_bytes, codec)
+    rounds = [[tuple(group)]]
+    if group_size is not None and len(group) > 1:
+        rounds = _schedule(group, min(group_size, len(group)))
+    size = vector_bytes * codec.wire_ratio
+    made = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
+    two = two_levels(cluster, group) if levels else None
+    if two is None:
+        return made
+    links = Links.of(cluster)
+    return min((made, two), key=lambda one: rounds_s(one, vector_bytes, links, codec))
+
+
+def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:
+    from planner.lp.groups import group_schedule, schedule_error
+
+    rounds = group_schedule(len(group), group_size)
+    error = schedule_error(len(group), group_size, len(rounds))
+    if error > 0:
+        raise ProblemError(
+            f"groups of {group_size} do not give {len(group)} devices the exact mean (off by "
+            f"{error:.2g}); choose a size of which {len(group)} is a power or product"
+        )
+    return [[tuple(group[i] for i in members) for members in groups] for groups in rounds]
+
+
+def adaptive_group(
+    cluster: Cluster, members: tuple[int, ...], vector_bytes: float
+) -> AveragingGroup:
+    """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
+
+    Equal ones of all who can sum where these take no longer on the clock, which counts latency too.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    members
+        Devices.
+    vector_bytes
+        What is averaged, in bytes on the wire.
+
+    Returns
+    -------
+    AveragingGroup
+        Everybody contributes.
+
+    Raises
+    ------
+    ProblemError
+        No rate is feasible.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 6.
+    """
+    if len(members) == 1:
+        return AveragingGroup.equal(members)
+    links = Links.of(cluster)
+    found = [_lp_group(cluster, members)]
+    sums = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    if sums.any():
+        flags = (True,) * len(members)
+        found.append(AveragingGroup(members, shares_of(sums.astype(float)), flags))
+    return min(found, key=lambda group: round_s(group, vector_bytes, links))
+
+
+def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
+    """Shares of the highest rate, latency left aside."""
+    from planner.lp.capacity import Limits
+    from planner.lp.rates import best_rates
+
+    index = list(members)
+    # a site's line is a limit of pairs here; devices' own limits are the problem's
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    up, down = device_limits(cluster)
+    problem = AveragingProblem(
+        1.0,
+        up[index],
+        down[index],
+        1.0,
+        1.0,
+        network.bandwidth_bytes_per_s[np.ix_(index, index)],
+        can_aggregate=np.asarray(cluster.devices.can_aggregate)[index],
+    )
+    rates = best_rates(Limits(problem), problem.contributors).rates
+    if rates.sum() <= 0:
+        raise ProblemError(
+            f"devices {index} cannot average: no rate is feasible; check their links"
+        )
+    return AveragingGroup(members, shares_of(rates), (True,) * len(members))

@@ -1,0 +1,1 @@
+"""Planners to compare with: rank order, random placements, and the rules of other systems."""

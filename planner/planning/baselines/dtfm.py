@@ -1,0 +1,100 @@
+"""DT-FM's rule as a planner of its own: the least communication cost (eq. 1) decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.planning.baselines.rank_order import open_question
+from planner.planning.baselines.search import ORDERS, FixedPlan, Start, best_of
+from planner.planning.parallelism_candidates import NO_SHAPE, candidates
+from planner.planning.placement import arrange
+from planner.planning.request import Question
+from planner.planning.shape import shape_of
+from planner.problems import ProblemError
+from planner.search.stop import StoppingCriterion
+
+
+@dataclass(frozen=True)
+class DtfmRule:
+    """What DT-FM's rule decides, priced on the clock.
+
+    Attributes
+    ----------
+    plan
+        Where eq. 1 is least, of all numbers of stages that memory holds.
+    tried
+        Where the step is least, of the placements of least cost for each number of stages.
+    cost_s
+        Of ``plan``, by eq. 1.
+    refused
+        Numbers of stages that memory does not hold.
+    """
+
+    plan: FixedPlan
+    tried: FixedPlan
+    cost_s: float
+    refused: int
+
+
+def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
+    """Placements whose communication cost is least.
+
+    The paper takes equal stages and straight pipelines; its cost knows neither computation nor
+    time. It leaves the number of stages to the user, who tries all (10.2): ``tried``. Left to
+    eq. 1 as well, of those that divide the devices: ``plan``. The workload's own microbatches. Ours
+    are the price, the order (the faster of 1F1B and eager 1F1B), and layers that follow unlike
+    devices.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    stop
+        For the assignments of all shapes together.
+
+    Returns
+    -------
+    DtfmRule
+        Under a limit that counts, the same for the same arguments.
+
+    Raises
+    ------
+    ProblemError
+        No shape fits these devices.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1, sections 3 and 10.2.
+    """
+    own = question.workload.microbatch_samples
+    blank = open_question(question)
+    asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
+    found: list[tuple[float, int, list[Start]]] = []
+    refusals: list[str] = []
+    for one in asked:
+        try:
+            arranged = arrange(one, shape_of(one), stop.portion(1 / len(asked)))
+            grid = arranged.assignment.grid
+            assert grid is not None and arranged.certificate.objective is not None
+            starts = [
+                Start("dtfm", replace(one, request=one.request.replace(schedule=order)), grid)
+                for order in ORDERS
+            ]
+            starts[0].fitted()
+        except ProblemError as error:
+            refusals.append(str(error))
+            continue
+        found.append((arranged.certificate.objective, len(found), starts))
+    found.sort(key=lambda shape: shape[:2])
+    while found:
+        cost_s, _, starts = found.pop(0)
+        chosen = best_of(starts)
+        if not chosen.best:
+            refusals.append(chosen.refusal)
+            continue
+        others = best_of(start for _, _, rest in found for start in rest)
+        steps = [chosen.best["dtfm"], *others.best.values()]
+        return DtfmRule(steps[0], min(steps, key=lambda plan: plan.step_s), cost_s, len(refusals))
+    why = refusals[0] if refusals else NO_SHAPE
+    raise ProblemError(f"no shape of DT-FM's rule fits: {why}")

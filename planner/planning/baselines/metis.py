@@ -1,0 +1,327 @@
+"""Metis' rule as a planner of its own: stages of unlike widths, loads by speed, its estimate."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, chain, pairwise, permutations
+
+import numpy as np
+
+from planner.planning.baselines.rank_order import open_question, region_order
+from planner.planning.baselines.search import MOST_REFUSED, ORDERS
+from planner.planning.evaluation import compute_times, priced
+from planner.planning.layer_split import least_largest
+from planner.planning.request import Question
+from planner.planning.shape import Layers, Shape, memory_room
+from planner.planning.straight import path_schedule
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Head
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.shares import integer_parts
+from planner.workload.costs import StageCosts, stage_costs
+
+MOST_PARTS = 6
+"""Groups of devices whose orders are tried, as in Metis' published results; equal ones go together
+until so many are left."""
+MOST_KINDS = 4
+"""Kinds of devices up to which all their orders are tried; further ones follow in their own."""
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class MetisRule:
+    """What Metis' rule decides, priced on the clock.
+
+    Attributes
+    ----------
+    plan
+        Of the least estimate that memory holds.
+    estimated_s
+        By the rule itself.
+    rounds
+        Parts of the batch that go through the stages one after the other, each spread over all
+        devices of a stage.
+    """
+
+    plan: TrainingPlan
+    estimated_s: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Stages of groups of devices, and samples of a round for each device of a group."""
+
+    groups: Groups
+    layers: Layers
+    rounds: int
+    samples: tuple[tuple[int, ...], ...]
+
+    @property
+    def microbatch_samples(self) -> int:
+        """The most that divides what every device has of a round."""
+        return math.gcd(*(count for row in self.samples for count in row))
+
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Of a step: in every round the first samples go to a stage's first device, and so on."""
+        each = self.microbatch_samples
+        columns = [
+            np.repeat(group, [count // each for count in row])
+            for group, row in zip(self.groups, self.samples, strict=True)
+        ]
+        return tuple(map(tuple, np.stack(columns, axis=1).tolist())) * self.rounds
+
+    def flight(self) -> dict[int, int]:
+        """Microbatches of 1F1B before the first goes back: a round more than the next stage."""
+        each, stages = self.microbatch_samples, len(self.groups)
+        return {
+            d: (stages - j) * (count // each)
+            for j, (group, row) in enumerate(zip(self.groups, self.samples, strict=True))
+            for d, count in zip(group, row, strict=True)
+        }
+
+
+def metis_rule(question: Question) -> MetisRule:
+    """Stages whose numbers of devices are powers of two, and whose layers follow their speed.
+
+    Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
+    tensor parallelism. All devices take part, those of a kind next to each other, in all orders of
+    kinds (of the first `MOST_KINDS` of them). Stages take consecutive ones, no fewer than devices
+    over stages; layers by the speed of all of a stage together, samples by that of each device. The
+    batch is cut into every number of rounds that divides it. Decided by an estimate: compute of all
+    stages, the slowest stage for every further round, one message over the narrowest link between
+    each two stages, and the slowest stage's ring. The published planner also reads from its
+    profiles how long a sample takes in batches of each size, and what each round and the update
+    cost beside; here time is as the samples, and so the most rounds are mostly the best. Kinds are
+    told apart by speed and memory, bandwidths are those of the links in question (its code takes
+    the one inside a node). Ours are the price, the order (the faster of 1F1B and eager 1F1B),
+    recomputation where memory is short, and how layers follow speed: exactly, and as memory holds
+    them.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+
+    Returns
+    -------
+    MetisRule
+        The same for the same arguments.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits.
+
+    References
+    ----------
+    T. Um et al., "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs" (USENIX ATC
+    2024); planner at https://github.com/SamsungLabs/Metis.
+    """
+    able = np.flatnonzero(np.asarray(question.cluster.devices.can_compute)).tolist()
+    asked = open_question(replace(question, cluster=question.cluster.subset(able)))
+    search = _Search(asked)
+    found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
+    refusal = "the devices make no groups of powers of two, or the batch is too small for them"
+    if search.refused:
+        refusal = "memory does not hold the weights of any stages; give larger devices or more"
+    for estimated_s, placement in found:
+        plans: list[TrainingPlan] = []
+        for recompute in (False, True):
+            try:
+                made, short = _plans(asked, placement, recompute)
+            except ProblemError as error:
+                refusal = str(error)
+                continue
+            plans += made
+            if not short:
+                break
+        if plans:
+            best = min(plans, key=lambda plan: plan.predicted.step_s)
+            return MetisRule(best, estimated_s, placement.rounds)
+    raise ProblemError(f"no placement of Metis' rule fits: {refusal}")
+
+
+class _Search:
+    """All placements that the rule allows, each with its estimate."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.flops, self.memory = question.cluster.flops, question.cluster.memory_bytes
+        bandwidth = question.cluster.network.bandwidth_bytes_per_s
+        self.slower = np.minimum(bandwidth, bandwidth.T)
+        # whether memory held any groups' weights not
+        self.refused = False
+        # a sample at a time
+        self.workload = question.workload.replace(microbatch_samples=1)
+        self.batch = self.workload.batch_samples
+        # many placements have the same stages in them
+        self.cost, self.dealt = cache(self._cost), cache(self._dealt)
+        self.between, self.within = cache(self._between), cache(self._within)
+        self.split, self.speed = cache(self._split), cache(self._speed)
+
+    def placements(self) -> Iterator[tuple[float, _Placement]]:
+        """In the order in which Metis goes through them."""
+        devices, layers = len(self.flops), len(self.workload.layers)
+        for ranks in _sequences(self.question):
+            for stages in range(1, min(devices, layers) + 1):
+                for sizes in group_sizes(devices, stages):
+                    ends = [0, *accumulate(sizes)]
+                    yield from self.of(tuple(tuple(ranks[a:b]) for a, b in pairwise(ends)))
+
+    def of(self, groups: Groups) -> Iterator[tuple[float, _Placement]]:
+        """Of all numbers of rounds."""
+        layers = self.split(tuple(map(self.speed, groups)))
+        if layers is None:
+            self.refused = True
+            return
+        costs = [self.cost(*part, k == len(layers) - 1) for k, part in enumerate(layers)]
+        busy = [cost.busy_s(1.0) for cost in costs]
+        there_s = sum(
+            self.batch // len(here) * cost.output_bytes / self.between(here, there)
+            for cost, (here, there) in zip(costs, pairwise(groups), strict=False)
+        )
+        rings = zip(costs, groups, strict=True)
+        ring_s = max(cost.gradient_bytes * self.within(group) for cost, group in rings)
+        most = self.batch // max(map(len, groups))
+        for rounds in (n for n in range(1, most + 1) if self.batch % n == 0):
+            dealt = [self.dealt(group, self.batch // rounds) for group in groups]
+            samples = tuple(row for row, _ in dealt)
+            took = [each * work for each, (_, work) in zip(busy, dealt, strict=True)]
+            estimate = sum(took) + (rounds - 1) * max(took) + there_s / rounds + ring_s
+            yield float(estimate), _Placement(groups, layers, rounds, samples)
+
+    def _cost(self, start: int, stop: int, with_head: bool) -> StageCosts:
+        """Of one sample."""
+        return stage_costs(self.workload, start, stop, with_head=with_head)
+
+    def _dealt(self, group: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], float]:
+        """Samples of each device, and how long the slowest is with them for a FLOP of each."""
+        speeds = self.flops[list(group)]
+        row = integer_parts(speeds, samples)
+        return tuple(row.tolist()), float((row / speeds).max())
+
+    def _between(self, here: tuple[int, ...], there: tuple[int, ...]) -> float:
+        """Bytes per second of the narrowest link."""
+        return float(self.slower[np.ix_(here, there)].min())
+
+    def _within(self, group: tuple[int, ...]) -> float:
+        """Seconds of a ring's bytes over its narrowest link."""
+        if len(group) == 1:
+            return 0.0
+        off = ~np.eye(len(group), dtype=bool)
+        narrow = float(self.slower[np.ix_(group, group)][off].min())
+        return 2 * (1 - 1 / len(group)) / narrow
+
+    def _speed(self, group: tuple[int, ...]) -> tuple[float, float]:
+        """FLOP/s of all together, and the least memory."""
+        return float(self.flops[list(group)].sum()), float(self.memory[list(group)].min())
+
+    def _split(self, stages: tuple[tuple[float, float], ...]) -> Layers | None:
+        """So that the slowest stage is fastest; None where memory holds none."""
+
+        def seconds(stage: int, start: int, stop: int) -> float:
+            speed, memory = stages[stage]
+            cost = self.cost(start, stop, stage == len(stages) - 1)
+            return cost.busy_s(speed) if cost.state_bytes <= memory else math.inf
+
+        return least_largest(len(stages), len(self.workload.layers), seconds)
+
+
+def _sequences(question: Question) -> Iterator[list[int]]:
+    """Devices by kind, in every order of kinds; those of a kind by region."""
+    cluster = question.cluster
+    kinds: dict[tuple[float, float], list[int]] = {}
+    for d in region_order(cluster.network):
+        kinds.setdefault((float(cluster.flops[d]), float(cluster.memory_bytes[d])), []).append(d)
+    members = list(kinds.values())
+    for order in permutations(range(min(len(members), MOST_KINDS))):
+        rest = members[MOST_KINDS:]
+        yield [d for kind in (*(members[k] for k in order), *rest) for d in kind]
+
+
+def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Devices of every stage: powers of two, at least devices over stages rounded down.
+
+    All multisets; of each all orders of its parts, where the smallest equal sizes stay next to each
+    other in pairs, and so on with these, until there are no more than `MOST_PARTS`.
+
+    Parameters
+    ----------
+    devices, stages
+        N and S.
+
+    Yields
+    ------
+    tuple[int, ...]
+        S sizes with the sum N; each once.
+    """
+    sizes = [1 << k for k in range(devices.bit_length()) if 1 << k >= devices // stages]
+    for chosen in _sums(sizes, devices, stages):
+        orders = permutations(_parts([(size,) for size in chosen]))
+        yield from sorted({tuple(chain(*order)) for order in orders})
+
+
+def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ascending, with repetition."""
+    if count == 0:
+        if total == 0:
+            yield ()
+        return
+    for k, size in enumerate(sizes):
+        if size * count > total:
+            return
+        for rest in _sums(sizes[k:], total - size, count - 1):
+            yield (size, *rest)
+
+
+def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Fewer, by putting the smallest that are equal together, as long as there are too many.
+
+    All pairs of them at a time, or as many of the first pairs as are too many if that is more.
+    """
+    while (over := len(parts) - MOST_PARTS) > 0:
+        least = parts[0]
+        alike = next((k for k, part in enumerate(parts) if part != least), len(parts) - 1) + 1
+        looked_at = max(over, alike // 2)
+        fewer: list[tuple[int, ...]] = []
+        for k in range(0, len(parts), 2):
+            pair = parts[k : k + 2]
+            together = k // 2 < looked_at and [sum(part) for part in pair] == [sum(least)] * 2
+            fewer += [pair[0] + pair[1]] if together else pair
+        parts = fewer
+        # as many still, or none of them went together
+        if looked_at == len(parts) - MOST_PARTS:
+            break
+    return parts
+
+
+def _plans(
+    question: Question, placement: _Placement, recompute: bool
+) -> tuple[list[TrainingPlan], bool]:
+    """In either order that memory holds, and whether it does not hold all microbatches at once."""
+    each, stages = placement.microbatch_samples, len(placement.groups)
+    asked = replace(question, workload=question.workload.replace(microbatch_samples=each))
+    cluster, workload, groups = asked.cluster, asked.workload, placement.groups
+    paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
+    shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)
+    assignment, flight = AssignmentPlan(groups, None), placement.flight()
+    room = memory_room(cluster, workload, shape, groups)
+    times = compute_times(asked, shape, assignment)
+    plans = []
+    for order in ORDERS:
+        ordered = replace(asked, request=asked.request.replace(schedule=order))
+        try:
+            made = path_schedule(ordered, shape, assignment, times, paths, flight)
+        except ProblemError:
+            continue  # memory does not hold what 1F1B keeps
+        plans.append(priced(ordered, shape, assignment, times, (made,)))
+    through = Counter(d for path in paths for d in path)
+    return plans, any(room[d] < count for d, count in through.items())

@@ -1,0 +1,92 @@
+"""Plans that need no planner: the search starts from them, and a plan is compared with them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from planner.planning.baselines.rank_order import (
+    OneRegion,
+    RanksByRegion,
+    one_region,
+    ranks_by_region,
+)
+from planner.planning.baselines.search import MOST_EVENTS, FixedPlan
+from planner.planning.request import Question
+from planner.problems import ProblemError
+from planner.search.interrupts import INTERRUPTS
+from planner.search.stop import StoppingCriterion
+
+Found = TypeVar("Found")
+
+EVENTS_PER_EFFORT = 100_000
+"""Operations and messages that are priced for each unit of effort the search may take."""
+LEAST_EVENTS = 100_000
+SECONDS, RANKS = 0.2, 0.7
+"""Share of a time limit for all baselines, and the part of it for ranks by region."""
+
+
+@dataclass(frozen=True)
+class BaselinePlans:
+    """The best plans of simple rules.
+
+    Attributes
+    ----------
+    ranks
+        Consecutive ranks on all devices; None: nothing fits.
+    region
+        The fastest region by itself; None: none holds the model.
+    ranks_refused, region_refused
+        Why there is none.
+    """
+
+    ranks: RanksByRegion | None
+    region: OneRegion | None
+    ranks_refused: str = ""
+    region_refused: str = ""
+
+    def __iter__(self) -> Iterator[FixedPlan]:
+        """Fastest first."""
+        found = [] if self.region is None else [self.region.plan]
+        if self.ranks is not None:
+            found += [one for one in (self.ranks.data, self.ranks.pipeline) if one is not None]
+        return iter(sorted(found, key=lambda one: one.step_s))
+
+    @classmethod
+    def of(cls, question: Question, stop: StoppingCriterion) -> BaselinePlans:
+        """The baselines of a question; counted work under a counted limit, at most a fifth of time.
+
+        Parameters
+        ----------
+        question
+            What is asked, of what; its shape and order are left aside.
+        stop
+            Of the search that begins with them.
+        """
+        effort, began = stop.effort(), time.perf_counter()
+        most = MOST_EVENTS
+        if math.isfinite(effort):
+            most = int(min(most, max(LEAST_EVENTS, EVENTS_PER_EFFORT * effort)))
+        elif math.isfinite(stop.iterations()):
+            most = LEAST_EVENTS
+        seconds = SECONDS * stop.seconds()
+
+        def over_after(share: float) -> Callable[[], bool]:
+            return lambda: INTERRUPTS.asked or time.perf_counter() - began > share * seconds
+
+        ranks, ranks_refused = _or_why(lambda: ranks_by_region(question, most, over_after(RANKS)))
+        # from here on an interruption ends what goes on, and does not lose these
+        INTERRUPTS.found |= ranks is not None
+        region, region_refused = _or_why(lambda: one_region(question, most, over_after(1.0)))
+        return cls(ranks, region, ranks_refused, region_refused)
+
+
+def _or_why(make: Callable[[], Found]) -> tuple[Found | None, str]:
+    """What is made, or why nothing fits."""
+    try:
+        return make(), ""
+    except ProblemError as error:
+        return None, str(error)

@@ -1,0 +1,84 @@
+"""What a plan is compared with: placements drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.planning.evaluation import straight_step_s
+from planner.planning.request import Question
+from planner.planning.shape import Shape, assignment_problem
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+
+
+@dataclass(frozen=True)
+class RandomPlacements:
+    """Means over random grids, whose rows are taken as they fall (nothing re-matched).
+
+    Attributes
+    ----------
+    count, refused
+        Placements that the devices' memory holds, and those that it does not.
+    mean_cost_s
+        Of eq. 1 with the rows as drawn; None where none is held.
+    mean_step_s
+        Of the simulated step.
+    """
+
+    count: int
+    refused: int
+    mean_cost_s: float | None
+    mean_step_s: float | None
+
+
+def random_placements(
+    question: Question,
+    shape: Shape,
+    count: int = 20,
+    over: Callable[[], bool] = lambda: False,
+) -> RandomPlacements:
+    """What a user without a planner gets: random placement, same layers and kind of schedule.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Equal stages in straight pipelines.
+    count
+        Placements drawn, from the question's seed.
+    over
+        Whether to draw no more, after the first.
+
+    Returns
+    -------
+    RandomPlacements
+        Means over the placements that memory holds: unlike devices may be drawn for stages that
+        are too large for them.
+    """
+    rng = np.random.default_rng(question.seed)
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
+    costs, steps, tried = [], [], 0
+    for _ in range(count):
+        if tried and over():
+            break
+        tried += 1
+        grid = rng.permutation(len(question.cluster)).reshape(shape.starts, shape.stages)
+        drawn = AssignmentPlan.of_grid(grid)
+        try:
+            step_s = straight_step_s(question, shape, drawn)
+        except ProblemError:
+            continue
+        pipeline = sum(
+            2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
+        )
+        costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
+        steps.append(step_s)
+    if not steps:
+        return RandomPlacements(0, tried, None, None)
+    refused = tried - len(steps)
+    return RandomPlacements(len(steps), refused, float(np.mean(costs)), float(np.mean(steps)))

@@ -1,0 +1,401 @@
+"""What a trainer does without a planner: consecutive ranks, numbered region by region.
+
+Megatron-LM and torchtitan lay the degrees of parallelism over consecutive ranks; which of the two
+is outermost is the user's choice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+from planner.network.network import Network
+from planner.planning.baselines.search import (
+    MOST_EVENTS,
+    ORDERS,
+    FixedPlan,
+    Start,
+    Tally,
+    best_of,
+)
+from planner.planning.device_classes import Places
+from planner.planning.layout import Layout
+from planner.planning.parallelism_candidates import NO_SHAPE, candidates
+from planner.planning.request import Order, Question
+from planner.problems import ProblemError
+from planner.training_plan.model import Routing
+
+
+class Outermost(enum.StrEnum):
+    """Which degree of parallelism changes last over consecutive ranks."""
+
+    PIPELINE = "pipeline"
+    DATA = "data"
+
+
+@dataclass(frozen=True)
+class RanksByRegion:
+    """The best shape of each way to number ranks.
+
+    Attributes
+    ----------
+    pipeline
+        Stage j is ranks jP to (j + 1)P - 1: devices that average are neighbours. None where no
+        such plan fits: which devices share a stage decides what unlike memories hold.
+    data
+        Pipeline p is ranks pS to (p + 1)S - 1. None likewise, but not both.
+    tally
+        Of all shapes, microbatch sizes and orders, both ways.
+    """
+
+    pipeline: FixedPlan | None
+    data: FixedPlan | None
+    tally: Tally
+
+    @property
+    def best(self) -> tuple[Outermost, FixedPlan]:
+        """The faster of the two; where they are equal, data outermost."""
+        both = ((Outermost.DATA, self.data), (Outermost.PIPELINE, self.pipeline))
+        return min(
+            ((kind, plan) for kind, plan in both if plan is not None),
+            key=lambda found: found[1].step_s,
+        )
+
+
+@dataclass(frozen=True)
+class OneRegion:
+    """The best plan on devices of one region, the others left out.
+
+    Attributes
+    ----------
+    region
+        The fastest; the first of those that nothing but names tells apart.
+    plan
+        Ranks in the network's order, either degree outermost.
+    tally
+        Of all regions that differ, and numbers of devices.
+    of
+        Devices that the region has: a few may be faster than all.
+    """
+
+    region: str
+    plan: FixedPlan
+    tally: Tally
+    of: int
+
+    @property
+    def name(self) -> str:
+        """The region, and how many of its devices where it is not all."""
+        few = self.plan.devices < self.of
+        return f"{self.plan.devices} of {self.region}" if few else self.region
+
+
+def region_order(network: Network) -> tuple[int, ...]:
+    """Devices in the network's order, those of one region next to each other.
+
+    Parameters
+    ----------
+    network
+        N devices.
+
+    Returns
+    -------
+    tuple[int, ...]
+        Regions in the order in which they first appear.
+    """
+    place = {region: k for k, region in reversed(list(enumerate(network.regions)))}
+    return tuple(sorted(range(len(network)), key=lambda d: (place[network.regions[d]], d)))
+
+
+def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArray[np.int64]:
+    """Who holds which stage in which pipeline.
+
+    Parameters
+    ----------
+    order
+        The device of every rank.
+    stages
+        S, which divides them.
+    outermost
+        See `Outermost`.
+
+    Returns
+    -------
+    ndarray
+        ``int[pipelines, stages]``.
+    """
+    ranks = np.array(order, dtype=np.int64)
+    if outermost is Outermost.PIPELINE:
+        return ranks.reshape(stages, -1).T
+    return ranks.reshape(-1, stages)
+
+
+def rank_layouts(
+    order: Sequence[int], places: Places, layers: Mapping[int, Sequence[tuple[int, int]]]
+) -> Iterator[Layout]:
+    """Layouts of ranks in order, with all devices that can compute.
+
+    Parameters
+    ----------
+    order
+        The device of every rank; those that are in no place are left out.
+    places
+        Of the devices that can compute.
+    layers
+        By number of stages; numbers that do not divide the devices are passed over.
+
+    Yields
+    ------
+    Layout
+        Either degree outermost; nothing recomputes.
+    """
+    place_of = {d: c for c, members in enumerate(places.members) for d in members}
+    ranks = [d for d in order if d in place_of]
+    for stages, ranges in layers.items():
+        if len(ranks) % stages:
+            continue
+        for outermost in Outermost:
+            counts = np.zeros((stages, len(places)), dtype=np.int64)
+            for j, column in enumerate(ranks_grid(ranks, stages, outermost).T.tolist()):
+                np.add.at(counts[j], [place_of[d] for d in column], 1)
+            cuts = [0, *(stop for _, stop in ranges)]
+            yield Layout.of(counts.tolist(), cuts, [False] * stages)
+
+
+def ranks_by_region(
+    question: Question,
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> RanksByRegion:
+    """The best that all devices do with consecutive ranks.
+
+    Every number of stages that divides the devices, microbatches of the workload's size and powers
+    of two times it, 1F1B and eager 1F1B. Layers are cut evenly; where devices differ in speed or
+    memory, or layers among themselves, so that the slowest stage is fastest
+    (`planner.planning.layer_split`). Where memory does not hold all microbatches of a pipeline,
+    recomputation in all stages too. Averaging, codecs, head and calibration are the request's.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    most_events
+        Operations and messages to price in all.
+    over
+        Whether to try no more than has been.
+
+    Returns
+    -------
+    RanksByRegion
+        Deterministic as long as it is not over.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits these devices.
+    """
+    order = region_order(question.cluster.network)
+    trials = best_of(_starts(question, order), most_events, over)
+    if not trials.best:
+        why = trials.refusal or NO_SHAPE
+        raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
+    pipeline, data = (trials.best.get(kind) for kind in (Outermost.PIPELINE, Outermost.DATA))
+    return RanksByRegion(pipeline, data, trials.tally)
+
+
+def one_region(
+    question: Question,
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> OneRegion:
+    """The best that one region does by itself, as in `ranks_by_region`.
+
+    With all of its devices, and with half, a quarter and so on down to one: those that attain most
+    FLOP/s, the first of equal ones.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    most_events
+        Operations and messages to price in all.
+    over
+        Whether to try no more than has been.
+
+    Returns
+    -------
+    OneRegion
+        Deterministic as long as it is not over.
+
+    Raises
+    ------
+    ProblemError
+        No region holds the model.
+    """
+    names, cluster = question.cluster.network.regions, question.cluster
+    where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
+    known: set[bytes] = set()
+    starts: list[Start] = []
+    for devices in [
+        *where.values(),
+        *(few for every in where.values() for few in _few(every, cluster)),
+    ]:
+        part = replace(question, cluster=cluster.subset(devices))
+        alike = _alike(part.cluster)
+        if alike not in known:
+            known.add(alike)
+            ranks = range(len(devices))
+            starts += (replace(start, name="region") for start in _starts(part, ranks))
+    trials = best_of(starts, most_events, over)
+    if not trials.best:
+        why = trials.refusal or NO_SHAPE
+        raise ProblemError(f"none of {len(where)} regions holds the model by itself: {why}")
+    region = trials.starts["region"].question.cluster.network.regions[0]
+    return OneRegion(region, trials.best["region"], trials.tally, len(where[region]))
+
+
+def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
+    """Half of them, a quarter and so on, in the network's order."""
+    fastest = sorted(devices, key=lambda d: -cluster.flops[d])
+    count = len(devices) // 2
+    while count:
+        yield sorted(fastest[:count])
+        count //= 2
+
+
+def nearest_orders(question: Question, count: int) -> list[tuple[int, ...]]:
+    """Ranks from some devices on, each time the nearest device that is left.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; near is a boundary's message there and back.
+    count
+        Orders, from devices spread evenly over the network's order.
+
+    Returns
+    -------
+    list[tuple[int, ...]]
+        Each different.
+    """
+    network, workload = question.cluster.network, question.workload
+    size = workload.layers[0].output_bytes * workload.microbatch_samples
+    way_s = network.latency_s + size / network.bandwidth_bytes_per_s
+    both_s = way_s + way_s.T
+    np.fill_diagonal(both_s, np.inf)
+    orders = []
+    for first in np.linspace(0, len(network), count, endpoint=False).astype(int).tolist():
+        left, order = both_s.copy(), [first]
+        while len(order) < len(network):
+            left[:, order[-1]] = np.inf
+            order.append(int(np.argmin(left[order[-1]])))
+        orders.append(tuple(order))
+    return list(dict.fromkeys(orders))
+
+
+def ranks_by_neighbour(
+    question: Question, orders: int = 10, most_events: int = MOST_EVENTS
+) -> tuple[FixedPlan, Tally]:
+    """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    orders
+        How many.
+    most_events
+        Operations and messages to price in all.
+
+    Returns
+    -------
+    tuple[FixedPlan, Tally]
+        The best, and what became of all.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits these devices.
+    """
+    starts = (
+        replace(start, name="nearest")
+        for order in nearest_orders(question, orders)
+        for start in _starts(question, order)
+    )
+    trials = best_of(starts, most_events)
+    if not trials.best:
+        raise ProblemError(f"no ranks by neighbour fit: {trials.refusal or NO_SHAPE}")
+    return trials.best["nearest"], trials.tally
+
+
+def open_question(question: Question) -> Question:
+    """The question with shape, order and paths left open; the rest of the request stays.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    Question
+        For straight pipelines.
+    """
+    request = question.request.replace(
+        wiring=None,
+        routing=Routing(),
+        stages="auto",
+        pipelines=None,
+        stage_sizes=None,
+        stage_layers=None,
+        path_stages=None,
+        full_every=None,
+        max_swaps=None,
+        schedule=Order.EAGER_1F1B,
+        in_flight=None,
+    )
+    return replace(question, request=request)
+
+
+def _starts(question: Question, ranks: Sequence[int]) -> Iterator[Start]:
+    """Every shape, size and order that devices and batch allow."""
+    in_flight = question.request.in_flight
+    for asked in candidates(open_question(question)):
+        stages = asked.request.stages
+        assert isinstance(stages, int)
+        for order in ORDERS:
+            # 1F1B says itself how many microbatches are in flight: as many as stages
+            held = in_flight if order is Order.EAGER_1F1B else None
+            if held is None and stages > (in_flight or stages):
+                continue
+            ordered = asked.request.replace(schedule=order, in_flight=held)
+            for kind in Outermost:
+                grid = ranks_grid(ranks, stages, kind)
+                yield Start(kind, replace(asked, request=ordered), grid)
+
+
+def _alike(cluster: Cluster) -> bytes:
+    """Equal for clusters that nothing but names tells apart."""
+    network, devices = cluster.network, cluster.devices
+    arrays = (
+        network.latency_s,
+        network.bandwidth_bytes_per_s,
+        cluster.flops,
+        cluster.memory_bytes,
+        cluster.upload_bytes_per_s,
+        cluster.download_bytes_per_s,
+        devices.can_compute,
+        devices.can_aggregate,
+    )
+    sites = (
+        devices.sites,
+        devices.site_upload_bytes_per_s,
+        devices.site_download_bytes_per_s,
+    )
+    parts = [b"" if a is None else np.asarray(a).tobytes() for a in arrays]
+    return b"|".join([*parts, str(len(cluster)).encode(), repr(sites).encode()])

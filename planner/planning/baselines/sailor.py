@@ -1,0 +1,214 @@
+"""SAILOR's rule as a planner of its own: stages within regions, the least estimate decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.planning.baselines.rank_order import open_question
+from planner.planning.baselines.search import MOST_REFUSED, ORDERS, FixedPlan, Start, best_of
+from planner.planning.parallelism_candidates import NO_SHAPE
+from planner.planning.request import Question
+from planner.problems import ProblemError
+from planner.workload.costs import StageCosts, split_costs
+
+MOST_REGIONS = 12
+"""Up to which all sets of regions are looked at."""
+MOST_STAGES = 24
+
+Floats = NDArray[np.float64]
+Grid = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SailorRule:
+    """What SAILOR's rule decides, priced on the clock.
+
+    Attributes
+    ----------
+    plan
+        Of the least estimate that memory holds.
+    estimated_s
+        By the rule itself.
+    regions
+        How many take part.
+    """
+
+    plan: FixedPlan
+    estimated_s: float
+    regions: int
+
+
+def sailor_rule(question: Question) -> SailorRule:
+    """Straight pipelines whose stages each average within one region.
+
+    Rebuilt from the paper and its published planner, for one GPU a node. For every set of regions
+    the order whose narrowest link is widest; along it stages of the same number of devices and of
+    equal layers, each in one region, the next region when one has too few left. Decided by an
+    estimate: compute and messages of all stages, the slowest stage with its message for every
+    further microbatch, and the slowest stage's averaging as a ring. All numbers of stages up to
+    `MOST_STAGES`; the workload's own microbatches. Beyond `MOST_REGIONS` regions only chains to the
+    region with the widest link, from each region on. Ours are the price, the order (the faster of
+    1F1B and eager 1F1B), and layers that follow unlike devices.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+
+    Returns
+    -------
+    SailorRule
+        The same for the same arguments.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits.
+
+    References
+    ----------
+    F. Strati et al., "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and
+    Geo-distributed Clusters" (SOSP 2025), section 4; planner at https://github.com/eth-easl/sailor.
+    """
+    cluster = question.cluster
+    names = list(dict.fromkeys(cluster.network.regions))
+    able = np.flatnonzero(np.asarray(cluster.devices.can_compute)).tolist()
+    region_of = cluster.network.regions
+    # the fastest of a region first
+    members = [
+        sorted((d for d in able if region_of[d] == name), key=lambda d: -cluster.flops[d])
+        for name in names
+    ]
+    members = [inside for inside in members if inside]
+    costs = _costs(question)
+    found: dict[tuple[tuple[int, ...], ...], float] = {}
+    for order in _orders([inside[0] for inside in members], cluster.network.bandwidth_bytes_per_s):
+        for grid in _grids([members[r] for r in order], costs, question):
+            key = tuple(map(tuple, grid.tolist()))
+            if key not in found:
+                found[key] = _estimate_s(grid, costs[len(grid[0])], question)
+    refusals: list[str] = []
+    for key in sorted(found, key=lambda key: found[key])[:MOST_REFUSED]:
+        grid = np.array(key, dtype=np.int64)
+        chosen = best_of(_starts(question, grid))
+        if chosen.best:
+            regions = len({region_of[d] for d in grid.ravel().tolist()})
+            return SailorRule(chosen.best["sailor"], found[key], regions)
+        refusals.append(chosen.refusal)
+    raise ProblemError(f"no shape of SAILOR's rule fits: {refusals[0] if refusals else NO_SHAPE}")
+
+
+def _costs(question: Question) -> dict[int, tuple[StageCosts, ...]]:
+    """Of equal layers, by number of stages."""
+    workload = question.workload
+    most = min(MOST_STAGES, len(workload.layers))
+    return {s: split_costs(workload, workload.even_split(s), s - 1) for s in range(1, most + 1)}
+
+
+def _orders(first: Sequence[int], bandwidth: Floats) -> Iterator[tuple[int, ...]]:
+    """Sets of regions, each in the order whose narrowest link is widest."""
+    count = len(first)
+    wide = np.minimum(bandwidth, bandwidth.T)[np.ix_(first, first)]
+    if count > MOST_REGIONS:
+        yield from _chains(wide)
+        return
+    # by set and last region, the widest order
+    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {
+        (1 << r, r): (math.inf, (r,)) for r in range(count)
+    }
+    for chosen in range(1, 1 << count):
+        inside = [r for r in range(count) if chosen >> r & 1]
+        ends = [best[chosen, last] for last in inside]
+        yield max(ends, key=lambda end: end[0])[1]
+        for last in inside:
+            narrowest, order = best[chosen, last]
+            for r in range(count):
+                if not chosen >> r & 1:
+                    key = (chosen | 1 << r, r)
+                    width = min(narrowest, float(wide[last, r]))
+                    if key not in best or width > best[key][0]:
+                        best[key] = (width, (*order, r))
+
+
+def _chains(wide: Floats) -> Iterator[tuple[int, ...]]:
+    for begin in range(len(wide)):
+        chain = [begin]
+        while len(chain) < min(len(wide), MOST_STAGES):
+            left = [r for r in range(len(wide)) if r not in chain]
+            yield tuple(chain)
+            chain.append(max(left, key=lambda r: float(wide[chain[-1], r])))
+        yield tuple(chain)
+
+
+def _grids(
+    members: Sequence[Sequence[int]], costs: dict[int, tuple[StageCosts, ...]], question: Question
+) -> Iterator[Grid]:
+    """Stages along an order that need all its regions, by devices a stage and number of stages."""
+    cluster, workload = question.cluster, question.workload
+    microbatches = workload.batch_samples // workload.microbatch_samples
+    for wide in range(1, max(map(len, members)) + 1):
+        rows = [
+            inside[k * wide : (k + 1) * wide]
+            for inside in members
+            for k in range(len(inside) // wide)
+        ]
+        before = sum(len(inside) // wide for inside in members[:-1])
+        if wide > microbatches:
+            continue
+        for stages in range(before + 1, min(len(rows), max(costs)) + 1):
+            chosen = rows[:stages]
+            pairs = zip(chosen, costs[stages], strict=True)
+            if all(cost.room(cluster.memory_bytes[d]) >= 1 for row, cost in pairs for d in row):
+                yield np.array(chosen, dtype=np.int64).T
+
+
+def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: Question) -> float:
+    """1F1B by its slowest stage, and the slowest averaging."""
+    network, workload = question.cluster.network, question.workload
+    pipelines, stages = grid.shape
+    rounds = -(-workload.batch_samples // (workload.microbatch_samples * pipelines))
+    every, slowest, sync = 0.0, 0.0, 0.0
+    for j, cost in enumerate(costs):
+        own = cost.busy_s(float(question.cluster.flops[grid[:, j]].min()))
+        there = 0.0
+        if j + 1 < stages:
+            here, then = grid[:, j], grid[:, j + 1]
+            sent_s = network.latency_s + cost.output_bytes / network.bandwidth_bytes_per_s
+            there = float(np.maximum(sent_s[here, then], sent_s[then, here]).max())
+        every += own + 2 * there
+        slowest = max(slowest, own + there)
+        if pipelines > 1:
+            pick = np.ix_(grid[:, j], grid[:, j])
+            off = ~np.eye(pipelines, dtype=bool)
+            narrow = network.bandwidth_bytes_per_s[pick][off].min()
+            far = network.latency_s[pick][off].max()
+            each = cost.gradient_bytes / pipelines / narrow + far
+            sync = max(sync, float(2 * (pipelines - 1) * each))
+    return float(every + (rounds - 1) * slowest + sync)
+
+
+def _starts(question: Question, grid: Grid) -> list[Start]:
+    """The placement on the devices that take part, in either order."""
+    used = sorted(grid.ravel().tolist())
+    number = np.full(len(question.cluster), -1)
+    number[used] = np.arange(len(used))
+    part = open_question(replace(question, cluster=question.cluster.subset(used)))
+    own = question.workload.microbatch_samples
+    return [
+        Start(
+            "sailor",
+            replace(
+                part,
+                request=part.request.replace(
+                    stages=grid.shape[1], microbatch_samples=own, schedule=order
+                ),
+            ),
+            number[grid],
+        )
+        for order in ORDERS
+    ]

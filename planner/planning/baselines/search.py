@@ -1,0 +1,300 @@
+"""The best of placements that a rule fixes: priced on the clock, save what a bound excludes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.planning.evaluation import straight_plan, straight_step_s
+from planner.planning.layer_split import balanced_split, is_uniform
+from planner.planning.placed_bound import placed_bound_s
+from planner.planning.request import Order, Question
+from planner.planning.shape import Shape, memory_room, shape_of
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.search.interrupts import INTERRUPTS
+from planner.training_plan.model import TrainingPlan
+
+MOST_EVENTS = 1_000_000
+"""Operations and messages of all steps that are priced; so many take 15 to 50 s of a core."""
+
+MOST_REFUSED = 50
+"""Placements of a rule that memory may turn out not to hold before it is given up."""
+
+ORDERS = (Order.EAGER_1F1B, Order.ONE_F_ONE_B)
+"""Ours, and the one that trainers ship."""
+
+ROUNDING = 1e-9
+"""Relative; a bound excludes a step only beyond it."""
+
+
+@dataclass(frozen=True)
+class FixedPlan:
+    """The decisions of a plan that a rule made, and its step.
+
+    Attributes
+    ----------
+    devices
+        That take part.
+    stages, pipelines
+        Its shape.
+    microbatch_samples
+        Samples that travel together.
+    order
+        Of operations.
+    balanced
+        Whether layers follow unlike devices, or are unlike; otherwise they are cut evenly.
+    recompute
+        Whether stages recompute activations: as asked, or all where memory is short.
+    step_s
+        On the clock.
+    start
+        The placement that they were made of.
+    """
+
+    devices: int
+    stages: int
+    pipelines: int
+    microbatch_samples: int
+    order: str
+    balanced: bool
+    recompute: bool
+    step_s: float
+    start: Start = field(compare=False, repr=False)
+
+    def decisions(self) -> dict[str, Any]:
+        """Shape, order and step, JSON-ready."""
+        names = (one.name for one in fields(self) if one.name != "start")
+        return {name: getattr(self, name) for name in names}
+
+    def plan(self) -> TrainingPlan:
+        """The whole plan, for the devices that take part."""
+        shape, assignment, _ = self.start.fitted()
+        return straight_plan(self.start.question, shape, assignment)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the plans that a rule allows.
+
+    Attributes
+    ----------
+    priced
+        On the clock.
+    excluded
+        Not priced: no order of theirs beats the best.
+    refused
+        By memory or for another reason; with recomputation counts by itself.
+    left_out
+        Not priced, because that was work enough; one of them may be better.
+    """
+
+    priced: int = 0
+    excluded: int = 0
+    refused: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A placement to price.
+
+    Attributes
+    ----------
+    name
+        The best is sought among those of the same name.
+    question
+        Whose request fixes stages and order.
+    grid
+        ``int[pipelines, stages]``.
+    """
+
+    name: str
+    question: Question
+    grid: NDArray[np.int64]
+
+    def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
+        """Layers and bound.
+
+        Returns
+        -------
+        tuple[Shape, AssignmentPlan, float]
+            The shape with its layers, who holds which stage, and what no order beats in seconds.
+
+        Raises
+        ------
+        ProblemError
+            Memory does not hold a stage and one microbatch, or the shape does not fit.
+        """
+        question, shape = self.question, shape_of(self.question)
+        assignment = AssignmentPlan.of_grid(self.grid)
+        cluster, workload = question.cluster, question.workload
+        if not is_uniform(cluster, workload):
+            layers = balanced_split(
+                cluster, workload, assignment.groups, shape.head_stage, shape.recompute
+            )
+            shape = shape.with_layers(layers)
+        memory_room(cluster, workload, shape, assignment.groups)
+        return shape, assignment, placed_bound_s(question, shape, assignment)
+
+    def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
+        """Whether memory holds fewer microbatches of a pipeline than there are.
+
+        Parameters
+        ----------
+        shape, assignment
+            As `fitted` gives them.
+        """
+        question = self.question
+        room = memory_room(question.cluster, question.workload, shape, assignment.groups)
+        return min(room.values()) < -(-shape.microbatches // shape.starts)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether all stages recompute their activations."""
+        return self.question.request.recompute == "all"
+
+    def recomputing(self) -> Start:
+        """The same with recomputation in all stages."""
+        request = self.question.request.replace(recompute="all")
+        return replace(self, question=replace(self.question, request=request))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The best of each name, and what became of all.
+
+    Attributes
+    ----------
+    best
+        By name.
+    starts
+        By name, what the best was made of.
+    tally
+        Of all.
+    refusal
+        Why the one with the most stages and smallest microbatches was refused, which needs least
+        memory; empty if none was.
+    """
+
+    best: dict[str, FixedPlan]
+    starts: dict[str, Start]
+    tally: Tally
+    refusal: str
+
+
+def best_of(
+    starts: Iterable[Start],
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> Trials:
+    """Price placements in the order of their bounds, until nothing better can be left.
+
+    Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
+    is tried too. The first of each name is priced whatever the work.
+
+    Parameters
+    ----------
+    starts
+        Placements.
+    most_events
+        Operations and messages to price in all.
+    over
+        Whether to try no more than has been, though one of each name.
+
+    Returns
+    -------
+    Trials
+        The same for the same arguments, as long as it is not over.
+    """
+    return _Search(most_events, over).run(starts)
+
+
+class _Search:
+    def __init__(self, most_events: int, over: Callable[[], bool]) -> None:
+        self.left, self.over = most_events, over
+        self.best: dict[str, FixedPlan] = {}
+        self.starts: dict[str, Start] = {}
+        self.refusals: list[tuple[tuple[int, int, bool], str]] = []
+        self.priced = self.excluded = self.left_out = 0
+        self.queue: list[tuple[float, int, Start, Shape, AssignmentPlan]] = []
+        self.queued = 0
+
+    def run(self, starts: Iterable[Start]) -> Trials:
+        """All of them, or what a command has found when it is told to end."""
+        try:
+            self._all(starts)
+        except KeyboardInterrupt:
+            if not self.best or not INTERRUPTS.asked or INTERRUPTS.insisted:
+                raise
+            INTERRUPTS.ending = True
+        tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
+        _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
+        return Trials(self.best, self.starts, tally, refusal)
+
+    def _all(self, starts: Iterable[Start]) -> None:
+        for start in starts:
+            if self.queue and self.over():
+                self.left_out += 1
+            else:
+                self._offer(start)
+        while self.queue:
+            bound, _, start, shape, assignment = heapq.heappop(self.queue)
+            known = self.best.get(start.name)
+            if known is not None and bound * (1 - ROUNDING) >= known.step_s:
+                self.excluded += 1
+            elif known is not None and (_events(shape) > self.left or self.over()):
+                self.left_out += 1
+            else:
+                self._price(start, shape, assignment)
+
+    def _refuse(self, start: Start, error: ProblemError) -> None:
+        stages, small = start.grid.shape[1], -start.question.workload.microbatch_samples
+        self.refusals.append(((stages, small, start.recomputes), str(error)))
+
+    def _offer(self, start: Start) -> None:
+        try:
+            shape, assignment, bound = start.fitted()
+        except ProblemError as error:
+            self._refuse(start, error)
+            if not start.recomputes:
+                self._offer(start.recomputing())
+            return
+        heapq.heappush(self.queue, (bound, self.queued, start, shape, assignment))
+        self.queued += 1
+        if not start.recomputes and start.is_short(shape, assignment):
+            self._offer(start.recomputing())
+
+    def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
+        question = start.question
+        try:
+            step_s = straight_step_s(question, shape, assignment)
+        except ProblemError as error:
+            self._refuse(start, error)
+            return
+        self.priced += 1
+        self.left -= _events(shape)
+        known = self.best.get(start.name)
+        if known is None or step_s < known.step_s:
+            self.starts[start.name] = start
+            self.best[start.name] = FixedPlan(
+                devices=len(question.cluster),
+                stages=shape.stages,
+                pipelines=shape.starts,
+                microbatch_samples=question.workload.microbatch_samples,
+                order=str(question.request.schedule),
+                balanced=not is_uniform(question.cluster, question.workload),
+                recompute=any(shape.recompute),
+                step_s=step_s,
+                start=start,
+            )
+
+
+def _events(shape: Shape) -> int:
+    """Operations F and B of a step, and its messages."""
+    return shape.microbatches * (4 * shape.stages - 2)

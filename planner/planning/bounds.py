@@ -1,0 +1,224 @@
+"""Lower bounds on the step time on the clock, whatever the assignment and the order of operations.
+
+Compute times by FLOPs, updates free. Let T be the end of a step and j the stage of the device whose
+averaging ends then. That device begins its next step at T; with one round over the whole stage all
+devices of stage j do, one in every pipeline. What depends on their first operations comes after T.
+The distance of two step ends is at least the least over j of what must follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner.network.cluster import Cluster, device_limits
+from planner.planning.averaging_bound import AveragingBound, averaging_bound
+from planner.planning.cycle_bounds import cycle_bound_s
+from planner.planning.request import Question, Shares
+from planner.planning.shape import Shape
+from planner.search.certificate import Witness
+from planner.training_plan.choices import Codec
+from planner.workload.costs import StageCosts
+
+
+class StepBound(NamedTuple):
+    """Seconds that no step beats, and what says so.
+
+    Attributes
+    ----------
+    seconds
+        The bound.
+    basis
+        The argument, in plain words.
+    witness
+        What the checker recomputes it from; None: it takes our word.
+    """
+
+    seconds: float
+    basis: str
+    witness: Witness | None
+
+
+def step_bound(question: Question, shape: Shape) -> StepBound | None:
+    """A bound for every placement with this shape; None where compute times were measured.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    StepBound or None
+        Of the simulated step.
+    """
+    request, cluster, workload = question.request, question.cluster, question.workload
+    if request.calibration is not None or request.delayed:
+        return None
+    if request.skips:
+        if not question.ends_together or request.sync_every > 1:
+            return None  # a stage's devices do not begin their steps together
+        cycle = request.cycle(shape.stages)
+        visited = {0: request.path_stages or 0, 1: shape.stages}
+        lengths = [visited[k] for k in cycle]
+        each = shape.microbatches // shape.starts
+        averaging = one_round(question, shape)
+        seconds = cycle_bound_s(
+            cluster, workload, shape.sizes, each, lengths, averaging, shape.layers, shape.recompute
+        )
+        basis = "loads and start devices of any arrangement of these stages"
+        return StepBound(seconds, basis, None)
+    stages: dict[str, Any] = {
+        "layers": [list(part) for part in shape.layers],
+        "microbatch_samples": workload.microbatch_samples,
+    }
+    if any(shape.recompute):
+        stages["recompute"] = list(shape.recompute)
+    witness = {"kind": "straight step", "shapes": [stages]}
+    seconds = straight_bound_s(question, shape)
+    return StepBound(seconds, "fullest stage, link or device between two step ends", witness)
+
+
+def one_round(question: Question, shape: Shape) -> AveragingBound:
+    """Bounds on averaging in one round over each stage.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    AveragingBound
+        For the request's shares and codec.
+    """
+    request = question.request
+    wire = Codec(request.codec).wire_ratio
+    # what two stages share comes after, in a round whose time is not counted
+    apart = not request.sync.local_steps
+    vectors = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
+    return averaging_bound(
+        question.cluster,
+        shape.sizes,
+        [vector * wire for vector in vectors[: shape.stages]],
+        equal_shares=request.shares == Shares.EQUAL,
+        helped=bool(question.helpers),
+    )
+
+
+def straight_bound_s(question: Question, shape: Shape) -> float:
+    """Seconds that no placement in straight pipelines beats.
+
+    With averaging in one round every pipeline has a device that begins at T, so the one with most
+    microbatches counts; otherwise one pipeline does, with the fewest. The latter is so in steps
+    that do not average too.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    averages_s = _step_s(question, shape, together=question.ends_together)
+    return question.request.sync.mean_s(_step_s(question, shape, together=False), averages_s)
+
+
+def _step_s(question: Question, shape: Shape, *, together: bool) -> float:
+    """Of one step, at whose begin the devices of a stage begin together or one does."""
+    cluster, costs = question.cluster, shape.costs(question.workload)
+    together = together and shape.starts > 1
+    fewest, more = divmod(shape.microbatches, shape.starts)
+    count = fewest + (1 if together and more else 0)
+    walk = _Walk.of(cluster, costs, count, shape.head_stage)
+    stages = range(shape.stages)
+    if shape.starts == 1:
+        return walk.home_s(0, 0)  # nobody averages, so stage 0 ends last
+    if not together:
+        return min(walk.home_s(j, 0) for j in stages)
+    averaging = one_round(question, shape)
+    return min(
+        max(
+            max(walk.home_s(j, q) + float(averaging.stage_s[q]) for q in stages),
+            float(
+                np.min([walk.home_s(j, q) + averaging.device_s[q] for q in stages], axis=0).max()
+            ),
+            _slowest_link_s(cluster, costs, fewest) + float(averaging.stage_s.min()),
+        )
+        for j in stages
+    )
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Least times of one pipeline's operations and hops, by stage and boundary."""
+
+    count: int
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    head_s: float
+    head_stage: int
+    hop_s: Sequence[float]
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, costs: Sequence[StageCosts], count: int, head_stage: int
+    ) -> _Walk:
+        fastest = float(cluster.flops.max())
+        network = cluster.limited_network()
+        off = ~np.eye(len(cluster), dtype=bool)
+        return cls(
+            count,
+            [stage.forward_s(fastest) for stage in costs],
+            [stage.backward_s(fastest) for stage in costs],
+            costs[head_stage].head_s(fastest),
+            head_stage,
+            [float(network.transfer_s(stage.output_bytes)[off].min()) for stage in costs[:-1]],
+        )
+
+    def home_s(self, begin: int, home: int) -> float:
+        """From T until ``home`` has done its last backward, if stage ``begin`` starts at T.
+
+        Some stage m is the neck: its operations that must follow T take their time one after the
+        other, before them the way to it, after them the last microbatch's way home.
+        """
+        return max(self._neck_s(begin, m, home) for m in range(home, len(self.forward_s)))
+
+    def _neck_s(self, begin: int, m: int, home: int) -> float:
+        back = sum(self.hop_s[i] + self.backward_s[i] for i in range(home, m))
+        head = self.head_s if m == self.head_stage else 0.0
+        if m >= begin:
+            there = sum(self.forward_s[i] + self.hop_s[i] for i in range(begin, m))
+            return there + self.count * (self.forward_s[m] + head + self.backward_s[m]) + back
+        # only the backward passes are sure to follow: through begin, to the end and back to m
+        last = len(self.forward_s)
+        there = sum(self.forward_s[begin:]) + self.head_s + sum(self.backward_s[m + 1 :])
+        there += 2 * sum(self.hop_s[begin : last - 1]) + sum(self.hop_s[m:begin])
+        return there + self.count * self.backward_s[m] + back
+
+
+def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -> float:
+    """Every device sends or receives all of its pipeline's messages over one pair after T.
+
+    From stage j on it sends activations forward, before it gradients come back to it.
+    """
+    if len(costs) == 1:
+        return 0.0
+    rate = cluster.limited_network().bandwidth_bytes_per_s
+    rate = np.where(np.eye(len(cluster), dtype=bool), 0.0, rate)
+    best = np.maximum(rate.max(axis=1), rate.max(axis=0))
+    least = min(stage.output_bytes for stage in costs[:-1])
+    up, down = device_limits(cluster)
+    return count * least / float(np.minimum(best, np.maximum(up, down)).min())

@@ -1,0 +1,111 @@
+"""What a plan costs, and what is least in it: seconds or dollars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+from planner.planning.request import Objective, PlanRequest
+from planner.simulator.traffic import sent_bytes
+from planner.training_plan.cost import Cost
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+HOUR_S, BILLION = 3600.0, 1e9
+
+
+def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
+    """The plan and what a step of it costs.
+
+    Parameters
+    ----------
+    plan
+        Priced in seconds.
+    request
+        With prices of bytes.
+
+    Returns
+    -------
+    TrainingPlan
+        Itself where devices have no prices.
+    """
+    hourly = plan.cluster.devices.usd_per_hour
+    if hourly is None:
+        return plan
+    sent, each = sent_bytes(plan), request.prices.usd_per_byte(plan.cluster.network)
+    devices = float(np.sum(hourly)) / HOUR_S * plan.predicted.step_s
+    messages = float((sent * each).sum())
+    tokens = step_tokens(plan.workload)
+    cost = Cost(
+        devices,
+        messages,
+        float(sent[each > 0].sum()),
+        None if tokens is None else (devices + messages) / tokens * BILLION,
+        request.prices,
+        request.hour_usd,
+    )
+    return plan.replace(cost=cost)
+
+
+def step_tokens(workload: Workload) -> int | None:
+    """Tokens of a step; None where the workload does not say what a sample has.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    """
+    arch = workload.architecture
+    return None if arch is None else workload.batch_samples * arch.sequence
+
+
+@dataclass(frozen=True)
+class Merit:
+    """What of a plan is to be least: its seconds, or seconds at their price and messages.
+
+    Attributes
+    ----------
+    by_cost
+        Whether dollars count.
+    wait_usd_per_s
+        What waiting is worth.
+    """
+
+    by_cost: bool
+    wait_usd_per_s: float
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> Merit:
+        """As asked."""
+        return cls(request.objective == Objective.COST, request.hour_usd / HOUR_S)
+
+    def value(self, cluster: Cluster, step_s: float, messages_usd: float) -> float:
+        """Seconds or dollars of a step.
+
+        Parameters
+        ----------
+        cluster
+            The devices that take part.
+        step_s
+            Of the step.
+        messages_usd
+            What its messages cost; only looked at where dollars count.
+        """
+        if not self.by_cost:
+            return step_s
+        hourly = cluster.devices.usd_per_hour
+        each = 0.0 if hourly is None else float(np.sum(hourly)) / HOUR_S
+        return step_s * (each + self.wait_usd_per_s) + messages_usd
+
+    def of_plan(self, plan: TrainingPlan) -> float:
+        """The same of a plan that knows its cost."""
+        messages = 0.0 if plan.cost is None else plan.cost.messages_usd
+        return self.value(plan.cluster, plan.predicted.step_s, messages)
+
+
+BY_TIME = Merit(False, 0.0)
+"""Seconds."""

@@ -1,0 +1,54 @@
+"""What a step costs at least, whatever the plan, in the mean over many steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.planning.bounds import StepBound
+from planner.planning.cost import HOUR_S
+from planner.planning.request import Question
+from planner.workload.costs import stage_costs
+
+
+def cost_bound(question: Question, step: StepBound | None) -> StepBound | None:
+    """Dollars: each FLOP on the device that does it for least, and waiting for the shortest step.
+
+    A device is paid for all of a step, and is busy for part of it at most.
+
+    Parameters
+    ----------
+    question
+        What is asked, of devices with prices.
+    step
+        A bound on the step's seconds; None: 0.
+
+    Returns
+    -------
+    StepBound or None
+        Its ``seconds`` are dollars; None where compute times are measured.
+    """
+    cluster, workload, request = question.cluster, question.workload, question.request
+    if request.calibration is not None:
+        return None
+    whole = stage_costs(workload, 0, len(workload.layers), with_head=True)
+    count = workload.batch_samples // workload.microbatch_samples
+    flops = count * (whole.forward_flops + whole.backward_flops + whole.head_flops)
+    cheapest = float((np.asarray(cluster.devices.usd_per_hour) / HOUR_S / cluster.flops).min())
+    dollars = flops * cheapest
+    basis = "computing on the devices with most FLOPs a dollar"
+    kinds = np.stack([cluster.flops, np.asarray(cluster.devices.usd_per_hour)], axis=1)
+    rows, counts = np.unique(kinds, axis=0, return_counts=True)
+    witness: dict[str, Any] = {
+        "kind": "cost",
+        "devices": [
+            {"count": count, "flops": rate, "usd_per_hour": price}
+            for (rate, price), count in zip(rows.tolist(), counts.tolist(), strict=True)
+        ],
+    }
+    if step is not None and request.hour_usd > 0:
+        dollars += request.hour_usd / HOUR_S * step.seconds
+        basis += "; waiting for the shortest step"
+        witness |= {"step_s": step.seconds, "step": step.witness}
+    return StepBound(dollars, basis, witness)

@@ -1,0 +1,195 @@
+"""A lower bound on the mean step of any plan with skipped stages and given stage sizes.
+
+It holds on the clock for every arrangement, every choice of paths and every order of operations
+within the devices' memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+from planner.planning.averaging_bound import AveragingBound
+from planner.problems import ArrangedPathProblem
+from planner.problems.stage_numbers import StageNumbers
+from planner.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+def cycle_bound_s(
+    cluster: Cluster,
+    workload: Workload,
+    stage_sizes: Sequence[int],
+    microbatches_per_start: int,
+    path_stages: Sequence[int],
+    averaging: AveragingBound,
+    layers: Sequence[tuple[int, int]],
+    recompute: Sequence[bool] = (),
+) -> float:
+    """Seconds that no arrangement can beat on average, compute times by FLOPs.
+
+    Let T be the end of the last step of a pass through the cycle; all devices of one stage begin
+    the next pass together then. If that is stage 0, all of the pass follows. Otherwise the first
+    step that visits that stage is only sure to follow from there on, but from the end of that step
+    stage 0 goes on with the others.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    stage_sizes
+        Devices of every stage.
+    microbatches_per_start
+        Microbatches that a device of stage 0 starts.
+    path_stages
+        Of every iteration of the cycle in order, the stages that its paths visit.
+    averaging
+        What one round over every stage takes at least.
+    layers
+        Of every stage, ``(start, stop)``.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
+
+    Returns
+    -------
+    float
+        Seconds a step.
+    """
+    least = {
+        k: _Least.of(
+            _problem(cluster, workload, stage_sizes, k, microbatches_per_start, layers, recompute)
+        )
+        for k in set(path_stages)
+    }
+    steps = [least[k] for k in path_stages]
+    found = [_in_turn_s(steps, averaging)]
+    for j, size in enumerate(stage_sizes):
+        if j == 0 or size == 1:
+            continue  # a stage of one device does not average, so stage 0 ends after it
+        visited = [t for t, step in enumerate(steps) if step.from_stage_s[j] is not None]
+        if not visited:
+            # stage 0 may be steps ahead, but neither skips its own averaging
+            found.append(len(steps) * float(averaging.stage_s[[0, j]].min()))
+            continue
+        first = visited[0]
+        begun = min(steps[first].work_s[0], steps[first].from_stage_s[j] or 0.0)
+        begun += float(averaging.stage_s[0])
+        found.append(begun + _in_turn_s(steps[first + 1 :], averaging))
+    return min(found) / len(steps)
+
+
+class _Least(NamedTuple):
+    """What a step takes at least without averaging.
+
+    Attributes
+    ----------
+    work_s
+        ``float[stages]``: stage 0 from its begin to its last backward pass; of another stage, the
+        device with most visits.
+    from_stage_s
+        To the last backward pass of stage 0 from the moment at which stage j begins; None where no
+        path need visit that stage.
+    """
+
+    work_s: Floats
+    from_stage_s: list[float | None]
+
+    @classmethod
+    def of(cls, problem: ArrangedPathProblem) -> _Least:
+        from planner.mapf.arranged_bounds import arranged_bound_s
+
+        work = _stage_work_s(problem)
+        # a start device's F comes before another stage's work, and B after it
+        way = float(problem.forward_s[0].min() + problem.backward_s[0].min())
+        around = float(work.max()) + way + 2 * _least_hop_s(problem) if work.any() else 0.0
+        work[0] = max(arranged_bound_s(problem), around)
+        return cls(work, [None, *_later_stages_s(problem)])
+
+
+def _in_turn_s(steps: Sequence[_Least], averaging: AveragingBound) -> float:
+    """Steps from the moment at which stage 0 begins the first: each stage does them in turn.
+
+    Each of its steps takes its work and its averaging, which every device has in some stage.
+    """
+    work = sum((step.work_s for step in steps), np.zeros(len(averaging.stage_s)))
+    devices = work[:, None] + len(steps) * averaging.device_s
+    stages = work + len(steps) * averaging.stage_s
+    return float(max(devices.min(axis=0).max(), stages.max()))
+
+
+def _visits(problem: ArrangedPathProblem) -> int:
+    """CC3: every stage but the first is visited by the floor of the mean, or more."""
+    count = problem.stage_sizes[0] * problem.microbatches_per_start
+    return count * (problem.path_stages - 1) // max(len(problem.stage_sizes) - 1, 1)
+
+
+def _least_hop_s(problem: ArrangedPathProblem) -> float:
+    off = ~np.eye(len(problem), dtype=bool)
+    return float(problem.transfer_s[off].min(initial=np.inf))
+
+
+def _stage_work_s(problem: ArrangedPathProblem) -> Floats:
+    """F and B of the visits that one device of every stage but the first must take."""
+    busy = (problem.forward_s + problem.backward_s).min(axis=1)
+    visits = [-(-_visits(problem) // size) for size in problem.stage_sizes]
+    return np.asarray(busy * [0, *visits[1:]])
+
+
+def _later_stages_s(problem: ArrangedPathProblem) -> list[float | None]:
+    """Where the devices of stage 1, 2, ... begin together; None without a visit that is sure.
+
+    What visits that stage goes on to head and backward pass on a start device, back to the stage
+    and home: the stage's own work, or the start devices', is the neck of that walk.
+    """
+    sizes, stages, visits = problem.stage_sizes, len(problem.stage_sizes), _visits(problem)
+    if visits == 0:
+        return [None] * (stages - 1)
+    hop = _least_hop_s(problem)
+    forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
+    work = _stage_work_s(problem)
+    head = float(problem.head_s.min())
+    ending = float((problem.head_s + problem.backward_s[0]).min())
+    found: list[float | None] = []
+    for j in range(1, stages):
+        away = float(forward[j]) + hop
+        # a swap moves a stage by one place; after it the rest of the path, head, and all back
+        place = min(j + 1, problem.path_stages - 1)
+        others = np.sort(np.delete(backward[1:], j - 1))[: problem.path_stages - 2]
+        alone = float(forward[j] + backward[j] + backward[0] + others.sum()) + head
+        alone += (2 * problem.path_stages - place) * hop
+        own = float(work[j]) + hop + float(backward[0])
+        starts = away + -(-visits // sizes[0]) * ending
+        found.append(max(alone, own, starts))
+    return found
+
+
+def _problem(
+    cluster: Cluster,
+    workload: Workload,
+    stage_sizes: Sequence[int],
+    path_stages: int,
+    each: int,
+    layers: Sequence[tuple[int, int]],
+    recompute: Sequence[bool],
+) -> ArrangedPathProblem:
+    """As the simulator counts: directions apart, and no message smaller than the smallest."""
+    numbers = StageNumbers.of(cluster, workload, layers, recompute)
+    least = min(layer.output_bytes for layer in workload.layers) * workload.microbatch_samples
+    return ArrangedPathProblem(
+        cluster.limited_network().transfer_s(least),
+        stage_sizes,
+        numbers.forward_s,
+        numbers.backward_s,
+        numbers.head_s,
+        path_stages,
+        numbers.memory,
+        each,
+        live_memory=True,
+    )

@@ -1,0 +1,243 @@
+"""A plan from decisions: its averaging, its compute times, its predicted step; no certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.planning.averaging import averaging_rounds
+from planner.planning.request import Question
+from planner.planning.shape import Shape
+from planner.planning.straight import straight_schedule
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.simulator.simulator import first_step_s, predict, step_s
+from planner.training_plan.averaging_group import StageAveraging
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.workload.compute_times import ComputeTimes
+
+
+def straight_plan(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+    """The plan of straight pipelines for an assignment with a grid.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+
+    Returns
+    -------
+    TrainingPlan
+        Priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    return _with_times(_straight(question, shape, assignment))
+
+
+def straight_step_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+    """The predicted step of `straight_plan` alone, in seconds.
+
+    Parameters
+    ----------
+    question, shape, assignment
+        As there.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    return step_s(_straight(question, shape, assignment))
+
+
+def _straight(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+    times = compute_times(question, shape, assignment)
+    schedule = straight_schedule(question, shape, assignment, times)
+    return _unpriced(question, shape, assignment, times, (schedule,))
+
+
+def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) -> ComputeTimes:
+    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+
+    Returns
+    -------
+    ComputeTimes
+        Seconds per device.
+    """
+    cluster, workload, groups = question.cluster, question.workload, assignment.groups
+    calibration = question.request.calibration
+    if calibration is None:
+        return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
+    return calibration.compute_times(
+        cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
+    )
+
+
+def stage_averaging(
+    question: Question, shape: Shape, groups: Sequence[Sequence[int]]
+) -> list[tuple[StageAveraging, float]]:
+    """How every stage averages, and bytes of its vector; at last what first and last stage share.
+
+    Where embedding and head share a matrix, are on two stages and devices do not update by
+    themselves, that is a vector of its own, averaged over both stages in one round or two levels.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    list[tuple[StageAveraging, float]]
+        One entry a stage, and one more where it is so.
+
+    Raises
+    ------
+    ProblemError
+        A group cannot average as asked.
+    """
+    cluster, request = question.cluster, question.request
+    codec, stages = Codec(request.codec), len(groups)
+    apart = not request.sync.local_steps
+    sizes = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
+    levels, two = request.levels, request.within is not None
+    found = [
+        (
+            averaging_rounds(
+                cluster,
+                group,
+                request.shares,
+                request.group_size,
+                size,
+                codec,
+                levels=levels,
+                two_clocks=two,
+            ),
+            size,
+        )
+        for group, size in zip(groups, sizes, strict=False)
+    ]
+    for size in sizes[stages:]:
+        both = tuple(sorted((*groups[0], *groups[shape.head_stage])))
+        try:
+            # groups of a size need not come out for both
+            rounds = averaging_rounds(
+                cluster, both, request.shares, None, size, codec, levels=levels
+            )
+        except ProblemError as error:
+            raise ProblemError(
+                f"embedding and head share a matrix, which the devices of stages 0 and "
+                f"{shape.head_stage} average: {error}"
+            ) from None
+        found.append((rounds, size))
+    return found
+
+
+def priced(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedules: tuple[Schedule, ...],
+) -> TrainingPlan:
+    """The plan with these schedules, its averaging and its simulated times.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+    schedules
+        Of the cycle.
+
+    Returns
+    -------
+    TrainingPlan
+        Its bound on the step is not there yet.
+    """
+    return _with_times(_unpriced(question, shape, assignment, times, schedules))
+
+
+def chained_s(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedule: Schedule,
+) -> float:
+    """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`.
+
+    Parameters
+    ----------
+    question, shape, assignment, times
+        As in `priced`.
+    schedule
+        The only one.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    return first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
+
+
+def _unpriced(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedules: tuple[Schedule, ...],
+) -> TrainingPlan:
+    request = question.request
+    return TrainingPlan(
+        cluster=question.cluster,
+        network_name=request.network_name,
+        workload=question.workload,
+        seed=question.seed,
+        compute_times=times,
+        assignment=assignment,
+        stage_layers=shape.layers,
+        recompute=shape.recompute,
+        schedules=schedules,
+        cycle=request.cycle(shape.stages),
+        averaging=tuple(
+            rounds for rounds, _ in stage_averaging(question, shape, assignment.groups)
+        ),
+        codec=Codec(request.codec),
+        clip=request.clip,
+        sync=request.sync,
+        predicted=Predicted(0.0, 0.0, 0.0),
+        certificates={},
+    )
+
+
+def _with_times(plan: TrainingPlan) -> TrainingPlan:
+    return plan.replace(predicted=predict(plan))

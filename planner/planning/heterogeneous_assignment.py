@@ -1,0 +1,151 @@
+"""Assignment for devices that differ in speed or memory.
+
+DT-FM's cost knows the network only (its own stated limitation, section 8). Here layers follow the
+devices (`planner.planning.layer_split`), and devices of different speed change places as long as
+network and computation together get faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.planning.layer_split import balanced_split
+from planner.planning.request import Question
+from planner.planning.shape import Shape, assignment_problem
+from planner.problems import AssignmentProblem, ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.search.stop import StopRun
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
+    """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
+
+    Of data parallelism the share that falls on a step, where one in several averages.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    cluster, workload = question.cluster, question.workload
+    try:
+        layers = balanced_split(cluster, workload, groups, shape.head_stage, shape.recompute)
+    except ProblemError:
+        return float("inf")
+    fitted = shape.with_layers(layers)
+    each = -(-shape.microbatches // shape.starts)
+    busiest = max(
+        each * costs.busy_s(min(float(cluster.flops[d]) for d in group))
+        for group, costs in zip(groups, fitted.costs(workload), strict=True)
+    )
+    problem = assignment_problem(cluster, workload, fitted)
+    seldom = 1 - 1 / question.request.sync_every
+    return problem.cost(groups) - seldom * problem.data_parallel_s(groups) + busiest
+
+
+def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+    """Exchange unlike devices of two stages while that lowers `estimated_step_s`.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+    run
+        The stopping rule at work.
+
+    Returns
+    -------
+    Groups
+        As cheap or cheaper.
+    """
+    cluster = question.cluster
+    kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
+    best, cost = groups, estimated_step_s(question, shape, groups)
+    improved = True
+    with run.interruptible():
+        while improved and run.update() is None:
+            improved = False
+            pairs = [
+                (a, b)
+                for i, left in enumerate(best)
+                for right in best[i + 1 :]
+                for a in left
+                for b in right
+                if kind[a] != kind[b]
+            ]
+            for a, b in pairs:
+                # a trial is a step under a rule of effort; other rules count sweeps
+                if run.spend(1 / run.steps_per_effort) is not None:
+                    break
+                stage_of = {d: j for j, group in enumerate(best) for d in group}
+                if stage_of[a] == stage_of[b]:
+                    continue
+                swap = {a: b, b: a}
+                tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
+                found = estimated_step_s(question, shape, tried)
+                if found < cost * (1 - 1e-9):
+                    best, cost, improved = tried, found, True
+    return best
+
+
+def sorted_by_speed(question: Question, shape: Shape) -> Groups:
+    """Stages of like devices, slowest first: the start that ignores the network.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    Groups
+        Devices of every stage.
+    """
+    order = np.lexsort((question.cluster.memory_bytes, question.cluster.flops))
+    stages = order.reshape(shape.stages, shape.starts).tolist()
+    return tuple(tuple(sorted(map(int, group))) for group in stages)
+
+
+def matched(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
+    """The grid that realises the bottleneck matchings of given groups.
+
+    Parameters
+    ----------
+    problem
+        Network, shape and bytes.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    AssignmentPlan
+        With a grid.
+    """
+    from planner.matching import bottleneck_assignment
+
+    grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)
+    grid[:, 0] = groups[0]
+    for j in range(len(groups) - 1):
+        right = np.array(groups[j + 1])
+        _, columns = bottleneck_assignment(problem.hop_s(j)[np.ix_(grid[:, j], right)])
+        grid[:, j + 1] = right[columns]
+    return AssignmentPlan.of_grid(grid)

@@ -1,0 +1,98 @@
+"""Averaging in two levels: sums within sites, slices of them between sites, and back.
+
+Whoever averages over a line that several devices share sends each device's vector over it. Summed
+within the site first, it carries one. The k-th device of every site sums the k-th slice there, the
+devices that hold the same slice exchange it, and give it to their sites. All sites have as many
+such devices as the smallest can have, so that a device exchanges in one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.problems import AveragingProblem
+from planner.simulator.resources import Links
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
+from planner.training_plan.choices import Phase
+from planner.training_plan.shares import shares_of
+from planner.training_plan.slice_owners import exchanged, holders
+
+
+def has_levels(cluster: Cluster) -> bool:
+    """Whether devices of a site share a line, and there are other sites.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    """
+    devices = cluster.devices
+    lines = devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s
+    sites = devices.sites
+    return bool(lines) and sites is not None and 1 < len(set(sites)) < len(sites)
+
+
+def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
+    """Rounds that reduce, exchange and spread; None where there is nothing to win by them.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    group
+        Devices of the stage.
+
+    Returns
+    -------
+    StageAveraging or None
+        Everybody contributes. None without shared lines, with one site, with one device in every
+        site, and where all of a site cannot sum.
+    """
+    if not has_levels(cluster):
+        return None
+    sites = cluster.devices.sites
+    assert sites is not None
+    at: dict[str, list[int]] = {}
+    for d in group:
+        at.setdefault(sites[d], []).append(d)
+    if not 1 < len(at) < len(group):
+        return None
+    sums = np.asarray(cluster.devices.can_aggregate)
+    if not all(sums[here].any() for here in at.values()):
+        return None
+    held, spread = holders(cluster, list(at.values()))
+    between = _exchange_shares(cluster, list(at), held)
+    flags = (True,) * len(at)
+    exchange = exchanged(held, lambda members: AveragingGroup(members, between, flags))
+    return tuple(replace(one, phase=Phase.REDUCE) for one in spread), exchange, spread
+
+
+def _exchange_shares(
+    cluster: Cluster, sites: Sequence[str], holders: Sequence[Sequence[int]]
+) -> tuple[float, ...]:
+    """Each site's share of what all exchange: as if a site were one device."""
+    from planner.lp.capacity import Limits
+    from planner.lp.rates import best_rates
+
+    links = Links.of(cluster)
+    capacity, n, number = links.capacity_bytes_per_s, len(cluster), links.site_of
+    lines = []
+    for first, own in ((2 * n, 0), (2 * n + links.sites, n)):
+        lines.append(
+            [
+                min(
+                    float(capacity[first + number[held[0]]]),
+                    float(capacity[own + np.array(held)].sum()),
+                )
+                for held in holders
+            ]
+        )
+    index = np.array(holders)
+    pairs = cluster.network.bandwidth_bytes_per_s[index[:, None], index[None, :]].sum(axis=2)
+    problem = AveragingProblem(1.0, lines[0], lines[1], 1.0, 1.0, pairs)
+    rates = best_rates(Limits(problem), problem.contributors).rates
+    return shares_of(rates if rates.sum() > 0 else np.ones(len(sites)))

@@ -1,0 +1,137 @@
+"""The linear programmes that a plan stands on, taken from the plan itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.lp.flow import StageFlow
+from planner.lp.model_file import labels
+from planner.network.cluster import device_limits
+from planner.planning.device_classes import Places
+from planner.planning.layout import Layout
+from planner.planning.layout_flow import ANY, flow_of
+from planner.planning.layout_kernel import IN_FLIGHT
+from planner.problems import AveragingProblem, ProblemError
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import split_costs
+
+
+class PlanFlow(NamedTuple):
+    """What flows through the stages of a plan.
+
+    Attributes
+    ----------
+    flow
+        Nodes are places, each of some alike devices of a stage.
+    microbatches
+        Of a step.
+    names
+        Of nodes: stage, a device, and how many are like it.
+    """
+
+    flow: StageFlow
+    microbatches: float
+    names: tuple[str, ...]
+
+
+def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
+    """The flow of microbatches through the stages, layers and devices of a plan.
+
+    Times are FLOPs over speed, as where plans are searched; with a calibration that is the speed
+    of F and B together.
+
+    Parameters
+    ----------
+    plan
+        Whose paths visit all stages, with the head on the last.
+
+    Returns
+    -------
+    PlanFlow
+        What `planner.lp.flow.solve_flow` solves.
+
+    Raises
+    ------
+    ProblemError
+        Another plan.
+    """
+    stages, workload = len(plan.assignment.groups), plan.workload
+    if any(len(path) < stages for schedule in plan.schedules for path in schedule.paths):
+        raise ProblemError(
+            "a flow is of microbatches that visit all stages, and some of this plan skip one; plan "
+            "without --path-stages"
+        )
+    if plan.head_stage != stages - 1:
+        raise ProblemError(
+            "a flow ends with the head on the last stage, and this plan has it on the first; plan "
+            "with --head last"
+        )
+    places = Places.of(plan.cluster)
+    place_of = {d: c for c, members in enumerate(places.members) for d in members}
+    counts = [[0] * len(places) for _ in range(stages)]
+    first: dict[tuple[int, int], int] = {}
+    for j, group in enumerate(plan.assignment.groups):
+        for d in group:
+            counts[j][place_of[d]] += 1
+            first.setdefault((j, place_of[d]), d)
+    recompute = plan.recompute or (False,) * stages
+    layout = Layout(tuple(map(tuple, counts)), plan.stage_layers, recompute)
+    costs = split_costs(workload, layout.layers, plan.head_stage, recompute)
+    nodes, flow = flow_of(places, layout, costs, IN_FLIGHT)
+    flow = replace(flow, room=np.where(flow.room < ANY, flow.room, np.inf))
+    ids = plan.cluster.network.ids
+    names = labels(
+        f"s{j}.{ids[first[j, c]]}" + (f".x{count}" if count > 1 else "")
+        for j, c, count in zip(*(part.tolist() for part in nodes), strict=True)
+    )
+    return PlanFlow(flow, workload.batch_samples / workload.microbatch_samples, names)
+
+
+def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem, tuple[str, ...]]:
+    """DeDLOC's question of a stage: its devices compute, and average beside that.
+
+    Parameters
+    ----------
+    plan
+        With at least two devices in the stage, those that only average included.
+    stage
+        Its number.
+
+    Returns
+    -------
+    tuple[AveragingProblem, tuple[str, ...]]
+        Steps per second of the stage by itself, and names of its members.
+
+    Raises
+    ------
+    ProblemError
+        There is no such stage, or one device alone.
+    """
+    groups = plan.assignment.groups
+    if stage >= len(groups):
+        raise ProblemError(
+            f"stage is {stage}, and the plan has {len(groups)}, from 0; give one of these"
+        )
+    helpers = [d for d, of in plan.averages_for.items() if of == stage]
+    members = sorted({*groups[stage], *helpers})
+    if len(members) == 1:
+        raise ProblemError(f"stage {stage} is one device, which averages with nobody; give another")
+    cluster, workload = plan.cluster, plan.workload
+    costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)[stage]
+    busy_s = [costs.busy_s(float(cluster.flops[d])) for d in members]
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    up, down = device_limits(cluster)
+    problem = AveragingProblem(
+        workload.microbatch_samples / np.array(busy_s),
+        up[members],
+        down[members],
+        workload.batch_samples,
+        plan.vector_bytes()[stage] * plan.codec.wire_ratio,
+        network.bandwidth_bytes_per_s[np.ix_(members, members)],
+        can_compute=[d not in helpers for d in members],
+        can_aggregate=np.asarray(cluster.devices.can_aggregate)[members],
+    )
+    return problem, labels(cluster.network.ids[d] for d in members)

@@ -1,0 +1,70 @@
+"""Straight pipelines that average once in several steps: eq. 1 counts averaging in every step.
+
+With fewer bytes it still counts each step's latencies in full, and keeps devices that average near
+each other where pipelines should be. So several arrangements are priced on the clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
+from planner.planning.evaluation import straight_plan
+from planner.planning.heterogeneous_assignment import matched
+from planner.planning.placement import Arranged, appraised, arrange
+from planner.planning.request import Question
+from planner.planning.shape import Shape, assignment_problem
+from planner.problems import AssignmentProblem
+from planner.problems.answers import AssignmentPlan
+from planner.search.stop import MaxIterations, StoppingCriterion
+
+
+def arrange_rarely(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+    """The best on the clock of some arrangements of equal devices.
+
+    The optimum of eq. 1, that of eq. 1 with the bytes that a step averages in the mean, and ranks
+    region by region with either degree outermost.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; one step in several averages.
+    shape
+        Equal stages.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Arranged
+        Priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
+    """
+    from planner.genetic.solve import solve_assignment
+
+    half = stop.portion(0.5)
+    first = arrange(question, shape, half)
+    reason = first.certificate.stop_reason
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    seldom = AssignmentProblem(
+        question.cluster.network,
+        stage_sizes=shape.sizes,
+        activation_bytes=problem.activation_bytes,
+        gradient_bytes=np.array(problem.gradient_bytes) / question.request.sync_every,
+    )
+    limit = MaxIterations(0) if reason == "interrupted" else half
+    second = solve_assignment(seldom, limit, question.seed, question.request.method).plan
+    assert second is not None
+    ranks = region_order(question.cluster.network)
+    grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
+    # pipelines that eq. 3 asks for, of the stages that ranks have
+    by_rank = [matched(problem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
+    found = [first.assignment, second, *by_rank]
+    plans = [straight_plan(question, shape, one) for one in found]
+    best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
+    certificate = appraised(question, shape, found[best], reason) if best else first.certificate
+    return Arranged(shape, found[best], certificate, plans[best])

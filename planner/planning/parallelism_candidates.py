@@ -1,0 +1,145 @@
+"""Stages x pipelines x microbatch sizes to choose from (DT-FM, 10.2, did by hand)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.planning.request import Question
+from planner.search.result import Result
+from planner.training_plan.alternative import Alternative
+from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some
+
+NO_SHAPE = "no number of stages divides devices and layers"
+"""Why there are no `candidates`."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of the table that the choice was made from.
+
+    Attributes
+    ----------
+    stages, pipelines
+        Its stages and pipelines.
+    microbatch_samples
+        Samples that travel together.
+    step_s
+        Predicted step time; None where it is refused.
+    bound_s
+        What no placement of this shape can beat.
+    refused
+        Why it cannot be, such as too little memory.
+    """
+
+    stages: int
+    pipelines: int
+    microbatch_samples: int
+    step_s: float | None
+    bound_s: float | None
+    refused: str = ""
+
+    @classmethod
+    def of(cls, question: Question, result: Result[TrainingPlan]) -> Candidate:
+        """A shape that was planned.
+
+        Parameters
+        ----------
+        question
+            What is asked, of what.
+        result
+            Of that shape.
+        """
+        return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
+
+    @classmethod
+    def refusal(cls, question: Question, why: str) -> Candidate:
+        """A shape that does not fit.
+
+        Parameters
+        ----------
+        question
+            What is asked, of what.
+        why
+            In words.
+        """
+        stages = question.request.stages
+        assert isinstance(stages, int)
+        samples = question.workload.microbatch_samples
+        return cls(stages, len(question.cluster) // stages, samples, None, None, why)
+
+    @property
+    def why(self) -> str:
+        """It is refused, without the remedy."""
+        return self.refused.split(";")[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Stages, pipelines and samples of a microbatch."""
+        return self.stages, self.pipelines, self.microbatch_samples
+
+    def rank(self) -> tuple[bool, float, int, int]:
+        """Fastest first, refused ones last."""
+        return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
+
+
+def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    """Shapes that were tried and not taken.
+
+    Parameters
+    ----------
+    made
+        The plan.
+    table
+        All shapes.
+    """
+    groups = made.assignment.groups
+    taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
+    shapes = [(one, _shape(*one.shape)) for one in table]
+    return tuple(
+        Alternative(taken, shape, one.step_s, why=one.why)
+        for one, shape in shapes
+        if shape != taken
+    )
+
+
+def _shape(stages: int, pipelines: int, samples: int) -> str:
+    return f"{some(stages, 'stage')} x {some(pipelines, 'pipeline')}, microbatches of {samples}"
+
+
+def candidates(question: Question) -> list[Question]:
+    """The question for all stages and microbatch sizes that divide devices and batch.
+
+    Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
+    of the size that was asked for.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    list[Question]
+        One a shape, all else as asked.
+    """
+    n, workload = len(question.cluster), question.workload
+    fixed, batch = question.request.microbatch_samples is not None, workload.batch_samples
+    found = []
+    for stages in range(1, min(n, len(workload.layers)) + 1):
+        if n % stages:
+            continue
+        size = workload.microbatch_samples
+        while batch % size == 0 and batch // size >= n // stages:
+            found.append(
+                replace(
+                    question,
+                    workload=workload.replace(microbatch_samples=size),
+                    request=question.request.replace(stages=stages),
+                )
+            )
+            if fixed:
+                break
+            size *= 2
+    return found

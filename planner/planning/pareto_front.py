@@ -1,0 +1,223 @@
+"""Which plans are worth a thought: none is both faster and cheaper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.planning.request import Objective, PlanRequest, Within
+from planner.planning.solve import plan
+from planner.problems import ProblemError
+from planner.search.interrupts import INTERRUPTS
+from planner.search.result import Result
+from planner.search.stop import INTERRUPTED, StoppingCriterion
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some, span
+from planner.utils.validate import choice, real
+from planner.workload.boundary_codec import BoundaryCodec
+from planner.workload.workload import Workload
+
+WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
+"""What an hour's wait is worth, in hours of all devices: from nothing but time to nothing but
+dollars."""
+NOBODY = "none"
+"""Averages gradients in every step."""
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A plan that is on the front, or was tried.
+
+    Attributes
+    ----------
+    result
+        Of `planner.plan`.
+    request
+        What it was asked for.
+    on_front
+        Whether no other that trains the same way is as fast and as cheap, and better in one of
+        both.
+    """
+
+    result: Result[TrainingPlan]
+    request: PlanRequest
+    on_front: bool = False
+
+    def __repr__(self) -> str:
+        where = "on the front" if self.on_front else "not on the front"
+        return f"FrontPoint({self.step_s:.4g} s, {self.step_usd:.4g} $ a step, {where})"
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The plan."""
+        assert self.result.plan is not None
+        return self.result.plan
+
+    @property
+    def trains(self) -> tuple[int, str, str, str]:
+        """What changes training: steps between averagings, codecs of gradients and boundaries.
+
+        And who averages gradients in every step where there are several.
+        """
+        plan, within = self.plan, self.request.within or NOBODY
+        return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec, within
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        return self.plan.predicted.step_s
+
+    @property
+    def step_usd(self) -> float:
+        """Dollars of its step."""
+        assert self.plan.cost is not None
+        return self.plan.cost.step_usd
+
+
+@dataclass(frozen=True)
+class Front:
+    """Plans between the fastest and the cheapest.
+
+    Attributes
+    ----------
+    points
+        All that were found, each once, the fastest first.
+    refused
+        What was asked and could not be planned, and why.
+    """
+
+    points: tuple[FrontPoint, ...]
+    refused: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        seconds = span([point.step_s for point in self.points], "s")
+        dollars = span([point.step_usd for point in self.points], "$")
+        return (
+            f"Front({some(len(self.points), 'plan')}, {sum(p.on_front for p in self.points)} on "
+            f"the front, {seconds}, {dollars} a step, {len(self.refused)} refused)"
+        )
+
+
+def pareto(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    sync_every: Sequence[int] = (1,),
+    codecs: Sequence[str] = ("none",),
+    boundary_codecs: Sequence[str] = ("none",),
+    within: Sequence[str] = (NOBODY,),
+    worth: Sequence[float] = WORTH,
+    stop: StoppingCriterion,
+    seed: int = 0,
+    told: Callable[[Front], None] = lambda front: None,
+    **fields: Any,
+) -> Front:
+    """Plans between the fastest and the cheapest.
+
+    Each combination of what may change training is searched for each worth of time.
+
+    Parameters
+    ----------
+    cluster, workload
+        Where and what to train; devices have prices.
+    sync_every, codecs, boundary_codecs
+        What may be asked of `PlanRequest` fields ``sync_every``, ``codec``, ``boundary_codec``.
+    within
+        Likewise, where ``sync_every`` is above 1; ``"none"``: nobody averages in every step.
+    worth
+        What an hour's wait is worth, in what all devices cost in an hour; infinite: time alone.
+    stop
+        When to end each of these searches; an interruption ends them all.
+    seed
+        Of every random choice.
+    told
+        Takes what there is after each of these searches.
+    fields
+        Other fields of `PlanRequest`.
+
+    Returns
+    -------
+    Front
+        All that were found, and what was refused.
+
+    Raises
+    ------
+    ProblemError
+        Devices without prices, a worth that is none, an unknown codec, or nothing fits.
+    """
+    hourly = cluster.devices.usd_per_hour
+    if hourly is None:
+        raise ProblemError(
+            "a front of seconds and dollars needs what devices cost; give usd_per_hour to Devices "
+            "or in the devices file"
+        )
+    for name in ("objective", "hour_usd"):
+        if name in fields:
+            raise ProblemError(f"{name} follows from worth here; leave it out")
+    hours = [float(one) if one == math.inf else real("worth", one, 0) for one in worth]
+    for kind, name, words in (
+        (Codec, "codec", codecs),
+        (BoundaryCodec, "boundary_codec", boundary_codecs),
+        (Within, "within", [who for who in within if who != NOBODY]),
+    ):
+        for word in words:
+            choice(kind, name, word, error=ProblemError)
+    choices = (sync_every, codecs, boundary_codecs, within)
+    found, refused = list[FrontPoint](), list[tuple[str, str]]()
+    for chosen, least in _asked(float(np.sum(hourly)), hours, *choices):
+        try:
+            request = PlanRequest(**fields | chosen | least)
+            result = plan(cluster, workload, request=request, stop=stop, seed=seed)
+        except ProblemError as error:
+            refused.append((", ".join(f"{k} {v}" for k, v in chosen.items()), str(error)))
+            continue
+        found.append(FrontPoint(result, request))
+        told(_front(found, refused))
+        if INTERRUPTS.asked or result.stop_reason == INTERRUPTED:
+            break
+    if not found:
+        why = refused[0][1] if refused else "nothing is asked for; give one of each kind"
+        raise ProblemError(why)
+    return _front(found, refused)
+
+
+def _front(found: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
+    return Front(_marked(found), tuple(dict.fromkeys(refused)))
+
+
+def _asked(
+    all_usd: float, hours: Sequence[float], *choices: Sequence[Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """What changes training, and what is least.
+
+    The extremes come first, so that an interrupted front has both ends.
+    """
+    for worth in dict.fromkeys(sorted(hours, key=lambda one: 0 < one < math.inf)):
+        least: dict[str, Any] = {"objective": Objective.TIME}
+        if worth < math.inf:
+            least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
+        for every, codec, boundary, who in product(*choices):
+            if every == 1 and who != NOBODY and NOBODY in choices[-1]:
+                continue  # all average in every step
+            chosen = {"sync_every": every, "codec": codec, "boundary_codec": boundary}
+            yield chosen | ({} if who == NOBODY else {"within": who}), least
+
+
+def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Fastest first, each once; on a front is what costs less than all that are as fast."""
+    unlike = {point.plan.content_hash: point for point in reversed(found)}
+    order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
+    marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()
+    for point in order:
+        known = least.get(point.trains, math.inf)
+        least[point.trains] = min(known, point.step_usd)
+        better = point.step_usd < known * (1 - 1e-9)
+        marked.append(replace(point, on_front=better))
+    return tuple(marked)

@@ -1,0 +1,43 @@
+"""A search for a part of a plan, of which the stopping rule hears as of whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.planning.evaluation import straight_plan
+from planner.planning.request import Question
+from planner.planning.shape import Shape
+from planner.search.stop import Around
+from planner.training_plan.model import TrainingPlan
+
+Later = Callable[[], tuple[float, TrainingPlan]]
+"""Makes a plan, which takes a while, and its step in seconds."""
+
+
+@dataclass(frozen=True)
+class Completing(Around):
+    """A criterion that hears of assignments as of the straight plans that they make.
+
+    Attributes
+    ----------
+    question, shape
+        Of the plans.
+    """
+
+    question: Question
+    shape: Shape
+
+    def found(self, objective: float, plan: Any) -> None:
+        from planner.genetic.incumbent_stop import FoundAssignment  # numba takes a while to load
+
+        if not isinstance(plan, FoundAssignment):
+            self.inner.found(objective, plan)
+            return
+
+        def later() -> tuple[float, TrainingPlan]:
+            made = straight_plan(self.question, self.shape, plan.assignment_plan())
+            return made.predicted.step_s, made
+
+        self.inner.found(objective, later)

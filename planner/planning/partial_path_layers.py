@@ -1,0 +1,141 @@
+"""Layers of stages that microbatches may skip: what can be better than as many in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from planner.planning.layer_split import least_largest
+from planner.planning.request import Question
+from planner.planning.shape import Layers, Shape
+from planner.simulator.averaging_rounds import round_s
+from planner.simulator.resources import Links
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Codec
+from planner.workload.costs import StageCosts, stage_costs
+
+LIMITS = 24
+"""On averaging, for each of which the quickest layers are looked at."""
+
+
+def splits(question: Question, shape: Shape, groups: Sequence[Sequence[int]]) -> list[Layers]:
+    """Layers worth a try for devices of stages: the shape's own first.
+
+    Others make least: the slowest stage's computing for the microbatches that visit it; that and
+    the slowest averaging; what one stage takes for both.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    list[Layers]
+        The shape's alone where the request has layers.
+    """
+    if question.request.stage_layers is not None:
+        return [shape.layers]
+    layers = len(question.workload.layers)
+    computing, averaging = _computing_s(question, shape, groups), _averaging_s(question, groups)
+    cluster, workload = question.cluster, question.workload
+    smallest = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
+    again = shape.recompute or (False,) * shape.stages
+
+    @cache
+    def costs(j: int, start: int, stop: int) -> tuple[float, float]:
+        """Seconds of computing and of averaging; infinite where memory does not hold the stage."""
+        head = j == shape.head_stage
+        found = stage_costs(workload, start, stop, with_head=head, recompute=again[j])
+        if found.need_bytes(1) > smallest[j]:
+            return math.inf, math.inf
+        return computing(j, found), averaging(j, found)
+
+    def within(limit_s: float) -> Layers | None:
+        """The quickest to compute of those whose averaging takes no longer than that."""
+
+        def seconds(j: int, start: int, stop: int) -> float:
+            work_s, round_s = costs(j, start, stop)
+            return work_s if round_s <= limit_s else math.inf
+
+        return least_largest(shape.stages, layers, seconds)
+
+    def both(split: Layers) -> float:
+        """The slowest stage's computing, and after it the slowest averaging."""
+        of_stages = [costs(j, *part) for j, part in enumerate(split)]
+        return max(work for work, _ in of_stages) + max(last for _, last in of_stages)
+
+    quickest = within(math.inf)
+    if quickest is None:
+        return [shape.layers]
+    rounds = {costs(j, a, b)[1] for j in range(shape.stages) for a, b in _ranges(layers)}
+    limits = sorted(s for s in rounds if math.isfinite(s))
+    least = limits[:: max(1, len(limits) // LIMITS)]
+    traded = [quickest, *(split for s in least if (split := within(s)) is not None)]
+    alone = least_largest(shape.stages, layers, lambda *part: sum(costs(*part)))
+    return list(dict.fromkeys([shape.layers, quickest, min(traded, key=both), alone or quickest]))
+
+
+def _ranges(layers: int) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(layers) for b in range(a + 1, layers + 1)]
+
+
+def visited_share(question: Question, shape: Shape) -> float:
+    """Of all layers, those that a microbatch visits, in the mean over the cycle.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    float
+        0 to 1.
+    """
+    count = [stop - start for start, stop in shape.layers]
+    share = _visiting(question, shape)
+    return sum(n * s for n, s in zip(count, share, strict=True)) / sum(count)
+
+
+def _visiting(question: Question, shape: Shape) -> list[float]:
+    """Of the microbatches, those that visit each stage, in the mean over the cycle (CC3)."""
+    path_stages, cycle = question.request.path_stages or 0, question.request.cycle(shape.stages)
+    full = cycle.count(1) / len(cycle)
+    if shape.stages == 1:
+        return [1.0]
+    later = full + (1 - full) * (path_stages - 1) / (shape.stages - 1)
+    return [1.0, *[later] * (shape.stages - 1)]
+
+
+def _computing_s(
+    question: Question, shape: Shape, groups: Sequence[Sequence[int]]
+) -> Callable[[int, StageCosts], float]:
+    """Start devices have as many microbatches each; those of another stage by their speed."""
+    speed = [[float(question.cluster.flops[d]) for d in group] for group in groups]
+    rate = [len(speed[0]) * min(speed[0]), *(sum(of) for of in speed[1:])]
+    visits = [share * shape.microbatches for share in _visiting(question, shape)]
+    return lambda j, costs: visits[j] * costs.busy_s(rate[j])
+
+
+def _averaging_s(
+    question: Question, groups: Sequence[Sequence[int]]
+) -> Callable[[int, StageCosts], float]:
+    """A round of equal shares; its seconds grow with the bytes from what latency takes.
+
+    In the mean, where one step in several averages.
+    """
+    every = question.request.sync_every
+    links, wire = Links.of(question.cluster), Codec(question.request.codec).wire_ratio
+    alike = [AveragingGroup.equal(tuple(group)) for group in groups]
+    away = [round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in alike]
+    giga = [round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in alike]
+    slope = [(with_ - without) / 1e9 for with_, without in zip(giga, away, strict=True)]
+    return lambda j, costs: (away[j] + slope[j] * wire * costs.gradient_bytes) / every

@@ -1,0 +1,260 @@
+"""Schedules whose microbatches skip stages, with full iterations between (SkipPipe)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.network.cluster import Cluster, Devices
+from planner.planning.request import Question
+from planner.planning.shape import Shape, memory_room
+from planner.problems import ArrangedPathProblem, GroupAveraging, PathProblem, ProblemError
+from planner.problems.answers import AssignmentPlan, PathPlan
+from planner.search.certificate import Certificate, Status
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, StopRun
+from planner.simulator.simulator import simulate_cycle
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.workload.compute_times import ComputeTimes
+
+MEAN = 1e-12
+"""Rounding of a mean of bounds that were moved away from the plans before."""
+
+NextStop = Callable[[Sequence[Result[PathPlan]]], StoppingCriterion]
+"""The limit of the next schedule's search, from the results so far."""
+
+
+def skipping_schedules(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    next_stop: NextStop,
+    before: Sequence[Result[PathPlan]] = (),
+) -> tuple[tuple[Schedule, ...], list[Result[PathPlan]]]:
+    """One schedule for each kind of iteration in the cycle, and what the path solver said of it.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+    next_stop
+        Called for the stopping rule of each search.
+    before
+        Results of an earlier search of the same schedules, to go on from.
+
+    Returns
+    -------
+    tuple[tuple[Schedule, ...], list[Result[PathPlan]]]
+        The schedules and the path solver's results.
+
+    Raises
+    ------
+    ProblemError
+        There are no such paths within memory.
+
+    References
+    ----------
+    "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks" (2025), section 3.6.
+    """
+    from planner.mapf.solve import solve_paths
+
+    usual = path_problem(question, shape, assignment, times)
+    questions = [usual]
+    if 1 in question.request.cycle(shape.stages):
+        questions.append(usual.replace(path_stages=shape.stages, max_swaps=0))
+    solved: list[Result[PathPlan]] = []
+    schedules = []
+    method = question.request.path_method
+    for k, asked in enumerate(questions):
+        first = before[k].plan if before else None
+        result = solve_paths(asked, next_stop(solved), question.seed, method, first)
+        if result.plan is None:
+            remedy = "give stages more devices, or devices more memory"
+            if result.status != Status.INFEASIBLE:
+                remedy = f"'{method}' found none; give it more effort, or take 'auto'"
+            raise ProblemError(
+                f"no paths of {asked.path_stages} stages: {result.stop_reason}; {remedy}"
+            )
+        solved.append(result)
+        schedules.append(
+            Schedule(_name(asked), shape.head, result.plan.paths, result.plan.order(len(asked)))
+        )
+    return tuple(schedules), solved
+
+
+def path_problem(
+    question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+) -> PathProblem:
+    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers in queues.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+
+    Returns
+    -------
+    PathProblem
+        Seconds and microbatches of the plan's own devices.
+    """
+    cluster, workload, request = question.cluster, question.workload, question.request
+    assert request.path_stages is not None
+    room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
+    problem = PathProblem.from_assignment(
+        cluster,
+        workload,
+        assignment,
+        path_stages=request.path_stages,
+        microbatches_per_start=shape.microbatches // shape.starts,
+        memory=[room[d] for d in range(len(cluster))],
+        max_swaps=request.swaps,
+        live_memory=True,
+        queueing=True,
+        stage_layers=shape.layers,
+        recompute=shape.recompute,
+    )
+    return problem.replace(
+        forward_s=times.forward_s, backward_s=times.backward_s, head_s=times.head_s
+    )
+
+
+def arranged_problem(question: Question, shape: Shape) -> ArrangedPathProblem:
+    """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
+
+    Compute times are those by FLOPs: what was measured is known for one stage a device.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    ArrangedPathProblem
+        A round of equal shares a stage counts as the clock counts it.
+    """
+    cluster, workload, request = question.cluster, question.workload, question.request
+    assert request.path_stages is not None
+    wire = Codec(request.codec).wire_ratio
+    vectors = [costs.gradient_bytes * wire for costs in shape.costs(workload)]
+    problem = ArrangedPathProblem.from_workload(
+        cluster,
+        workload,
+        shape.sizes,
+        path_stages=request.path_stages,
+        microbatches_per_start=shape.microbatches // shape.starts,
+        max_swaps=request.swaps,
+        live_memory=True,
+        queueing=True,
+        stage_layers=shape.layers,
+        recompute=shape.recompute,
+    )
+    most = shape.microbatches if request.in_flight is None else request.in_flight
+    return problem.replace(
+        memory=np.minimum(problem.memory, most),
+        fixed_sizes=True,
+        averaging=GroupAveraging.of(cluster, vectors, request.sync_every),
+    )
+
+
+def _name(problem: PathProblem) -> str:
+    stages = len(problem.stage_devices)
+    full = problem.path_stages == stages and problem.max_swaps == 0
+    return "full" if full else f"{problem.path_stages} of {stages} stages"
+
+
+def paths_certificate(
+    question: Question, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+) -> Certificate:
+    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    made
+        The plan.
+    solved
+        Results of the path solver, one a schedule.
+    run
+        The stopping rule at work.
+
+    Returns
+    -------
+    Certificate
+        Mean over the cycle.
+    """
+    incumbent: Incumbent[TrainingPlan] = Incumbent(
+        run, made.content_hash, method=str(solved[0].method), seed=made.seed
+    )
+    incumbent.offer(path_solver_s(made), made)
+    witness = None
+    if all(result.witness is not None for result in solved):
+        witness = {
+            "kind": "cycle",
+            "in_flight": question.request.in_flight,
+            "max_swaps": question.request.swaps,
+            "schedules": [dict(result.witness or {}) for result in solved],
+        }
+    share = [made.cycle.count(k) / len(made.cycle) for k in range(len(solved))]
+    incumbent.raise_bound(
+        sum(part * (result.bound or 0.0) for part, result in zip(share, solved, strict=True)),
+        "; ".join(dict.fromkeys(result.basis for result in solved if result.basis)),
+        witness,
+        rounding=MEAN,
+    )
+    reasons = dict.fromkeys(result.stop_reason for result in solved)
+    result = incumbent.result()
+    return replace(
+        result.certificate(),
+        stop_reason=", ".join(reasons),
+        runtime_s=sum(result.runtime_s for result in solved),
+    )
+
+
+def path_solver_s(made: TrainingPlan) -> float:
+    """Mean makespan over the cycle with the path solver's transfers: both directions averaged.
+
+    Simulated on a network that has them, whose pairs queue and share nothing, so that it is what
+    the planned orders take, never more than the solver's own makespans.
+
+    Parameters
+    ----------
+    made
+        The plan.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    w = made.workload
+    largest = max(layer.output_bytes for layer in w.layers)
+    alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
+    mean = made.cluster.limited_network().symmetrised()
+    enough = float(np.where(np.eye(len(mean), dtype=bool), 0.0, mean.bandwidth_bytes_per_s).sum())
+    devices = Devices(made.cluster.flops, made.cluster.memory_bytes, enough or None, enough or None)
+    times = replace(made.compute_times, operation_s=0.0, message_s=0.0)
+    bare = made.replace(compute_times=times)
+    return simulate_cycle(bare, Cluster(mean, devices), alike)[0].pipeline_s

@@ -1,0 +1,169 @@
+"""A plan from an averaging of peers: each that computes holds the whole model (DeDLOC, 3.2).
+
+Microbatches of one sample go to the peers in proportion to their speeds, shares are the solution's.
+A peer that only sums is a helper; one that does neither is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.problems import AveragingProblem, ProblemError
+from planner.problems.answers import AssignmentPlan, AveragingPlan
+from planner.problems.peers_file import Peers
+from planner.simulator.simulator import predict
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Head
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.shares import integer_parts, shares_of
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.costs import stage_costs
+from planner.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Peers that take part, by their numbers in the file.
+
+    Attributes
+    ----------
+    samples
+        Of each peer, in a step.
+    shares
+        Of each peer.
+    trains, helps
+        Who has samples, and who only sums.
+    """
+
+    samples: list[int]
+    shares: list[float]
+    trains: list[int]
+    helps: list[int]
+
+    @classmethod
+    def of(cls, solved: AveragingPlan, batch: int) -> _Cast:
+        samples = integer_parts(solved.samples_per_step, batch).tolist()
+        trains = [i for i, count in enumerate(samples) if count]
+        shares = solved.shares if len(trains) > 1 else np.eye(len(samples))[trains[0]]
+        return cls(
+            samples,
+            shares.tolist(),
+            trains,
+            [i for i in np.flatnonzero(shares > 0).tolist() if not samples[i]],
+        )
+
+
+def peers_plan(
+    peers: Peers,
+    problem: AveragingProblem,
+    solved: AveragingPlan,
+    workload: Workload,
+    links: Network | None = None,
+    seed: int = 0,
+) -> TrainingPlan:
+    """Data parallel training as an averaging has it.
+
+    Parameters
+    ----------
+    peers
+        Names and speeds.
+    problem, solved
+        What was asked of the averaging, without overlap of computing and averaging, and its answer.
+    workload
+        What is trained; its batch and gradients are the problem's.
+    links
+        A network with the peers' names; None: pairs without latency, limited by the peers alone.
+    seed
+        Of the model's weights.
+
+    Returns
+    -------
+    TrainingPlan
+        Priced. What a peer computes in a second is its speed; memory is taken as enough.
+
+    Raises
+    ------
+    ProblemError
+        Microbatches hold several samples.
+    """
+    if workload.microbatch_samples != 1:
+        raise ProblemError(
+            f"microbatch_samples must be 1 in a plan from peers, found "
+            f"{workload.microbatch_samples}; leave it out"
+        )
+    cast = _Cast.of(solved, workload.batch_samples)
+    here = sorted({*cast.trains, *cast.helps})
+    number = {i: d for d, i in enumerate(here)}
+    cluster = _cluster(peers, problem, workload, links, cast, here)
+    trains = tuple(number[i] for i in cast.trains)
+    layers = ((0, len(workload.layers)),)
+    plan = TrainingPlan(
+        cluster=cluster,
+        network_name="",
+        workload=workload,
+        seed=seed,
+        compute_times=ComputeTimes.from_flops(cluster, workload, (trains,), layers),
+        assignment=AssignmentPlan((trains,), None),
+        stage_layers=layers,
+        schedules=(_schedule(cast, number),),
+        averaging=(((_group(cast, number),),),),
+        predicted=Predicted(0.0, 0.0, 0.0),
+        certificates={},
+        left_out=tuple(name for i, name in enumerate(peers.names) if i not in number),
+    )
+    return plan.replace(predicted=predict(plan))
+
+
+def _cluster(
+    peers: Peers,
+    problem: AveragingProblem,
+    workload: Workload,
+    links: Network | None,
+    cast: _Cast,
+    here: list[int],
+) -> Cluster:
+    """Those who take part as devices; one that only sums may be without speed."""
+    up, down = problem.upload_bytes_per_s[here], problem.download_bytes_per_s[here]
+    names = [peers.names[i] for i in here]
+    if links is None:
+        away = np.zeros((len(here), len(here)))
+        network = Network(away, np.minimum(up[:, None], down[None, :]), names)
+    else:
+        network = links.subset(names)
+    costs = stage_costs(workload, 0, len(workload.layers), with_head=True)
+    sample = costs.forward_flops + costs.backward_flops + costs.head_flops
+    trains = [i in cast.trains for i in here]
+    return Cluster(
+        network,
+        Devices(
+            [peers.samples_per_s[i] * sample if i in cast.trains else 1.0 for i in here],
+            costs.need_bytes(1),
+            up,
+            down,
+            can_compute=trains,
+            can_aggregate=problem.can_aggregate[here],
+        ),
+    )
+
+
+def _schedule(cast: _Cast, number: dict[int, int]) -> Schedule:
+    """One microbatch after the other, on the peer that it belongs to."""
+    paths: list[tuple[int, ...]] = []
+    order: list[tuple[tuple[str, int], ...]] = [()] * len(number)
+    for i in cast.trains:
+        mine = range(len(paths), len(paths) + cast.samples[i])
+        paths += [(number[i],)] * len(mine)
+        order[number[i]] = tuple((kind, b) for b in mine for kind in "FHB")
+    return Schedule("peers", Head.LAST, tuple(paths), tuple(order))
+
+
+def _group(cast: _Cast, number: dict[int, int]) -> AveragingGroup:
+    members = [*cast.trains, *cast.helps]
+    shares = shares_of([cast.shares[i] for i in members])
+    flags = (*(True for _ in cast.trains), *(False for _ in cast.helps))
+    return AveragingGroup(tuple(number[i] for i in members), shares, flags, flags)

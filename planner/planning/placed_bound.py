@@ -1,0 +1,159 @@
+"""A lower bound on the step of a given placement in straight pipelines, whatever the order.
+
+As in `planner.planning.bounds`: T is the end of a step and j the stage of the device whose update
+ends then. With one round over its stage, the devices of stage j begin their next step no earlier.
+Every microbatch passes them on its way F0, f0, F1, ..., H, ..., b0, B0 (f and b are the messages
+across a boundary), so all that lies behind F of stage j in that way follows T. Here devices and
+pairs are known, so each is taken at its own speed, and averaging as long as its group needs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.planning.evaluation import compute_times, stage_averaging
+from planner.planning.request import Question
+from planner.planning.shape import Shape
+from planner.problems.answers import AssignmentPlan
+from planner.simulator.averaging_rounds import round_s
+from planner.simulator.resources import Links
+from planner.training_plan.choices import Codec
+
+Floats = NDArray[np.float64]
+
+
+def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+    """Seconds that no order of operations beats with these devices in these places.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        With a grid.
+
+    Returns
+    -------
+    float
+        Seconds, before rounding.
+
+    Raises
+    ------
+    ProblemError
+        The groups cannot average.
+    """
+    assert assignment.grid is not None
+    grid = assignment.grid
+    pipelines, stages = grid.shape
+    times = compute_times(question, shape, assignment)
+    update_s = np.array(times.update_s)[grid].max(axis=0)
+    way = _Way.of(question, shape, grid, times.forward_s, times.head_s, times.backward_s)
+    fewest, more = divmod(shape.microbatches, pipelines)
+    count = np.full(pipelines, fewest)
+    count[:more] += 1
+    # nobody averages and updates are free: stage 0 ends last
+    first_alone = pipelines == 1 and not any(times.update_s)
+    begins = 1 if first_alone else stages
+
+    def step_s(after_s: Floats, together: bool) -> float:
+        least = way.after_s(count[:, None], way.home_s(after_s))[:, :begins]
+        # where a stage's devices do not end together, any pipeline may be the one
+        return float((least.max(axis=0) if together else least.min(axis=0)).min())
+
+    averages_s = _averaging_s(question, shape, assignment)
+    if question.request.delayed:
+        return step_s(update_s, False)
+    found = step_s(averages_s + update_s, question.ends_together)
+    return question.request.sync.mean_s(step_s(update_s, False), found)
+
+
+def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:
+    """Per stage, its round by itself; several rounds, or levels, are not counted."""
+    if not question.ends_together or shape.starts == 1:
+        return np.zeros(shape.stages)
+    links = Links.of(question.cluster)
+    averaging = stage_averaging(question, shape, assignment.groups)
+    codec = Codec(question.request.codec)
+    # what two stages share comes after, in a round whose time is not counted
+    own = averaging[: shape.stages]
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
+
+
+class _Way:
+    """What a microbatch passes in each pipeline, and how long each part is busy with one."""
+
+    def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
+        # hops: [there or back, busy or latency as well, pipelines, boundaries]
+        self.forward, self.head, self.backward = forward, head, backward
+        self.there, self.back = hops
+        # per pipeline, from F of a stage to the last stage and back through B of that stage
+        legs = forward + backward
+        legs[:, :-1] += self.there[1] + self.back[1]
+        self.onward = np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] + head[:, -1:]
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        shape: Shape,
+        grid: NDArray[np.int64],
+        forward_s: tuple[float, ...],
+        head_s: tuple[float, ...],
+        backward_s: tuple[float, ...],
+    ) -> _Way:
+        """With the devices' times and the pairs' latencies and rates."""
+        network = question.cluster.limited_network()
+        head = np.zeros(grid.shape)
+        at = shape.head_stage
+        head[:, at] = np.array(head_s)[grid[:, at]]
+        sent = np.array([c.output_bytes for c in shape.costs(question.workload)[:-1]])
+        left, right = grid[:, :-1], grid[:, 1:]
+        hops = []
+        for u, v in ((left, right), (right, left)):
+            busy = sent / network.bandwidth_bytes_per_s[u, v]
+            hops.append([busy, busy + network.latency_s[u, v]])
+        return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
+
+    def after_s(self, count: NDArray[np.int64], home: Floats) -> Floats:
+        """``float[pipelines, stages]``: from T to the last stage's end, if that stage starts at T.
+
+        ``count`` is a column of microbatches, ``home`` what `home_s` says.
+
+        Something on the way is the neck: before it the first microbatch's way there, then all
+        microbatches one after the other, then the last one's way to some stage's B, and what comes
+        after that stage's last B.
+        """
+        busy, whole = self.there
+        legs = self.forward.copy()
+        legs[:, :-1] += whole
+        passed = np.cumsum(legs, axis=1)
+        begin = passed - legs
+        neck = begin + count * (self.forward + self.head + self.backward) + home
+        over = count * busy + (whole - busy) + self.onward[:, 1:] + home[:, 1:]
+        neck[:, :-1] = np.maximum(neck[:, :-1], begin[:, :-1] + self.forward[:, :-1] + over)
+
+        # the head of a pipeline's first stage comes when the microbatch is back
+        busy, whole = self.back
+        legs = self.backward.copy()
+        legs[:, 1:] += whole
+        turned = passed[:, -1:] + self.head[:, -1:]
+        back = turned + np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] - legs
+        best = (back + count * self.backward + home).max(axis=1)
+        rest = back[:, 1:] + self.backward[:, 1:] + count * busy + (whole - busy)
+        rest += self.backward[:, :-1] + home[:, :-1]
+        best = np.maximum(best, rest.max(axis=1, initial=0.0))
+
+        onward = np.maximum.accumulate(neck[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(np.maximum(onward, best[:, None]) - begin)
+
+    def home_s(self, after_s: Floats) -> Floats:
+        """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
+        home = np.empty(self.forward.shape)
+        home[:, 0] = after_s[0]
+        for m in range(1, self.forward.shape[1]):
+            way = self.back[1, :, m - 1] + self.backward[:, m - 1]
+            home[:, m] = np.maximum(after_s[m], way + home[:, m - 1])
+        return home

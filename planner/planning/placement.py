@@ -1,0 +1,226 @@
+"""Which device holds which stage: what every plan begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
+from planner.planning.evaluation import straight_plan
+from planner.planning.heterogeneous_assignment import (
+    Groups,
+    improve_groups,
+    matched,
+    sorted_by_speed,
+)
+from planner.planning.layer_split import balanced_split, is_uniform
+from planner.planning.request import Question
+from planner.planning.shape import Shape, assignment_problem, memory_room
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
+from planner.search.stop import MaxIterations, StoppingCriterion, started
+from planner.training_plan.model import TrainingPlan
+
+TRIALS_PER_EFFORT = 200.0
+"""Exchanges of two unlike devices that are tried in a unit of effort."""
+
+
+class Arranged(NamedTuple):
+    """An assignment, the layers that go with it, and how good eq. 1 says it is.
+
+    Attributes
+    ----------
+    shape
+        With the layers chosen.
+    assignment
+        Devices of every stage.
+    certificate
+        Of eq. 1.
+    made
+        The plan around it, where it was priced on the way.
+    """
+
+    shape: Shape
+    assignment: AssignmentPlan
+    certificate: Certificate
+    made: TrainingPlan | None = None
+
+
+def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+    """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Arranged
+        Not priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), section 3.
+    """
+    if is_uniform(question.cluster, question.workload):
+        # equal devices hold a stage or do not, whoever they are: refuse before searching
+        anyone = [[j] for j in range(shape.stages)]
+        memory_room(question.cluster, question.workload, shape, anyone)
+    solved = _solve(question, shape, stop)
+    assert solved.plan is not None
+    return Arranged(shape, solved.plan, solved.certificate())
+
+
+def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+    """For straight pipelines of devices that differ in speed or memory, or of unlike layers.
+
+    Starts from the network alone and from speed alone, improved for both together; layers follow
+    the devices. The fastest predicted step is taken.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Arranged
+        Priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
+    """
+    third = stop.portion(1 / 3)
+    by_network = _solve(question, shape, third)
+    assert by_network.plan is not None
+    starts = [by_network.plan.groups, sorted_by_speed(question, shape)]
+    if question.request.sync_every > 1:
+        # near devices average quickly, but pipelines are what counts then
+        order = region_order(question.cluster.network)
+        starts += [
+            AssignmentPlan.of_grid(ranks_grid(order, shape.stages, outermost)).groups
+            for outermost in Outermost
+        ]
+    run = third.start(TRIALS_PER_EFFORT)
+    tried = [*starts, *(improve_groups(question, shape, groups, run) for groups in starts)]
+    best = min(_priced(question, shape, tried), key=lambda made: made.predicted.step_s)
+    # the certificate is about the layers that were chosen: bound them, and take better groups
+    fitted = shape.with_layers(best.stage_layers)
+    interrupted = "interrupted" in (by_network.stop_reason, run.reason)
+    again = _solve(question, fitted, MaxIterations(0) if interrupted else third)
+    assert again.plan is not None
+    other = _priced_or_none(question, fitted, again.plan)
+    reason = "interrupted" if interrupted else again.stop_reason
+    if other is not None and other.predicted.step_s < best.predicted.step_s:
+        certificate = replace(again.certificate(), stop_reason=reason)
+        return Arranged(fitted, again.plan, certificate, other)
+    problem = assignment_problem(question.cluster, question.workload, fitted)
+    kept: Incumbent[AssignmentPlan] = Incumbent(
+        run, problem, method=f"{question.request.method}, speed and network", seed=question.seed
+    )
+    kept.offer(problem.cost(best.assignment.groups), best.assignment)
+    if again.bound is not None:
+        kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
+    certificate = replace(kept.result().certificate(), stop_reason=reason)
+    return Arranged(fitted, best.assignment, certificate, best)
+
+
+def appraised(
+    question: Question, shape: Shape, assignment: AssignmentPlan, reason: str
+) -> Certificate:
+    """What eq. 1 says of an assignment that was found in another way.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    reason
+        Why the search for it ended.
+
+    Returns
+    -------
+    Certificate
+        Its cost, and a bound that takes no search.
+    """
+    bounded = _solve(question, shape, MaxIterations(0))
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    kept: Incumbent[AssignmentPlan] = Incumbent(
+        started(MaxIterations(0)),
+        problem,
+        method=f"{question.request.method}, on the clock",
+        seed=question.seed,
+    )
+    kept.offer(problem.cost(assignment.groups), assignment)
+    if bounded.bound is not None:
+        kept.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
+    return replace(kept.result().certificate(), stop_reason=reason)
+
+
+def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
+    """Every arrangement that memory holds, as a plan; raises if there is none."""
+    refused: ProblemError | None = None
+    found = False
+    for groups in dict.fromkeys(tried):
+        try:
+            fitted = shape
+            if question.request.stage_layers is None:
+                fitted = shape.with_layers(
+                    balanced_split(
+                        question.cluster,
+                        question.workload,
+                        groups,
+                        shape.head_stage,
+                        shape.recompute,
+                    )
+                )
+            problem = assignment_problem(question.cluster, question.workload, fitted)
+            made = straight_plan(question, fitted, matched(problem, groups))
+        except ProblemError as error:
+            refused = refused or error
+            continue
+        found = True
+        yield made
+    if not found:
+        raise refused or ProblemError("no placement of these devices fits their memory")
+
+
+def _solve(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[AssignmentPlan]:
+    from planner.genetic.solve import solve_assignment
+
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    return solve_assignment(problem, stop, question.seed, question.request.method)
+
+
+def _priced_or_none(
+    question: Question, shape: Shape, assignment: AssignmentPlan
+) -> TrainingPlan | None:
+    """As `straight_plan`, None where memory does not hold it."""
+    try:
+        return straight_plan(question, shape, assignment)
+    except ProblemError:
+        return None

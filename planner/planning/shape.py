@@ -1,0 +1,389 @@
+"""Stages, their sizes and layers, and microbatches that fit a cluster, and what they ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+from planner.planning.layer_split import balanced_split, is_uniform
+from planner.planning.request import Question
+from planner.problems import AssignmentProblem, ProblemError
+from planner.training_plan.choices import Head
+from planner.workload.costs import StageCosts, split_costs
+from planner.workload.workload import Workload
+
+MOST_ROOM = 1 << 30
+"""Microbatches that are as good as any number."""
+
+Layers = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Stages of a plan and its microbatches, validated against its cluster.
+
+    Attributes
+    ----------
+    layers, sizes
+        Per stage, its layers ``(start, stop)`` and its number of devices.
+    microbatches
+        Of one step, over all pipelines.
+    head
+        Whether the first or the last stage runs head and loss.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
+    """
+
+    layers: Layers
+    sizes: tuple[int, ...]
+    microbatches: int
+    head: Head
+    recompute: tuple[bool, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """S, the number of stages."""
+        return len(self.layers)
+
+    @property
+    def starts(self) -> int:
+        """Devices of stage 0: pipelines, where all stages have as many."""
+        return self.sizes[0]
+
+    @property
+    def head_stage(self) -> int:
+        """The stage that runs head and loss."""
+        return self.head.stage(self.stages)
+
+    def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
+        """The same shape with other layers in its stages.
+
+        Parameters
+        ----------
+        layers
+            Layers ``(start, stop)`` of every stage.
+
+        Returns
+        -------
+        Shape
+            All else the same.
+        """
+        return replace(self, layers=tuple(layers))
+
+    def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
+        """What each stage costs.
+
+        Parameters
+        ----------
+        workload
+            What is trained.
+
+        Returns
+        -------
+        tuple[StageCosts, ...]
+            One entry a stage.
+        """
+        return split_costs(workload, self.layers, self.head_stage, self.recompute)
+
+
+def shape_of(question: Question) -> Shape:
+    """The shape that a request with a number of stages asks for.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    Shape
+        Validated.
+
+    Raises
+    ------
+    NetworkError
+        A pair of devices is not measured.
+    ProblemError
+        Devices, stages, layers and batch do not fit together.
+    """
+    _require_able(question.cluster)
+    if question.request.skips:
+        sizes = _sizes_for_paths(question)
+        microbatches = _microbatches_for_paths(question, sizes[0])
+    else:
+        sizes = _equal_sizes(question)
+        microbatches = microbatches_of(question.workload, sizes[0])
+    layers = layers_of(question, len(sizes))
+    request = question.request
+    recompute = request.recomputing(len(sizes))
+    shape = Shape(layers, sizes, microbatches, request.head_place, recompute)
+    return shape if request.stage_layers is not None else _held(question, shape)
+
+
+def _held(question: Question, shape: Shape) -> Shape:
+    """Other than even layers where like devices do not hold these, with embedding and head."""
+    cluster, workload = question.cluster, question.workload
+    if not is_uniform(cluster, workload):
+        return shape
+    memory = float(cluster.memory_bytes[0])
+    if all(costs.room(memory) >= 1 for costs in shape.costs(workload)):
+        return shape
+    anyone = [[0]] * shape.stages
+    try:
+        layers = balanced_split(cluster, workload, anyone, shape.head_stage, shape.recompute)
+    except ProblemError:
+        return shape
+    return shape.with_layers(layers)
+
+
+def _able(question: Question) -> str:
+    """How many devices may hold stages, in words."""
+    words = f"{len(question.cluster)} devices"
+    return words if question.given is None else f"{words} that can compute"
+
+
+def _require_able(cluster: Cluster) -> None:
+    cluster.network.require_complete()
+    unable = np.flatnonzero(~np.asarray(cluster.devices.can_compute))
+    if len(unable):
+        raise ProblemError(
+            f"device {cluster.network.ids[unable[0]]!r} cannot compute, so it can hold no stage; "
+            "plan without it"
+        )
+
+
+def layers_of(question: Question, stages: int) -> Layers:
+    """The layers of every stage that were asked for, or as even ones as there are.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    stages
+        S.
+
+    Returns
+    -------
+    Layers
+        S ranges ``(start, stop)``.
+
+    Raises
+    ------
+    ProblemError
+        They do not follow each other over all layers.
+    """
+    asked, workload = question.request.given_layers, question.workload
+    if asked is None:
+        return workload.even_split(stages)
+    ends = [0, *(stop for _, stop in asked)]
+    follow = all(start == end < stop for end, (start, stop) in zip(ends, asked, strict=False))
+    if len(asked) != stages or not follow or ends[-1] != len(workload.layers):
+        raise ProblemError(
+            f"stage_layers must be {stages} ranges that follow each other over the "
+            f"{len(workload.layers)} layers, found {[list(part) for part in asked]}; correct them"
+        )
+    return tuple(asked)
+
+
+def _equal_sizes(question: Question) -> tuple[int, ...]:
+    n, stages, pipelines = (
+        len(question.cluster),
+        question.request.stages,
+        question.request.pipelines,
+    )
+    if not isinstance(stages, int):
+        raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
+    if stages < 1 or stages > n:
+        raise ProblemError(
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
+        )
+    if pipelines is None:
+        if n % stages:
+            most = len(question.workload.layers)
+            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
+            raise ProblemError(
+                f"{_able(question)} cannot be divided into {stages} equal stages; ask for one of "
+                f"{fits}, or plan on a subset of the devices"
+            )
+        pipelines = n // stages
+    if stages * pipelines != n:
+        raise ProblemError(
+            f"stages x pipelines must be the number of devices, found {stages} x {pipelines} for "
+            f"{_able(question)}; change one, or give stage_sizes"
+        )
+    return (pipelines,) * stages
+
+
+MOST_MICROBATCHES = 1_000_000
+"""Of a step: whoever asks for more has written a digit too many."""
+
+
+def microbatches_of(workload: Workload, pipelines: int) -> int:
+    """Microbatches of a step.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    pipelines
+        That each need one.
+
+    Returns
+    -------
+    int
+        M.
+
+    Raises
+    ------
+    ProblemError
+        The batch cannot be divided so.
+    """
+    count, left = divmod(workload.batch_samples, workload.microbatch_samples)
+    if count > MOST_MICROBATCHES:
+        raise ProblemError(
+            f"batch_samples {workload.batch_samples} are {count} microbatches; a step has at most "
+            f"{MOST_MICROBATCHES}, give a smaller batch or larger microbatches"
+        )
+    if left:
+        raise ProblemError(
+            f"batch_samples must be a multiple of microbatch_samples, found "
+            f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
+        )
+    if count < pipelines:
+        raise ProblemError(
+            f"{count} microbatches leave some of the {pipelines} pipelines idle; raise the "
+            "batch, or lower microbatch_samples"
+        )
+    return count
+
+
+def _sizes_for_paths(question: Question) -> tuple[int, ...]:
+    """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
+    request, n = question.request, len(question.cluster)
+    stages = request.fixed_stages
+    if request.stage_sizes is not None:
+        return tuple(request.stage_sizes)
+    if not isinstance(stages, int):
+        raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
+    if stages < 1 or stages > n:
+        raise ProblemError(
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
+        )
+    if n % stages == 0:
+        return (n // stages,) * stages
+    from planner.genetic.stage_sizes import stage_sizes_for_skip
+
+    hint = ""
+    if request.path_stages is not None and 1 < request.path_stages <= stages:
+        sizes = stage_sizes_for_skip(n, stages, 1 - request.path_stages / stages)
+        hint = f", such as {','.join(map(str, sizes))}"
+    raise ProblemError(
+        f"{_able(question)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
+    )
+
+
+def _microbatches_for_paths(question: Question, starts: int) -> int:
+    workload = question.workload
+    share = workload.microbatch_samples * starts
+    each, left = divmod(workload.batch_samples, share)
+    if left or each == 0:
+        fits = f"{each * share} or {(each + 1) * share}" if each else f"{share}"
+        raise ProblemError(
+            f"batch_samples must be a multiple of {share}, microbatches of "
+            f"{workload.microbatch_samples} from {starts} start devices, found "
+            f"{workload.batch_samples}; give {fits}, or another size of the first stage"
+        )
+    return each * starts
+
+
+def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
+    """DT-FM's question for this workload.
+
+    c_PP is one microbatch's activations, as the paper defines it: once the pipeline is full,
+    transfers of further microbatches overlap, so counting all of them (as its public code does)
+    would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    AssignmentProblem
+        Bytes of a microbatch over each boundary, gradients of each stage.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1-4.
+    """
+    costs = shape.costs(workload)
+    return AssignmentProblem(
+        cluster.network,
+        stage_sizes=shape.sizes,
+        activation_bytes=[stage.output_bytes for stage in costs[:-1]],
+        gradient_bytes=[stage.gradient_bytes for stage in costs],
+    )
+
+
+def sent_bytes(
+    costs: Sequence[StageCosts], groups: Sequence[Sequence[int]], devices: int
+) -> NDArray[np.float64]:
+    """A microbatch's activations after each device's stage.
+
+    Parameters
+    ----------
+    costs, groups
+        Of every stage.
+    devices
+        N.
+
+    Returns
+    -------
+    ndarray
+        ``float[N]`` bytes; 0 where a device holds no stage.
+    """
+    sent = np.zeros(devices)
+    for group, cost in zip(groups, costs, strict=True):
+        sent[list(group)] = cost.output_bytes
+    return sent
+
+
+def memory_room(
+    cluster: Cluster,
+    workload: Workload,
+    shape: Shape,
+    groups: Sequence[Sequence[int]],
+    in_flight: int | None = None,
+) -> dict[int, int]:
+    """Microbatches that each device can hold between their F and B; no more than asked for.
+
+    Raises
+    ------
+    ProblemError
+        A device cannot hold its stage and one microbatch.
+    """
+    room: dict[int, int] = {}
+    for j, (group, costs) in enumerate(zip(groups, shape.costs(workload), strict=True)):
+        for d in group:
+            have = float(cluster.memory_bytes[d])
+            fits = costs.room(have)
+            if fits < 1:
+                raise ProblemError(
+                    f"device {cluster.network.ids[d]!r} has {have / 1e9:.2f} GB but stage {j} "
+                    f"needs {costs.need_bytes(1) / 1e9:.2f} GB for its state and one "
+                    "microbatch; use more stages, smaller microbatches or larger devices"
+                )
+            held = shape.microbatches if math.isinf(fits) else min(int(fits), MOST_ROOM)
+            room[d] = held if in_flight is None else min(held, in_flight)
+    return room

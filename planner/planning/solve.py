@@ -1,0 +1,378 @@
+"""`planner.plan`: the whole at once, or for one shape or the best of many, part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from planner.network.cluster import Cluster
+from planner.planning.aggregators import with_helpers
+from planner.planning.baselines.plans import BaselinePlans
+from planner.planning.baselines.search import FixedPlan
+from planner.planning.bounds import StepBound, step_bound
+from planner.planning.calibrated import at_most
+from planner.planning.cost import Merit, with_cost
+from planner.planning.cost_bound import cost_bound
+from planner.planning.evaluation import straight_plan
+from planner.planning.joint_bound import whole_bound
+from planner.planning.layer_split import is_uniform
+from planner.planning.local_sgd_placement import arrange_rarely
+from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, others
+from planner.planning.part_stop import Completing
+from planner.planning.partial_path_plan import skipping_plan
+from planner.planning.placement import Arranged, arrange, arrange_unlike
+from planner.planning.request import Order, PlanRequest, Question
+from planner.planning.request import Wiring as Asked
+from planner.planning.shape import Shape, shape_of
+from planner.problems import ProblemError
+from planner.search.certificate import Certificate
+from planner.search.incumbent import Incumbent
+from planner.search.interrupts import INTERRUPTS
+from planner.search.result import Result
+from planner.search.stop import (
+    StoppingCriterion,
+    StopRun,
+    started,
+)
+from planner.training_plan.choices import Codec, Wiring
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.validation import contradictions
+from planner.workload.workload import Workload
+
+ARRANGED, MOST_ARRANGED = 0.1, 256
+"""Share of the limit for straight pipelines before everything is searched, and devices up to which
+they are."""
+GLANCE = 0.5
+"""Share of the limit for a look at every shape; the winner gets the rest."""
+
+
+def plan(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    request: PlanRequest | None = None,
+    stop: StoppingCriterion,
+    seed: int = 0,
+    **fields: Any,
+) -> Result[TrainingPlan]:
+    """Plan a training run.
+
+    Parameters
+    ----------
+    cluster, workload
+        Where and what to train.
+    request
+        Which decisions are fixed, and to what; see `PlanRequest`.
+    stop
+        When to stop searching. Under a limit that counts the same arguments give the same plan.
+    seed
+        Of every random choice.
+    fields
+        Fields of `PlanRequest`, which replace those of ``request``.
+
+    Returns
+    -------
+    Result
+        ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds (with
+        objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
+        that no plan with its head on the last stage can beat, or with ``stages`` no placement with
+        these stages, pipelines and layers (with ``stages="auto"``: with any that were tried). With
+        ``path_stages`` both are means over the cycle of iterations. With a calibration the bound is
+        that of any plan with its head on the last stage, and there is none with ``path_stages``.
+
+    Raises
+    ------
+    ProblemError
+        Fields that contradict each other, or do not fit cluster and workload.
+    NetworkError
+        A pair of devices is not measured.
+    """
+    question = Question.of(cluster, workload, request, seed, fields)
+    if question.request.open:
+        return _everything(question, stop)
+    if question.request.skips:
+        return _one_shape(question, shape_of(question), stop)
+    return _straight_pipelines(question, stop)
+
+
+def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    from planner.planning.joint_search import best_whole  # numba takes a while to load
+
+    # bounds divide by rates, which are not known of all pairs
+    question.cluster.network.require_complete()
+    run = started(stop)
+    baselines = BaselinePlans.of(question, stop)
+    request, bound = question.request, _of_any_plan(question, question.workload)
+    by_cost = Merit.of(request).by_cost
+    if by_cost:
+        bound = cost_bound(question, bound)
+    plans = [*(one.plan() for one in baselines), *_arranged_plans(question, baselines, stop)]
+    found = best_whole(question, _rest(stop, run), bound, plans)
+    found = replace(found, baselines=baselines)
+    result = _with_certificates(found, {}, "cost" if by_cost else "step")
+    return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+
+
+def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
+    """What is left of a limit in seconds; counts are of the search alone."""
+    return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
+
+
+def _arranged_plans(
+    question: Question, baselines: BaselinePlans, stop: StoppingCriterion
+) -> list[TrainingPlan]:
+    """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
+    too_many = len(question.cluster) > MOST_ARRANGED
+    if baselines.ranks is None or too_many or INTERRUPTS.asked:
+        return []
+    best = baselines.ranks.best[1]
+    asked = replace(best.start.question, cluster=question.cluster)
+    try:
+        found = _one_shape(asked, shape_of(asked), stop.portion(ARRANGED))
+    except ValueError:
+        return []
+    return [] if found.plan is None else [found.plan.replace(certificates={})]
+
+
+def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
+    """A bound whatever the decisions are; none where rounds are of small groups, or delayed."""
+    request = question.request
+    if request.group_size is not None or request.delayed:
+        return None
+    return whole_bound(
+        at_most(question.cluster, workload, request.calibration),
+        workload,
+        Codec(request.codec).wire_ratio,
+        recomputes=request.recompute != (),
+        every=request.sync_every,
+        helped_in=question.helped_in,
+        two_clocks=request.within is not None,
+        measured=request.calibration is not None,
+    )
+
+
+def _measured_bound(question: Question, made: TrainingPlan, samples: int) -> StepBound | None:
+    """Where compute times were measured, that of any plan, if it is about such as this one.
+
+    Of microbatches of ``samples`` and of their multiples.
+    """
+    request = question.request
+    if request.calibration is None or request.skips:
+        return None
+    if made.head_stage < len(made.stage_layers) - 1:
+        return None
+    bound = _of_any_plan(question, made.workload.replace(microbatch_samples=samples))
+    # a mean over many steps, which the few that the clock looks at may be below
+    lasting = request.sync_every > 1 or request.calibration.updates
+    if bound is not None and lasting and bound.seconds > made.predicted.step_s:
+        return None
+    return bound
+
+
+def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
+    """A flow's plan as one whose devices begin with that flow, and choose."""
+    assert result.plan is not None
+    made = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
+    for problem in contradictions(made):
+        raise ProblemError(f"wiring 'stochastic': {problem}")
+    return replace(result, plan=made)
+
+
+class _Draft(NamedTuple):
+    """A priced plan, the certificates of its parts, and what the search says of itself."""
+
+    plan: TrainingPlan
+    shape: Shape
+    certificates: dict[str, Certificate]
+    method: str
+    reason: str
+
+
+def _straight_pipelines(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    """One shape or the best of all; no slower than ranks in order of the same kind."""
+    shapes = candidates(question) if question.request.stages == "auto" else [question]
+    if not shapes:
+        raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
+    fixed = None if question.request.stages == "auto" else shape_of(question)
+    run = started(stop)
+    baselines = BaselinePlans.of(question, stop)
+    ranks = baselines.ranks
+    rivals = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
+    if fixed is None or _recomputed(question, fixed) is not None:
+        found = _best_shape(question, shapes, _rest(stop, run), rivals)
+    else:
+        found = _one_shape(question, fixed, _rest(stop, run), rivals)
+    return replace(found, baselines=baselines)
+
+
+def _recomputed(asked: Question, shape: Shape) -> Question | None:
+    """The same with recomputation in all stages, where that is open and memory is short."""
+    request, cluster = asked.request, asked.cluster
+    if request.recompute is not None or request.skips or request.schedule == Order.ONE_F_ONE_B:
+        return None
+    least, each = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
+    if min(costs.room(least) for costs in shape.costs(asked.workload)) >= each:
+        return None
+    return replace(asked, request=request.replace(recompute="all"))
+
+
+def _one_shape(
+    question: Question, shape: Shape, stop: StoppingCriterion, rivals: Sequence[FixedPlan] = ()
+) -> Result[TrainingPlan]:
+    run = started(stop)
+    make = _skipping if question.request.skips else _straight
+    draft = make(question, shape, stop, run)
+    for rival in rivals:
+        if _is_of(rival, question, shape) and rival.step_s < draft.plan.predicted.step_s:
+            fitted, _, _ = rival.start.fitted()
+            draft = _Draft(rival.plan(), fitted, {}, "ranks by region", draft.reason)
+    step: Incumbent[TrainingPlan] = Incumbent(
+        run, draft.plan.content_hash, method=draft.method, seed=question.seed
+    )
+    made = with_cost(with_helpers(question, draft.plan), question.request)
+    step.offer(made.predicted.step_s, made)
+    bound = step_bound(question, draft.shape)
+    bound = bound or _measured_bound(question, made, made.workload.microbatch_samples)
+    if bound is not None:
+        step.raise_bound(*bound)
+    return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
+
+
+def _is_of(rival: FixedPlan, question: Question, shape: Shape) -> bool:
+    """Whether ranks in order are a plan of this shape, order and layers, recomputing alike."""
+    request, own = question.request, rival.start.question
+    return (
+        (rival.stages, rival.pipelines) == (shape.stages, shape.starts)
+        and rival.order == request.schedule
+        and own.workload == question.workload
+        and (own.request.recompute or ()) == (request.recompute or ())
+        and request.stage_layers is None
+    )
+
+
+def _with_certificates(
+    step: Result[TrainingPlan], parts: dict[str, Certificate], objective: str = "step"
+) -> Result[TrainingPlan]:
+    assert step.plan is not None
+    certificates = {**parts, objective: step.certificate()}
+    return replace(step, plan=step.plan.replace(certificates=certificates))
+
+
+def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
+    """Every microbatch through one device of every stage, along the rows of a grid."""
+    arranged = _arranging(question)(question, shape, Completing(stop, question, shape))
+    made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
+    certificate = arranged.certificate
+    return _Draft(
+        made,
+        arranged.shape,
+        {"assignment": certificate},
+        f"{certificate.method}, {question.request.schedule}",
+        f"assignment: {certificate.stop_reason}",
+    )
+
+
+def _arranging(question: Question) -> Callable[[Question, Shape, StoppingCriterion], Arranged]:
+    """How devices come to stages."""
+    if not is_uniform(question.cluster, question.workload):
+        return arrange_unlike
+    return arrange_rarely if question.request.sync_every > 1 else arrange
+
+
+def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:
+    """Paths that skip stages, on the best arrangement and layers that were tried."""
+    return _Draft(*skipping_plan(question, shape, stop, run))
+
+
+def _best_shape(
+    question: Question,
+    shapes: Sequence[Question],
+    stop: StoppingCriterion,
+    rivals: Sequence[FixedPlan],
+) -> Result[TrainingPlan]:
+    """A look at every number of stages and size of microbatches, then more for the winner."""
+    run = started(stop)
+    glance = stop.portion(GLANCE / len(shapes))
+    interrupted = False
+    refused: list[Candidate] = []
+    planned: list[tuple[Question, Result[TrainingPlan]]] = []
+    for asked in shapes:
+        kinds = [asked]
+        for one in kinds:
+            try:
+                shape = shape_of(one)
+                other = _recomputed(one, shape)
+                kinds += [] if other is None else [other]
+                planned.append((one, _one_shape(one, shape, glance, rivals)))
+            except ValueError as error:
+                refused.append(Candidate.refusal(one, str(error)))
+                continue
+            if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
+                break
+        if interrupted or (planned and run.check() is not None):
+            break
+    if not planned:
+        # the most stages and the smallest microbatches, recomputing, need least
+        why = max(reversed(refused), key=lambda one: (one.stages, -one.microbatch_samples)).refused
+        raise ProblemError(
+            why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
+        )
+    first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
+    winner, best = planned[first]
+    again = best
+    if not interrupted and run.check() is None:
+        rest = stop.portion(1 - GLANCE, run.remaining_s)
+        again = _one_shape(winner, shape_of(winner), rest, rivals)
+    if (again.objective or math.inf) < (best.objective or math.inf):
+        best = again
+        planned[first] = winner, again
+    table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
+    best_of_shape: dict[tuple[int, int, int], Candidate] = {}
+    for row in table:
+        best_of_shape.setdefault(row.shape, row)
+    table = list(best_of_shape.values())
+    return _least_of_shapes(question, best, [result for _, result in planned], table, run)
+
+
+def _interrupted(result: Result[TrainingPlan]) -> bool:
+    """Whether Ctrl-C ended a part of it."""
+    assert result.plan is not None
+    return any("interrupted" in c.stop_reason for c in result.plan.certificates.values())
+
+
+def _least_of_shapes(
+    question: Question,
+    best: Result[TrainingPlan],
+    results: Sequence[Result[TrainingPlan]],
+    table: Sequence[Candidate],
+    run: StopRun,
+) -> Result[TrainingPlan]:
+    """The best plan, with the least bound of all shapes as its own, or that of any plan."""
+    assert best.plan is not None and best.objective is not None
+    step: Incumbent[TrainingPlan] = Incumbent(
+        run,
+        best.plan.content_hash,
+        method=f"{best.method}, {len(table)} shapes",
+        seed=best.seed,
+    )
+    step.offer(best.objective, best.plan)
+    made = [result.plan for result in results if result.plan is not None]
+    each = math.gcd(*(one.workload.microbatch_samples for one in made))
+    if (any_plan := _measured_bound(question, best.plan, each)) is not None:
+        step.raise_bound(*any_plan)
+    elif question.request.calibration is None and all(r.bound is not None for r in results):
+        least = min(results, key=lambda result: result.bound or 0.0)
+        witness = {
+            "kind": "straight step",
+            "shapes": [s for r in results if r.witness for s in r.witness["shapes"]],
+        }
+        basis = f"least of {len(results)} shapes: {least.basis}"
+        step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
+    parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
+    found = step.result(exhausted=best.stop_reason)
+    assert found.plan is not None
+    instead = found.plan.replace(alternatives=others(found.plan, table))
+    several = tuple(table) if question.request.stages == "auto" else ()
+    return _with_certificates(replace(found, plan=instead, candidates=several), parts)

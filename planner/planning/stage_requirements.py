@@ -1,0 +1,420 @@
+"""What a stage must do between two step ends, with any devices: flops, bytes and seconds.
+
+With m devices, T the end of a step, D the distance to the next one, c the lesser of a device's up-
+and download, a stage whose vector has v bytes
+
+- averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so that a round of
+  all takes at least 2 (m - 1) v over the sum of c, and v over each c; then come the latencies. Its
+  reducers talk to all others, so to their (m - 1)-nearest. Where helpers may sum parts, members
+  send m v in all at least, and a helper talks to its m-nearest. In two levels the exchange ends at
+  the same time for all of a stage, and counts as the round's end: until then members send m v in
+  all at least, each v, some pair is used both ways, and all devices begin their next step later.
+  On two clocks too, and from the last operation to there R regions send 2 (R - 1) v, so 2 v at
+  least; in all H steps the devices of a region send 2 (m - 1) v in each beside, so that the more
+  regions there are the less is sent in all. What embedding and head share, where they are on two
+  stages, is averaged by these after the rest in every step, and its time is not counted;
+- works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
+  leaves; some device has its share of whole microbatches. The last operation is followed by the
+  averaging, or by the way of its microbatch home;
+- receives before that, over the downloads of all;
+- sends over its uploads, at any time: its round takes (bytes + what is queued) / capacity or more.
+
+A stage before the one whose round ends the step may have done F before T, for as many microbatches
+as its devices hold between F and B; what comes after T are the others' F, and all B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster, device_limits
+from planner.planning.hierarchical_averaging import has_levels
+from planner.workload.costs import StageCosts, stage_costs
+from planner.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+
+MEMORY_SLACK = 1e-6
+"""Relative: a plan may exceed its devices' memory by rounding."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices, whatever their names and places.
+
+    Attributes
+    ----------
+    flops, memory_bytes, up, down
+        ``float[N]``; uploads and downloads in bytes per second.
+    return_s
+        ``float[N]``: the longest latency there and back in a round of m is at least entry m - 1.
+    hop_s, hop_bytes_per_s
+        The least latency of a pair, and the highest rate of one.
+    helped
+        Whether other devices may sum gradients too.
+    levels
+        Whether a stage may average in two levels.
+    regions
+        How many there are, where stages average on two clocks; otherwise 0.
+    """
+
+    flops: Floats
+    memory_bytes: Floats
+    up: Floats
+    down: Floats
+    return_s: Floats
+    hop_s: float
+    hop_bytes_per_s: float
+    helped: bool = False
+    levels: bool = False
+    regions: int = 0
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, helped_in: Cluster | None = None, *, two_clocks: bool = False
+    ) -> Fleet:
+        """Of a cluster.
+
+        Parameters
+        ----------
+        cluster
+            N devices, every pair measured.
+        helped_in
+            The cluster with other devices that hold no stage but may sum gradients; None: none may.
+        two_clocks
+            Whether stages average within regions in every step, and between them in one of H.
+        """
+        regions = len(set(cluster.network.regions)) if two_clocks else 0
+        n, helped = len(cluster), helped_in is not None
+        levels = has_levels(cluster) and not two_clocks
+        up, down = device_limits(cluster)
+        if n == 1:
+            columns = (cluster.flops, cluster.memory_bytes, up, down)
+            return cls(*columns, np.zeros(1), 0.0, np.inf, helped, levels, regions)
+        off = ~np.eye(n, dtype=bool)
+        latency = cluster.network.latency_s
+        away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
+        nearest = away.min(axis=0)
+        if helped_in is not None:
+            nearest = np.minimum(nearest, _helpers_away(cluster, helped_in))
+        if levels or two_clocks:
+            nearest = np.full(n - 1, nearest.min())
+        rate = cluster.limited_network().bandwidth_bytes_per_s
+        return cls(
+            cluster.flops,
+            cluster.memory_bytes,
+            up,
+            down,
+            np.concatenate([[0.0], nearest]),
+            float(latency[off].min()),
+            float(rate[off].max()),
+            helped,
+            levels,
+            regions,
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether all devices are the same."""
+        columns = (self.flops, self.memory_bytes, self.up, self.down)
+        return all(bool((column == column[0]).all()) for column in columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form for a witness; alike devices and equal latencies stand there once."""
+        table = np.stack([self.flops, self.memory_bytes, self.up, self.down], axis=1)
+        rows, counts = np.unique(table, axis=0, return_counts=True)
+        names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+        rises = np.flatnonzero(np.diff(self.return_s, prepend=-1.0) > 0)
+        return {
+            "devices": [
+                {"count": count} | dict(zip(names, map(_finite, row), strict=True))
+                for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
+            ],
+            "return_s": [[int(k) + 1, float(self.return_s[k])] for k in rises],
+            "hop_s": self.hop_s,
+            "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
+        } | {
+            name: getattr(self, name)
+            for name in ("helped", "levels", "regions")
+            if getattr(self, name)
+        }
+
+
+def _helpers_away(cluster: Cluster, helped_in: Cluster) -> Floats:
+    """``float[N - 1]``: seconds to the m-nearest of the devices and back, of the best helper."""
+    network = helped_in.network
+    here = np.array([network.index_of(name) for name in cluster.network.ids])
+    sums = np.asarray(helped_in.devices.can_aggregate).copy()
+    sums[here] = False
+    both = (network.latency_s + network.latency_s.T)[np.ix_(sums, here)]
+    return np.asarray(np.sort(both, axis=1)[:, 1:].min(axis=0))
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity."""
+    return value if np.isfinite(value) else None
+
+
+class Need(NamedTuple):
+    """What parts of the layers need in one role: rows are parts, columns 1 to N devices.
+
+    Attributes
+    ----------
+    flops, late_flops
+        Of all microbatches after T, and those of them that begin ``begin_s`` after T or later.
+    begin_s
+        Seconds.
+    tail_s
+        From the last of these operations to the step's end, at least.
+    least_s
+        From T to the step's end, whatever FLOP/s and uploads there are.
+    sent
+        Bytes over all uploads.
+    quiet_s
+        Of the distance of step ends, in which none of that is sent.
+    fits
+        Whether memory allows for so many devices.
+    """
+
+    flops: Floats
+    late_flops: Floats
+    begin_s: Floats
+    tail_s: Floats
+    least_s: Floats
+    sent: Floats
+    quiet_s: Floats
+    fits: NDArray[np.bool_]
+
+
+class StageNeeds:
+    """The needs of all parts of a workload's layers as stages of a fleet.
+
+    Parameters
+    ----------
+    fleet
+        N devices.
+    workload
+        What is trained.
+    wire_ratio
+        Bytes of averaged gradients on the wire over those of the workload.
+    recomputes
+        Whether stages may recompute their activations.
+    every
+        H: how many steps this is, of which the last averages between regions.
+
+    Attributes
+    ----------
+    fleet, n, layers
+        As given; how many devices and layers.
+    choices
+        Whether a stage recomputes: what it may choose from.
+    starts, stops
+        ``int[P]``: layers of every part.
+    m
+        ``float[N]``: 1 to N.
+    most_flops, least_flops, most_up, least_up
+        ``float[N]``: sums over the best, and over the least, m devices.
+    scale_s
+        Of the order of a step: all FLOPs on all devices at once.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        workload: Workload,
+        wire_ratio: float,
+        recomputes: bool,
+        every: int = 1,
+    ) -> None:
+        self.fleet, self.n, self.layers = fleet, len(fleet.flops), len(workload.layers)
+        self.choices = (False, True) if recomputes else (False,)
+        self.count = float(workload.batch_samples // workload.microbatch_samples)
+        self.m = np.arange(1.0, self.n + 1)
+        self.each = np.ceil(self.count / self.m)
+        self.least_flops, self.most_flops = _sums(fleet.flops)
+        self.least_up, self.most_up = _sums(fleet.up)
+        self.most_down = _sums(fleet.down)[1]
+        self.fastest = float(fleet.flops.max())
+        spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
+        self.starts, self.stops = np.array(spans).T
+        self._cost(workload, wire_ratio, spans, apart=every == 1 and fleet.regions == 0)
+        self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
+        self.scale_s = self.scale_s / float(fleet.flops.sum()) or 1.0
+        self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
+        self._average(every / wire_ratio)
+
+    def _cost(
+        self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
+    ) -> None:
+        """``apart``: embedding and head, on two stages, average what they share after the rest."""
+        plain, again = (
+            [
+                stage_costs(workload, a, b, with_head=b == self.layers, recompute=twice)
+                for a, b in spans
+            ]
+            for twice in (False, True)
+        )
+        chosen = (plain, again)[: len(self.choices)]
+        self.forward = _column(c.forward_flops for c in plain)
+        self.backward = [_column(c.backward_flops for c in costs) for costs in chosen]
+        self.head = _column(c.head_flops for c in plain)
+        given = {b: c.output_bytes for (_, b), c in zip(spans, plain, strict=True)}
+        given[self.layers] = given[0] = 0.0
+        self.into = _column(given[a] for a, _ in spans)
+        self.out = _column(given[b] for _, b in spans)
+        matrix = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
+        self.vector = _column(
+            (c.gradient_bytes - matrix * ((a == 0) != (b == self.layers))) * wire_ratio
+            for (a, b), c in zip(spans, plain, strict=True)
+        )
+        have = self.fleet.memory_bytes * (1 + MEMORY_SLACK)
+        self.room = [self._room(costs, have) for costs in chosen]
+        hold = (have >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
+        one = np.max([room[:, :1] for room in self.room], axis=0) >= 1
+        self.fits = (self.m <= hold) & one
+
+    def _room(self, costs: list[StageCosts], have: Floats) -> Floats:
+        """Microbatches between F and B, per part and device, the roomiest first."""
+        sizes, index = np.unique(-have, return_inverse=True)
+        rooms = [[min(c.room(-size), self.count) for size in sizes.tolist()] for c in costs]
+        return np.array(rooms)[:, np.sort(index)]
+
+    def _ways(self, single: list[StageCosts]) -> None:
+        """Seconds of one microbatch before and behind every part, on the fastest device."""
+        flops = np.array([0.0, *(c.forward_flops for c in single)])
+        until = np.cumsum(flops)
+        self.hop_in_s, self.hop_out_s = (
+            np.where(size > 0, self.fleet.hop_s + size / self.fleet.hop_bytes_per_s, 0.0)
+            for size in (self.into, self.out)
+        )
+        self.lag_s = np.where(self.into > 0, self.fleet.hop_s, 0.0)
+        self.there_s = until[self.starts, None] / self.fastest
+        self.next_s = flops[self.starts, None] / self.fastest
+        # gradients come from the last layers at least, through F, H and B there
+        turn = (flops[-1] + self.head.max()) / self.fastest
+        self.turn_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
+        self.home_s = 2 * until[self.starts, None] / self.fastest
+
+    def _average(self, within: float) -> None:
+        """``within``: vectors that are averaged within regions, as long as those on the wire."""
+        fleet = self.fleet
+        apart = fleet.levels or fleet.regions > 0
+        line = np.sort(fleet.up if apart else np.minimum(fleet.up, fleet.down))[::-1]
+        each = 2 * (self.m - 1)
+        if fleet.helped or fleet.levels:
+            each = np.where(self.m > 1, self.m, 0.0)
+        if fleet.regions:
+            used = np.minimum(self.m, fleet.regions)
+            each = 2 * (used - 1) + 2 * within * (self.m - used)
+        self.averaged = each * self.vector
+        round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
+        if fleet.regions:
+            round_s = 2 * self.vector / line.cumsum()
+        self.round_s = np.where(self.m > 1, round_s + self.fleet.return_s, 0.0)
+        # a message home arrives, and is worked on in all stages before; a round that sends nothing
+        # waits for no message
+        sends = (self.m > 1) & (self.vector > 0)
+        self.unsent_s = np.where(sends, self.fleet.return_s, self.lag_s + self.home_s)
+        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
+
+    def home(self) -> Need:
+        """Of stages that do all after T, where T is the begin of the first stage's step."""
+        return self._all(self.there_s, arrives=True)
+
+    def beyond(self) -> Need:
+        """Of stages that do all after T, where a stage before them, not the first, begins at T."""
+        return self._all(self.next_s, arrives=True)
+
+    def ending(self) -> Need:
+        """Of the stage that begins at T, if it is not the first; its messages may be there.
+
+        A stage of one device does not average, so a stage before it ends no earlier.
+        """
+        need = self._all(np.zeros_like(self.into), arrives=False)
+        return need._replace(fits=need.fits & (self.m > 1))
+
+    def _all(self, way_s: Floats, *, arrives: bool) -> Need:
+        flops = self.forward + self.backward[0] + self.head
+        received, begin, listens = self.out, way_s, way_s
+        if arrives:
+            received = received + self.into
+            begin, listens = way_s + self.hop_in_s, way_s + self.lag_s
+        least = np.maximum(
+            begin + self.each * flops / self.fastest,
+            listens + self.count * received / self.most_down,
+        )
+        return Need(
+            self.count * flops,
+            self.count * flops,
+            begin,
+            self.tail_s,
+            least + self.tail_s,
+            self.count * (self.into + self.out) + self.averaged,
+            begin + self.forward / self.fastest + self.unsent_s,
+            self.fits,
+        )
+
+    def ahead(self, again: bool) -> Need:
+        """Of stages before the one that begins at T.
+
+        Parameters
+        ----------
+        again
+            Whether they recompute their activations, and so hold more microbatches.
+        """
+        room, back = self.room[again], self.backward[again]
+        forward = np.maximum(self.count - room.cumsum(axis=1), 0.0)
+        begin = self.turn_s + self.hop_out_s
+        mine = np.maximum(self.each - room[:, :1], 0.0)
+        least = np.max(
+            np.broadcast_arrays(
+                begin + self.each * back / self.fastest,
+                self.turn_s + self.count * self.out / self.most_down,
+                (self.each * back + mine * self.forward) / self.fastest,
+            ),
+            axis=0,
+        )
+        return Need(
+            self.count * back + forward * self.forward,
+            self.count * back,
+            begin,
+            self.tail_s,
+            least + self.tail_s,
+            self.count * self.into + forward * self.out + self.averaged,
+            np.where(forward > 0, 0.0, begin + back / self.fastest) + self.unsent_s,
+            self.fits,
+        )
+
+    def lasting(self) -> Need:
+        """Of any stage from the end of its round to that of its next one."""
+        flops = self.forward + self.backward[0] + self.head
+        sent = self.count * (self.into + self.out) + self.averaged
+        before_round = np.maximum(
+            self.each * flops / self.fastest, self.count * self.out / self.most_down
+        )
+        nothing = np.zeros_like(self.into)
+        return Need(
+            self.count * flops,
+            self.count * flops,
+            nothing,
+            self.round_s,
+            np.maximum(before_round + self.round_s, sent / self.most_down),
+            sent,
+            nothing,
+            self.fits,
+        )
+
+
+def _column(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)[:, None]
+
+
+def _sums(values: Floats) -> tuple[Floats, Floats]:
+    """Over the least and over the best m, for all m."""
+    ascending = np.sort(values)
+    return ascending.cumsum(), ascending[::-1].cumsum()

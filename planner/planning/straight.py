@@ -1,0 +1,230 @@
+"""Straight pipelines: which microbatch takes which pipeline, and in which order devices work.
+
+Three orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and eager 1F1B, which takes
+backward passes first and starts forward passes as long as memory holds them, so that slow links are
+hidden behind more microbatches in flight (Zhuang et al. 2023 use the same idea between clusters).
+Its order comes from the clock, where messages wait for links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.planning.request import Order, Question
+from planner.planning.shape import Shape, memory_room, sent_bytes
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.simulator.program import compile_schedules
+from planner.simulator.resources import Links
+from planner.simulator.run import Run
+from planner.training_plan.choices import Head
+from planner.training_plan.schedule import Operation, Schedule
+from planner.workload.compute_times import ComputeTimes
+
+Paths = tuple[tuple[int, ...], ...]
+
+
+def straight_schedule(
+    question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+) -> Schedule:
+    """Every microbatch along a row of the grid, in the order that was asked for.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    assert assignment.grid is not None
+    grid, gpipe = assignment.grid.tolist(), question.request.schedule == Order.GPIPE
+    # S - j fill a pipeline whose transfers are free
+    flight = {
+        d: shape.microbatches if gpipe else shape.stages - j
+        for row in grid
+        for j, d in enumerate(row)
+    }
+    paths = straight_paths(grid, shape.microbatches)
+    return path_schedule(question, shape, assignment, times, paths, flight)
+
+
+def path_schedule(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    paths: Paths,
+    flight: Mapping[int, int],
+) -> Schedule:
+    """Microbatches along paths that visit every stage, in the order that was asked for.
+
+    Parameters
+    ----------
+    question, shape, assignment, times
+        As in `straight_schedule`; the assignment needs no grid.
+    paths
+        One a microbatch.
+    flight
+        Per device on a path, how often F comes before the first B; for eager 1F1B memory says it.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    cluster, workload, request = question.cluster, question.workload, question.request
+    order, groups = Order(request.schedule), assignment.groups
+    room = memory_room(cluster, workload, shape, groups, request.in_flight)
+    blank = Schedule(order, shape.head, paths, ())
+    if order is Order.EAGER_1F1B:
+        sent = sent_bytes(shape.costs(workload), groups, len(cluster))
+        return eagerly_ordered(blank, times, sent, Links.of(cluster), room)
+    made = _taken_in_turn(blank, flight, len(cluster))
+    for d, held in enumerate(made.most_live()):
+        if d in room and held > room[d]:
+            raise ProblemError(
+                f"{order} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
+                f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
+            )
+    return made
+
+
+def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
+    """Microbatch b takes pipeline ``b mod pipelines``.
+
+    Parameters
+    ----------
+    grid
+        ``int[pipelines, stages]``.
+    microbatches
+        Microbatches of an iteration.
+
+    Returns
+    -------
+    Paths
+        One path a microbatch.
+    """
+    rows = [tuple(int(d) for d in row) for row in grid]
+    return tuple(rows[b % len(rows)] for b in range(microbatches))
+
+
+def _taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
+    """Every device's microbatches by number, so many of them in flight."""
+    paths = schedule.paths
+    orders: list[tuple[Operation, ...]] = [()] * devices
+    stages = len(paths[0])
+    for j in range(stages):
+        mine: dict[int, list[int]] = {}
+        for b, path in enumerate(paths):
+            mine.setdefault(path[j], []).append(b)
+        head = _head_here(j, stages, schedule.head)
+        for d, its in mine.items():
+            orders[d] = _device_order(its, flight[d], head)
+    return replace(schedule, order=tuple(orders))
+
+
+def _head_here(stage: int, stages: int, head: Head) -> str | None:
+    """How H fits in at a stage: right after F, when the microbatch is back, or not at all."""
+    if head is Head.LAST or stages == 1:
+        return "after" if stage == stages - 1 else None
+    return "before" if stage == 0 else None
+
+
+def _device_order(mine: list[int], flight: int, head: str | None) -> tuple[Operation, ...]:
+    ops: list[Operation] = []
+    done = 0
+    for k, b in enumerate(mine):
+        ops.append(("F", b))
+        if head == "after":
+            ops.append(("H", b))
+        if k + 1 >= flight:
+            ops += _backward(mine[done], head)
+            done += 1
+    for b in mine[done:]:
+        ops += _backward(b, head)
+    return tuple(ops)
+
+
+def _backward(b: int, head: str | None) -> list[Operation]:
+    return [("H", b), ("B", b)] if head == "before" else [("B", b)]
+
+
+def eagerly_ordered(
+    schedule: Schedule,
+    times: ComputeTimes,
+    sent_bytes: NDArray[np.float64],
+    links: Links,
+    room: Mapping[int, int],
+) -> Schedule:
+    """List scheduling on the clock: devices take B before H before F, first come first served.
+
+    Parameters
+    ----------
+    schedule
+        Its order is not looked at.
+    times
+        Seconds of every device on its stage.
+    sent_bytes
+        ``float[N]``: a microbatch's activations after each device's stage.
+    links
+        What carries them, one after the other.
+    room
+        Microbatches that each device may hold between their F and B.
+
+    Returns
+    -------
+    Schedule
+        The same paths in this order.
+    """
+    return eagerly_served(schedule, times, sent_bytes, links, room)[0]
+
+
+def eagerly_served(
+    schedule: Schedule,
+    times: ComputeTimes,
+    sent_bytes: NDArray[np.float64],
+    links: Links,
+    room: Mapping[int, int],
+) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
+    """As `eagerly_ordered`, with when each device begins and ends, from rest.
+
+    Parameters
+    ----------
+    schedule, times, sent_bytes, links, room
+        As in `eagerly_ordered`.
+
+    Returns
+    -------
+    tuple[Schedule, ndarray, ndarray]
+        The same paths; ``float[N]`` seconds of each device's first begin and last end.
+    """
+    pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
+    held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
+    run = Run.chosen(pairs, work, held, times.message_s)
+    begin, end = np.full(len(links), np.inf), np.zeros(len(links))
+    np.minimum.at(begin, work.device, run.times.begin[0])
+    np.maximum.at(end, work.device, run.times.end[0])
+    return replace(schedule, order=run.order()), begin, end

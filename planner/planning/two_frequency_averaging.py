@@ -1,0 +1,56 @@
+"""Averaging on two clocks: gradients within regions every step, parameters between them every H.
+
+All devices of a region stay equal, so that each can speak for it: nothing is reduced before regions
+exchange. The k-th device of every region averages the k-th slice with the others of that number,
+and gives it to its region. All regions have as many such devices as the smallest can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from planner.network.cluster import Cluster
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
+from planner.training_plan.choices import Codec, Phase
+from planner.training_plan.slice_owners import exchanged, holders
+
+
+def on_two_clocks(
+    cluster: Cluster,
+    group: Sequence[int],
+    make: Callable[[tuple[int, ...], float], AveragingGroup],
+    vector_bytes: float,
+    codec: Codec,
+) -> StageAveraging:
+    """Rounds of one stage: within regions, between them, and back.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    group
+        Devices of the stage.
+    make
+        A group of members that average so many bytes on the wire.
+    vector_bytes
+        The stage's gradients, as many bytes as its parameters' changes.
+    codec
+        How changes are written on the wire between regions; gradients stay as they are.
+
+    Returns
+    -------
+    StageAveraging
+        The first alone, where all devices are of one region.
+    """
+    at: dict[str, list[int]] = {}
+    for d in group:
+        at.setdefault(cluster.network.regions[d], []).append(d)
+    every_step = tuple(
+        replace(make(tuple(here), vector_bytes), phase=Phase.WITHIN) for here in at.values()
+    )
+    if len(at) == 1:
+        return (every_step,)
+    held, spread = holders(cluster, list(at.values()))
+    size = vector_bytes * codec.wire_ratio / len(held[0])
+    return every_step, exchanged(held, lambda members: make(members, size)), spread

@@ -1,0 +1,136 @@
+"""What a plan needs and takes when all its ranks run on this machine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.simulator.simulator import cycle_steps_s
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.workload.calibration import Calibration
+from planner.workload.costs import stage_costs
+from planner.workload.host_memory import USABLE, available_bytes
+from planner.workload.workload import Workload
+
+PROCESS_BYTES = 350e6
+"""A Python process with torch loaded, before any tensor."""
+
+
+def as_executed(plan: TrainingPlan) -> Workload:
+    """The workload, where the executor can build it.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+
+    Returns
+    -------
+    Workload
+        The plan's.
+
+    Raises
+    ------
+    PlanError
+        The executor cannot build the workload.
+    """
+    w = plan.workload
+    if w.architecture is None or w.architecture.unexecuted:
+        raise PlanError(w.unexecuted)
+    return w
+
+
+def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
+    """Memory of all ranks together: processes, weights, gradients, moments, activations.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    total = len(plan.cluster) * PROCESS_BYTES
+    held = [s.most_live() for s in plan.schedules]
+    stage_of = plan.stage_of
+    heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
+    for d, j in stage_of.items():
+        costs = stage_costs(
+            workload, *plan.stage_layers[j], with_head=j in heads, recompute=plan.recompute[j]
+        )
+        total += costs.need_bytes(max(h[d] for h in held))
+    vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
+    total += sum(vectors[j] for j in plan.averages_for.values())
+    return total
+
+
+def require_memory(plan: TrainingPlan, workload: Workload) -> None:
+    """Refuse a plan that this machine cannot hold, with the numbers.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+
+    Raises
+    ------
+    PlanError
+        It needs more than this machine has.
+    """
+    need, have = need_bytes(plan, workload), available_bytes()
+    if need > USABLE * have:
+        raise PlanError(
+            f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this "
+            f"machine has {have / 1e9:.1f} GB available and {USABLE:.0%} of it may be "
+            "used; plan a smaller model, sequence or batch, or fewer devices, or run on several "
+            "machines"
+        )
+
+
+def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> list[float]:
+    """Step time of every iteration of the cycle on this machine.
+
+    Measured compute times, its cores or GPUs shared, its own links.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+    calibration
+        What was measured on this machine.
+
+    Returns
+    -------
+    list[float]
+        Seconds, one entry an iteration of the cycle.
+    """
+    n = len(plan.cluster)
+    off = np.ones((n, n))
+    network = Network(
+        off * calibration.link_latency_s,
+        off * calibration.link_bandwidth_bytes_per_s,
+        plan.cluster.network.ids,
+    )
+    times = calibration.compute_times(
+        network.ids,
+        workload,
+        plan.assignment.groups,
+        plan.stage_layers,
+        plan.recompute,
+        plan.head_stage,
+    )
+    # neither limits of the plan's devices nor their sites' lines are here
+    here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
+    local = plan.replace(compute_times=times)
+    return cycle_steps_s(local, here, workload, cores=calibration.at_once)

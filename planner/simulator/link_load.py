@@ -1,0 +1,84 @@
+"""How full each link is: what a step sends over it, in seconds of its capacity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.simulator.program import Program
+from planner.simulator.resources import NONE, Floats, Ints, Links
+from planner.simulator.timeline import LinkLoad
+
+MOST_PAIRS = 1000
+"""That are told; groups of hundreds of devices make hundreds of thousands."""
+
+
+def link_loads(
+    program: Program, links: Links, schedule: int, averaged: tuple[Ints, Ints, Floats]
+) -> tuple[LinkLoad, ...]:
+    """Seconds for which a step's bytes fill each pair and each shared up- and downlink.
+
+    No step that follows others at a steady rate is shorter than its fullest link.
+
+    Parameters
+    ----------
+    program
+        A plan.
+    links
+        Where it runs.
+    schedule
+        Which of its schedules.
+    averaged
+        Senders, receivers and bytes of averaging.
+
+    Returns
+    -------
+    tuple[LinkLoad, ...]
+        Of all lines, and of at most `MOST_PAIRS` pairs, that carry something, the fullest first.
+    """
+    work, pairs, rounds = program.work, program.pairs, program.rounds
+    n = len(links)
+    mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]
+    sent = mine[work.pair[mine] != NONE]
+    by_pair = np.bincount(work.pair[sent], work.size[sent], minlength=len(pairs.source))
+    by_resource = np.zeros(len(pairs.capacity))
+    for place in range(pairs.shared.shape[1]):
+        column = pairs.shared[:, place]
+        used = column != NONE
+        np.add.at(by_resource, column[used], by_pair[used])
+    averaging = np.zeros(len(pairs.capacity))
+    np.add.at(averaging, rounds.resource, rounds.need)
+    sources, destinations, sizes = averaged
+    key = np.concatenate([pairs.source * n + pairs.destination, sources * n + destinations])
+    ends, index = np.unique(key, return_inverse=True)
+    i, j = np.divmod(ends, n)
+    rate = links.bandwidth_bytes_per_s[i, j]
+    count = len(by_pair)
+    messages_s, averages_s = (
+        np.bincount(where, size, minlength=len(ends)) / rate
+        for where, size in ((index[:count], by_pair), (index[count:], sizes))
+    )
+    busy_s = messages_s + averages_s
+    fullest = np.argsort(-busy_s, kind="stable")[:MOST_PAIRS]
+    loads = [
+        LinkLoad(f"{links.ids[a]} to {links.ids[b]}", piped_s, averaging_s, (a, b))
+        for a, b, piped_s, averaging_s in zip(
+            *(column[fullest].tolist() for column in (i, j, messages_s, averages_s)), strict=True
+        )
+        if piped_s + averaging_s > 0
+    ]
+    # lines of devices, up and down, then those of sites
+    devices = [(d,) for d in range(n)] * 2
+    sites: list[tuple[int, ...]] = [()] * (len(links.names) - 2 * n)
+    loads += [
+        LinkLoad(name, messages / capacity, averages / capacity, ends)
+        for name, messages, averages, capacity, ends in zip(
+            links.names,
+            by_resource.tolist(),
+            averaging.tolist(),
+            pairs.capacity.tolist(),
+            [*devices, *sites],
+            strict=True,
+        )
+        if messages + averages > 0 and np.isfinite(capacity)
+    ]
+    return tuple(sorted(loads, key=lambda load: (-load.busy_s, load.name)))

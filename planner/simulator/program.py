@@ -1,0 +1,242 @@
+"""A plan as arrays: operations, messages and averaging rounds, as the compiled clock reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulator.averaging_rounds import Rounds, compile_rounds
+from planner.simulator.pairs import Pairs, pairs_of
+from planner.simulator.resources import NONE, Floats, Ints, Links
+from planner.training_plan.averaging_group import within
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.workload import Workload
+
+KINDS = ("B", "H", "F")
+"""Kinds of operations by number, the most urgent first."""
+
+
+class Work(NamedTuple):
+    """Operations of all schedules; those of schedule k come after those of k - 1.
+
+    Attributes
+    ----------
+    device, kind, microbatch
+        ``int[O]``; kinds by their place in `KINDS`.
+    seconds
+        ``float[O]``.
+    after
+        ``int[O]``: the next operation of the microbatch, -1 at its end.
+    pair
+        ``int[O]``: the pair over which the result goes there, -1: the same device does both.
+    size
+        ``float[O]``: bytes of that message.
+    begins
+        ``bool[O]``: first of its microbatch.
+    order
+        ``int[O]``: operations by schedule and device, in the order in which it does them.
+    first
+        ``int[K * N + 1]``: where the operations of schedule k on device d begin in ``order``.
+    update_s
+        ``float[N]``.
+    """
+
+    device: Ints
+    kind: Ints
+    microbatch: Ints
+    seconds: Floats
+    after: Ints
+    pair: Ints
+    size: Floats
+    begins: NDArray[np.bool_]
+    order: Ints
+    first: Ints
+    update_s: Floats
+
+
+class Program(NamedTuple):
+    """All that the clock needs to know of a plan.
+
+    Attributes
+    ----------
+    pairs, work
+        Messages' pairs, and operations.
+    rounds
+        Of a step that averages: where it does so on two clocks, those of every step before the
+        others.
+    within
+        Those of the other steps: of every step on two clocks, otherwise none.
+    """
+
+    pairs: Pairs
+    work: Work
+    rounds: Rounds
+    within: Rounds
+
+
+def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Program:
+    """The arrays of a plan on given links.
+
+    Parameters
+    ----------
+    plan
+        What runs.
+    links
+        Where.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    Program
+        Its schedules in the plan's order.
+    """
+    sent = message_bytes(plan, workload)
+    pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
+    vectors = (plan.vector_bytes(workload), plan.codec, links, pairs)
+    rounds = compile_rounds(plan.averaging, *vectors, plan.awaits_norm, plan.tells_norm)
+    return Program(
+        pairs, work, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)
+    )
+
+
+def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:
+    """Bytes of the activations that each device's stage gives for a microbatch.
+
+    Parameters
+    ----------
+    plan
+        What runs.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    ndarray
+        ``float[N]``; 0 where a device holds no stage.
+    """
+    sent = np.zeros(len(plan.cluster))
+    sizes = [workload.stage(*part).output_bytes for part in plan.stage_layers]
+    for d, j in plan.stage_of.items():
+        sent[d] = sizes[j] * workload.microbatch_samples
+    return sent
+
+
+def compile_schedules(
+    schedules: Sequence[Schedule], times: ComputeTimes, sent: Floats, links: Links
+) -> tuple[Pairs, Work]:
+    """The arrays of some schedules.
+
+    Parameters
+    ----------
+    schedules
+        Paths, and orders unless the clock is to choose them.
+    times
+        Seconds of every device on its stage.
+    sent
+        ``float[N]``: bytes of a microbatch's activations after each device's stage.
+    links
+        Where.
+
+    Returns
+    -------
+    tuple[Pairs, Work]
+        Messages' pairs, and operations.
+    """
+    n = len(links)
+    cost = times.operation_s
+    seconds = [
+        np.asarray(column) + cost for column in (times.backward_s, times.head_s, times.forward_s)
+    ]
+    parts = [_chains(s) for s in schedules]
+    orders = [_orders(s, p, n) for s, p in zip(schedules, parts, strict=True)]
+    kind = np.concatenate([p.kind for p in parts])
+    device = np.concatenate([p.device for p in parts])
+    starts = np.cumsum([0, *(len(p.kind) for p in parts)])
+    after = np.concatenate(
+        [
+            np.where(p.last, NONE, np.arange(1, len(p.kind) + 1) + at)
+            for p, at in zip(parts, starts, strict=False)
+        ]
+    )
+    target = device[np.maximum(after, 0)]
+    travels = (after != NONE) & (target != device)
+    codes, index = np.unique((device * n + target)[travels], return_inverse=True)
+    pair = np.full(len(kind), NONE)
+    pair[travels] = index
+    # a gradient has the size of the activations it belongs to, which its receiver gave
+    owner = np.where(kind[np.maximum(after, 0)] == KINDS.index("B"), target, device)
+    work = Work(
+        device,
+        kind,
+        np.concatenate([p.microbatch for p in parts]),
+        np.select([kind == k for k in range(3)], [column[device] for column in seconds]),
+        after,
+        pair,
+        np.where(travels, sent[owner], 0.0),
+        np.concatenate([p.begins for p in parts]),
+        np.concatenate([o.ops + at for o, at in zip(orders, starts, strict=False)]),
+        np.concatenate([[0], np.cumsum(np.concatenate([o.counts for o in orders]))]),
+        np.asarray(times.update_s, dtype=np.float64),
+    )
+    return pairs_of(codes // n, codes % n, links), work
+
+
+class _Chains(NamedTuple):
+    """Operations of one schedule, microbatch by microbatch in their order of dependence."""
+
+    device: Ints
+    kind: Ints
+    microbatch: Ints
+    begins: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+
+
+def _chains(schedule: Schedule) -> _Chains:
+    lengths = np.array([len(path) for path in schedule.paths], dtype=np.int64)
+    flat = [d for b, path in enumerate(schedule.paths) for d in _visits(schedule, b, path)]
+    total = 2 * lengths + 1
+    ends = np.cumsum(total)
+    microbatch = np.repeat(np.arange(len(lengths)), total)
+    place = np.arange(int(total.sum())) - np.repeat(ends - total, total)
+    length = lengths[microbatch]
+    kind = np.select([place < length, place == length], [KINDS.index("F"), KINDS.index("H")], 0)
+    return _Chains(
+        np.array(flat, dtype=np.int64), kind, microbatch, place == 0, place == 2 * length
+    )
+
+
+def _visits(schedule: Schedule, b: int, path: tuple[int, ...]) -> list[int]:
+    return [*path, schedule.head_device(b), *reversed(path)]
+
+
+class _Orders(NamedTuple):
+    """Operations of one schedule by device, by their numbers in `_Chains`; how many each has."""
+
+    ops: Ints
+    counts: Ints
+
+
+def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
+    """Without a planned order, any that has each device's operations together."""
+    if not schedule.order:
+        return _Orders(
+            np.argsort(chains.device, kind="stable"), np.bincount(chains.device, minlength=n)
+        )
+    counts = np.array([len(row) for row in schedule.order], dtype=np.int64)
+    rows = list(chain.from_iterable(schedule.order))
+    code = {kind: k for k, kind in enumerate(KINDS)}
+    kind = np.array([code[kind] for kind, _ in rows], dtype=np.int64)
+    microbatch = np.array([b for _, b in rows], dtype=np.int64)
+    device = np.repeat(np.arange(len(counts)), counts)
+    # a path visits no device twice: this names an operation, of which orders have each once
+    asked = (microbatch * len(KINDS) + kind) * n + device
+    known = (chains.microbatch * len(KINDS) + chains.kind) * n + chains.device
+    by_name = np.argsort(known)
+    return _Orders(by_name[np.searchsorted(known, asked, sorter=by_name)], counts)

@@ -1,0 +1,275 @@
+"""Running the compiled clock: its arrays, made and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.simulator.averaging_rounds import Rounds
+from planner.simulator.pairs import Pairs
+from planner.simulator.program import KINDS, Program, Work
+from planner.simulator.resources import MOST_SHARED, NONE, Ints
+from planner.simulator.state import (
+    IDLE,
+    Averaging,
+    Devices,
+    EventQueue,
+    Flows,
+    Processors,
+    Rules,
+    Times,
+)
+from planner.training_plan.schedule import Operation
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some steps of a program, from rest.
+
+    Attributes
+    ----------
+    work
+        Its operations.
+    times
+        What happened when.
+    stuck
+        Device, schedule and place in its order of what can never begin; None: all was done.
+    """
+
+    work: Work
+    times: Times
+    stuck: tuple[int, int, int] | None
+
+    @classmethod
+    def planned(
+        cls,
+        program: Program,
+        steps: Sequence[int],
+        *,
+        averages: bool | Sequence[bool],
+        delayed: bool = False,
+        message_s: float = 0.0,
+        queues: bool = True,
+        cores: float = 0.0,
+        recorded: int = 0,
+    ) -> Run:
+        """Devices work in the planned order.
+
+        Parameters
+        ----------
+        program
+            The plan.
+        steps
+            The schedule of every step.
+        averages
+            Whether steps end with averaging: all, or each. Where none does, each does so within
+            groups if the plan averages on two clocks.
+        delayed
+            Whether it goes on beside the next step.
+        message_s
+            Seconds between an operation's end and its message's hand-over.
+        queues
+            False: every message has its pair's whole bandwidth.
+        cores
+            Operations at full speed at the same time; 0: no limit.
+        recorded
+            Steps, from the first, of which all times are kept.
+        """
+        rules = Rules(
+            np.array(steps, dtype=np.int64),
+            np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
+            delayed,
+            message_s,
+            cores,
+            queues,
+            np.zeros(0, dtype=np.int64),
+            recorded,
+        )
+        rounds = program.rounds
+        if queues and len(program.within.size) and not rules.averages.any():
+            rounds = program.within
+            rules.averages[:] = True
+        return cls._of(program.pairs, program.work, rounds, rules)
+
+    @classmethod
+    def chosen(cls, pairs: Pairs, work: Work, room: Ints, message_s: float = 0.0) -> Run:
+        """One recorded step in which devices choose: B before H before F, first come first served.
+
+        Parameters
+        ----------
+        pairs, work
+            One schedule's, without averaging.
+        room
+            ``int[N]``: microbatches that each device may hold between their F and B.
+        message_s
+            Seconds between an operation's end and its message's hand-over.
+        """
+        rules = Rules(
+            np.zeros(1, dtype=np.int64),
+            np.zeros(1, dtype=bool),
+            False,
+            message_s,
+            0.0,
+            True,
+            room,
+            1,
+        )
+        return cls._of(pairs, work, _no_rounds(len(room)), rules)
+
+    @classmethod
+    def _of(cls, pairs: Pairs, work: Work, rounds: Rounds, rules: Rules) -> Run:
+        from planner.simulator.kernel import run  # numba, where it is, takes a while to load
+
+        n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
+        devices = _devices(n, ops * len(rules.steps), groups)
+        times = _times(len(rules.steps), rules.recorded, ops, n, groups)
+        flows = _flows(pairs, len(devices.there))
+        averaging = _averaging(rounds, len(pairs.capacity), len(rules.steps))
+        processors = _processors(n)
+        # at a time at most two events of a device, one of a message and of a group, and forecasts
+        slots = len(pairs.source) + groups + 1  # as the kernel numbers them
+        queue = EventQueue.of(2 * n + groups + len(devices.there) + slots, slots)
+        run(pairs, work, rounds, rules, devices, flows, averaging, times, processors, queue)
+        stuck, d = None, int(times.stuck[0])
+        if d != NONE:
+            stuck = (d, int(rules.steps[devices.step[d]]), int(devices.place[d]))
+        return cls(work, times, stuck)
+
+    def order(self) -> tuple[tuple[Operation, ...], ...]:
+        """What every device chose to do, in order."""
+        work, times = self.work, self.times
+        name = [
+            (KINDS[kind], b)
+            for kind, b in zip(work.kind.tolist(), work.microbatch.tolist(), strict=True)
+        ]
+        return tuple(
+            tuple(name[o] for o in times.chosen[first : first + count].tolist())
+            for first, count in zip(work.first.tolist(), times.done.tolist(), strict=False)
+        )
+
+    def operations(self, schedule: int) -> Ints:
+        """Numbers of a schedule's operations, by device.
+
+        Parameters
+        ----------
+        schedule
+            Which of the program's.
+        """
+        n = len(self.work.update_s)
+        first = self.work.first
+        return self.work.order[first[schedule * n] : first[(schedule + 1) * n]]
+
+
+def _devices(n: int, messages: int, groups: int) -> Devices:
+    return Devices(
+        np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.int64),
+        np.full(n, IDLE, dtype=np.int64),
+        np.zeros(n, dtype=np.int64),
+        np.full(n, NONE, dtype=np.int64),
+        np.zeros(n, dtype=np.bool_),
+        np.zeros(n, dtype=np.int64),
+        np.full((n, 3), NONE, dtype=np.int64),
+        np.full((n, 3), NONE, dtype=np.int64),
+        np.full(messages, NONE, dtype=np.int64),
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(messages, dtype=np.bool_),
+        np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.bool_),
+    )
+
+
+def _times(steps: int, recorded: int, ops: int, n: int, groups: int) -> Times:
+    by_operation = {
+        name: np.zeros((recorded, ops))
+        for name in ("begin", "end", "handed", "leaves", "left", "arrived")
+    }
+    by_device = {name: np.zeros((recorded, n)) for name in ("ready", "update_begin", "update_end")}
+    by_group = {name: np.zeros((recorded, groups)) for name in ("round_begin", "round_end")}
+    return Times(
+        step_end=np.zeros(steps),
+        **by_operation,
+        **by_device,
+        **by_group,
+        chosen=np.zeros(ops, dtype=np.int64),
+        done=np.zeros(n, dtype=np.int64),
+        stuck=np.full(1, NONE, dtype=np.int64),
+    )
+
+
+def _flows(pairs: Pairs, messages: int) -> Flows:
+    count, resources = len(pairs.source), len(pairs.capacity)
+    return Flows(
+        np.full(count, NONE, dtype=np.int64),
+        np.full(count, NONE, dtype=np.int64),
+        np.full(messages, NONE, dtype=np.int64),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(int(pairs.first[-1]), dtype=np.int64),
+        np.zeros(resources, dtype=np.int64),
+        np.zeros(resources),
+        np.zeros((count, MOST_SHARED), dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+        np.zeros(resources, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(count + 1, dtype=np.int64),
+        np.zeros(resources, dtype=np.int64),
+        np.zeros(resources),
+        np.zeros(resources, dtype=np.int64),
+        np.zeros(resources),
+        np.zeros(messages),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
+    groups = len(rounds.size)
+    return Averaging(
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(len(rounds.need)),
+        np.zeros(resources),
+        np.zeros(resources, dtype=np.int64),
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(steps, dtype=np.int64),
+        np.zeros(steps),
+    )
+
+
+def _processors(n: int) -> Processors:
+    number, event = (np.zeros(n, dtype=np.int64) for _ in range(2))
+    return Processors(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(2))
+
+
+def _no_rounds(n: int) -> Rounds:
+    none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return Rounds(
+        none,
+        np.zeros(n + 1, dtype=np.int64),
+        none,
+        nothing,
+        nothing,
+        np.zeros(1, dtype=np.int64),
+        none,
+        nothing,
+        np.zeros(1, dtype=np.int64),
+        none,
+        nothing,
+        none,
+        none,
+        NONE,
+        0,
+        np.full(n, -1.0),
+        nothing,
+    )

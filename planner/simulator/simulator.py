@@ -1,0 +1,508 @@
+"""The clock: what a plan's step takes on a cluster.
+
+A device works through its operations in the plan's order, one at a time, while messages travel.
+Every ordered pair sends one message after the other; a device's up- and download and a site's line
+are shared max-min fair by the pairs that are active. A group averages as soon as its last member is
+ready, while other stages still work, and steps follow each other without a barrier. With
+``links="unlimited"`` messages do not slow each other down, and averaging follows the whole
+pipeline: the clock of the papers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.network.error import NetworkError
+from planner.simulator.averaging_rounds import bytes_between
+from planner.simulator.link_load import link_loads
+from planner.simulator.paper_model import averaging_s, closing_ops
+from planner.simulator.program import KINDS, Program, compile_plan
+from planner.simulator.resources import Links
+from planner.simulator.run import Run
+from planner.simulator.timeline import Op, Timeline, Transfer, sorted_ops
+from planner.training_plan.averaging_group import within
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.validation import unsound
+from planner.utils.validate import choice, count, of_kind
+from planner.workload.workload import Workload
+
+MOST_CORES = 1_000_000
+PASSES = 3
+"""Passes through the cycle until steps are counted: the last of them counts."""
+
+
+class LinkModel(enum.StrEnum):
+    """Whether messages wait for each other."""
+
+    QUEUED = "queued"
+    UNLIMITED = "unlimited"
+
+
+class SimulationError(ValueError):
+    """The plan's order of operations cannot be carried out."""
+
+
+def simulate(
+    plan: TrainingPlan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    schedule: int = 0,
+    links: str = LinkModel.QUEUED,
+    cores: int | None = None,
+) -> Timeline:
+    """Predict one iteration from rest, and the plan's step time.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+    cluster, workload
+        Where and what to run, by default the plan's own. Device d of the plan is device d of the
+        cluster. Both directions of a link are kept apart.
+    schedule
+        Which of the plan's schedules the timeline shows.
+    links
+        ``"queued"``: messages wait for those before them, links share their capacity.
+        ``"unlimited"``: the papers' clock, in which every message has its pair's whole bandwidth
+        and averaging takes eq. 2 of DT-FM after the whole pipeline.
+    cores
+        Operations that run at full speed at the same time; more slow each other down evenly.
+
+    Returns
+    -------
+    Timeline
+        Its ``step_s`` is the mean distance of steps in the third pass through the plan's cycle.
+
+    Raises
+    ------
+    SimulationError
+        The plan contradicts itself, such as by an order of operations that deadlocks, or the
+        workload has another number of layers.
+    ValueError
+        There is no such schedule, or less than one core.
+    NetworkError
+        The cluster has another number of devices, or lacks a pair.
+    """
+    _require_sound(plan)
+    setting = _Setting.of(plan, cluster, workload, links, cores)
+    schedule = count("schedule", schedule, 0, len(plan.schedules) - 1)
+    return setting.timeline(schedule, setting.step_s())
+
+
+def simulate_cycle(
+    plan: TrainingPlan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    links: str = LinkModel.QUEUED,
+    cores: int | None = None,
+) -> tuple[Predicted, tuple[Timeline, ...]]:
+    """Predict the mean step over the plan's cycle.
+
+    Parameters
+    ----------
+    plan, cluster, workload, links, cores
+        As in `simulate`.
+
+    Returns
+    -------
+    Predicted
+        ``pipeline_s`` and ``averaging_s`` are the means over ``plan.cycle`` of steps from rest,
+        ``step_s`` the mean distance of step ends in the third pass through it.
+    tuple of Timeline
+        One per schedule, from rest.
+
+    Raises
+    ------
+    SimulationError, NetworkError, ValueError
+        As in `simulate`.
+    """
+    _require_sound(plan)
+    setting = _Setting.of(plan, cluster, workload, links, cores)
+    step_s = setting.step_s()
+    timelines = tuple(setting.timeline(k, step_s) for k in range(len(plan.schedules)))
+    cycle = [timelines[k] for k in plan.cycle]
+    pipeline = sum(t.makespan_s for t in cycle) / len(cycle)
+    averaging = sum(t.averaging_s for t in cycle) / len(cycle)
+    return Predicted(pipeline, averaging, step_s), timelines
+
+
+def predict(plan: TrainingPlan) -> Predicted:
+    """The times of `simulate_cycle` on the plan's own cluster, without its timelines.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+
+    Returns
+    -------
+    Predicted
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    alone = {k: setting.run([k], True, 1) for k in set(plan.cycle)}
+    return Predicted(
+        _mean([float(alone[k].times.end.max(initial=0.0)) for k in plan.cycle]),
+        _mean([setting.averaging_s(alone[k]) for k in plan.cycle]),
+        setting.step_s(),
+    )
+
+
+def first_step_s(plan: TrainingPlan) -> float:
+    """The longest that a stage takes for the first of two steps, from its begin to its update.
+
+    About the step that chained ones take, since there is no barrier, at less than half the work. In
+    the mean, where one step in several averages.
+
+    Parameters
+    ----------
+    plan
+        What to run.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.first_of_two_s(averages=False)
+    return plan.sync.mean_s(alone_s, setting.first_of_two_s(averages=True))
+
+
+def predicted_timeline(plan: TrainingPlan) -> Timeline:
+    """The first schedule's timeline as in `simulate`, with the step that the plan predicts.
+
+    Parameters
+    ----------
+    plan
+        What to run, on its own cluster.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    return setting.timeline(0, plan.predicted.step_s)
+
+
+def step_s(plan: TrainingPlan) -> float:
+    """The ``step_s`` of `predict` alone.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+    """
+    return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
+
+
+def settled_step_s(plan: TrainingPlan, passes: int = 20) -> float:
+    """The mean step of so many passes through the cycle after the third: what training takes.
+
+    ``step_s`` is of the third pass alone.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+    passes
+        How many.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    if plan.sync.delayed:
+        return setting.step_s()  # of passes after the third already
+    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.settled_s(passes, averages=False)
+    return plan.sync.mean_s(alone_s, setting.settled_s(passes, averages=True))
+
+
+def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
+    """Steps of a plan that averages rarely: without averaging (but within groups) and with.
+
+    Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
+    it costs both steps.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+
+    Returns
+    -------
+    tuple[float, float]
+        Mean distances of step ends in the third pass through the cycle, in seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    alone_s, averages_s, some = setting.unlike_steps_s()
+    if some == plan.sync.every_steps:
+        alone_s = setting.mean_step_s(averages=False)
+    return alone_s, some * averages_s - (some - 1) * alone_s
+
+
+def cycle_steps_s(
+    plan: TrainingPlan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    cores: int | None = None,
+) -> list[float]:
+    """Distances of step ends in the third pass through the cycle.
+
+    Parameters
+    ----------
+    plan, cluster, workload, cores
+        As in `simulate`.
+
+    Returns
+    -------
+    list[float]
+        Seconds, one entry an iteration of the cycle; where averages are rare, as many cycles as
+        there are until both begin anew, and what averages is in the H-th steps.
+    """
+    setting = _Setting.of(plan, cluster, workload, LinkModel.QUEUED, cores)
+    every = plan.sync.every_steps
+    if every == 1:
+        return setting.third_pass_s(averages=True)
+    alone_s = setting.third_pass_s(averages=False)
+    with_s = setting.third_pass_s(averages=True)
+    if plan.sync.delayed:
+        more_s = every * (setting.step_s() - sum(alone_s) / len(alone_s))
+        with_s = [one + more_s for one in alone_s]
+    each = len(alone_s)
+    return [
+        (with_s if (t + 1) % every == 0 else alone_s)[t % each]
+        for t in range(math.lcm(each, every))
+    ]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A plan on its links, ready to run."""
+
+    plan: TrainingPlan
+    cluster: Cluster
+    workload: Workload
+    program: Program
+    queues: bool
+    cores: float
+
+    @classmethod
+    def of(
+        cls,
+        plan: TrainingPlan,
+        cluster: Cluster | None,
+        workload: Workload | None,
+        links: str,
+        cores: int | None,
+    ) -> _Setting:
+        plan = of_kind(TrainingPlan, plan, "plan")
+        cluster = plan.cluster if cluster is None else cluster
+        cluster = of_kind(Cluster, cluster, "cluster")
+        workload = plan.workload if workload is None else workload
+        workload = of_kind(Workload, workload, "workload")
+        if len(workload.layers) != len(plan.workload.layers):
+            raise SimulationError(
+                f"the plan has {len(plan.workload.layers)} layers, the workload "
+                f"{len(workload.layers)}; give one with as many"
+            )
+        if len(cluster) != len(plan.cluster):
+            raise NetworkError(
+                f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}; give one "
+                "with the plan's devices"
+            )
+        cluster.network.require_complete()
+        model = choice(LinkModel, "links", links)
+        cores = 0 if cores is None else count("cores", cores, most=MOST_CORES)
+        program = compile_plan(plan, Links.of(cluster), workload)
+        return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
+
+    def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
+        """Some steps from rest; they average only where links queue."""
+        run = Run.planned(
+            self.program,
+            steps,
+            averages=averages if self.queues else False,
+            delayed=self.plan.sync.delayed,
+            message_s=self.plan.compute_times.message_s,
+            queues=self.queues,
+            cores=self.cores,
+            recorded=recorded,
+        )
+        if run.stuck is not None:
+            self._deadlock(run)
+        return run
+
+    def step_s(self) -> float:
+        """Mean distance of step ends in the third pass through the cycle."""
+        cycle = list(self.plan.cycle)
+        if not self.queues:
+            alone = {k: self.run([k], False, 1) for k in set(cycle)}
+            pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
+            averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
+            inner = tuple(map(within, self.plan.averaging))
+            each = averaging_s(self.plan.replace(averaging=inner), self.cluster, self.workload)
+            step = pipeline + max(self.plan.compute_times.update_s, default=0)
+            if self.plan.sync.delayed:
+                averaging = max(averaging - step, 0.0)
+            return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
+        return self.plan.sync.mean_s(*self.unlike_steps_s())
+
+    def unlike_steps_s(self) -> tuple[float, float, int]:
+        """Mean steps of two chains, without averaging and with, and how many of H the latter are.
+
+        These are one, or where averaging is delayed two; the former is 0 where that is all of H.
+        """
+        every, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
+        some = min(every, 2) if delayed else 1
+        averages_s = self._delayed_s(some) if delayed else self.mean_step_s(averages=True)
+        alone_s = 0.0 if every == some else self.mean_step_s(averages=False)
+        return alone_s, averages_s, some
+
+    def mean_step_s(self, *, averages: bool) -> float:
+        """Of the third pass through the cycle."""
+        return _mean(self.third_pass_s(averages=averages))
+
+    def first_of_two_s(self, *, averages: bool) -> float:
+        """The longest that a stage takes for the first of two steps."""
+        plan = self.plan
+        first = plan.cycle[0]
+        run = self.run([first, first], averages, 1)
+        begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
+        np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
+        end = run.times.update_end[0]
+        groups = [list(group) for group in plan.assignment.groups]
+        return float(max(end[group].max() - begin[group].min() for group in groups))
+
+    def _delayed_s(self, turns: int) -> float:
+        """Mean distance of step ends where one of so many begins to average beside the next.
+
+        Who waits for whom takes some passes to settle: those after the third count, as many again.
+        """
+        each = math.lcm(len(self.plan.cycle), turns)
+        averages = [(t + 1) % turns == 0 for t in range(each)]
+        return self._after_third_s(PASSES, averages)
+
+    def third_pass_s(self, *, averages: bool) -> list[float]:
+        """Distances of step ends in the third pass through the cycle."""
+        cycle = list(self.plan.cycle)
+        # one more step follows, whose first messages may slow down the last averaging that counts
+        ends = self.run([*cycle * PASSES, cycle[0]], averages).times.step_end
+        return np.diff(ends[-len(cycle) - 2 : -1]).tolist()  # type: ignore[no-any-return]
+
+    def settled_s(self, passes: int, *, averages: bool) -> float:
+        """Mean distance of step ends in so many passes after the third."""
+        return self._after_third_s(passes, [averages] * len(self.plan.cycle))
+
+    def _after_third_s(self, passes: int, averages: Sequence[bool]) -> float:
+        """The same of passes in which steps average so; another step follows those that count."""
+        cycle, each = self.plan.cycle, len(averages)
+        count = (PASSES + passes) * each + 1
+        steps = [cycle[t % len(cycle)] for t in range(count)]
+        ends = self.run(steps, [averages[t % each] for t in range(count)]).times.step_end
+        return float(ends[-2] - ends[PASSES * each - 1]) / (passes * each)
+
+    def timeline(self, schedule: int, step_s: float) -> Timeline:
+        """One step from rest."""
+        run = self.run([schedule], True, 1)
+        work, pairs, times = self.program.work, self.program.pairs, run.times
+        mine = run.operations(schedule)
+        ops = sorted_ops(
+            Op(b, d, KINDS[kind], begin, end)
+            for b, d, kind, begin, end in zip(
+                work.microbatch[mine].tolist(),
+                work.device[mine].tolist(),
+                work.kind[mine].tolist(),
+                times.begin[0, mine].tolist(),
+                times.end[0, mine].tolist(),
+                strict=True,
+            )
+        )
+        sent = mine[work.pair[mine] >= 0]
+        sent = sent[np.argsort(times.arrived[0, sent], kind="stable")]
+        p = work.pair[sent]
+        transfers = tuple(
+            Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, left)
+            for b, kind, i, j, size, handed, arrived, leaves, left in zip(
+                work.microbatch[sent].tolist(),
+                work.kind[work.after[sent]].tolist(),
+                pairs.source[p].tolist(),
+                pairs.destination[p].tolist(),
+                work.size[sent].tolist(),
+                times.handed[0, sent].tolist(),
+                times.arrived[0, sent].tolist(),
+                times.leaves[0, sent].tolist(),
+                times.left[0, sent].tolist(),
+                strict=True,
+            )
+        )
+        makespan = max((op.end_s for op in ops), default=0.0)
+        if self.queues:
+            closing, averaging = self._closing(run), self.averaging_s(run)
+        else:
+            seconds = averaging_s(self.plan, self.cluster, self.workload)
+            closing = closing_ops(self.plan, seconds, makespan)
+            averaging = max(seconds.values(), default=0.0)
+        sizes = self.plan.vector_bytes(self.workload)
+        averaged = bytes_between(self.plan.averaging, sizes, self.plan.codec)
+        return Timeline(
+            self.cluster.network.ids,
+            ops,
+            transfers,
+            closing,
+            averaging_s=averaging,
+            step_s=step_s,
+            loads=link_loads(self.program, Links.of(self.cluster), schedule, averaged),
+        )
+
+    def averaging_s(self, run: Run) -> float:
+        """The longest averaging of a stage in a step from rest, with that of what two share."""
+        rounds, times = self.program.rounds, run.times
+        begin, end = times.round_begin[0], times.round_end[0]
+        took: dict[int, float] = {}
+        for g in np.flatnonzero(rounds.round == 0).tolist():
+            stage = int(rounds.stage[g])
+            last_return = float(end[rounds.stage == stage].max())
+            took[stage] = max(took.get(stage, 0.0), last_return - float(begin[g]))
+        return self.plan.longest_averaging_s(took)
+
+    def _closing(self, run: Run) -> tuple[Op, ...]:
+        """Averaging and updates of a step from rest."""
+        rounds, times = self.program.rounds, run.times
+        begin, end = times.round_begin[0], times.round_end[0]
+        ops = []
+        for d in range(len(self.cluster)):
+            for g in rounds.of[rounds.of_first[d] : rounds.of_first[d + 1]].tolist():
+                # who waits for the norm averages no longer
+                if end[g] > begin[g] and rounds.stage[g] < len(self.plan.averaging):
+                    ops.append(Op(-1, d, "A", float(begin[g]), float(end[g])))
+            if self.plan.compute_times.update_s[d] > 0:
+                first, last = times.update_begin[0, d], times.update_end[0, d]
+                ops.append(Op(-1, d, "U", float(first), float(last)))
+        return sorted_ops(ops)
+
+    def _deadlock(self, run: Run) -> None:
+        assert run.stuck is not None
+        d, step, place = run.stuck
+        kind, b = self.plan.schedules[step].order[d][place]
+        raise SimulationError(
+            f"deadlock: device {d} ({self.cluster.network.ids[d]}) waits for {kind}{b}, which can "
+            "never start; reorder its operations so that no two devices wait for each other"
+        )
+
+
+def _require_sound(plan: TrainingPlan) -> None:
+    """What plans of the search always are, and compiled loops rely on."""
+    for line in unsound(of_kind(TrainingPlan, plan, "plan")):
+        raise SimulationError(line)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,213 @@
+"""A plan after a device has gone to another stage, where devices choose paths (SWARM, 3.2).
+
+Everything that follows from who is where is made anew by rules that need no search, so that all
+devices come to the same plan by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Wiring
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rebuild import one_round, ordered, shared_out
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.validation import contradictions
+from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
+
+
+@dataclass(frozen=True)
+class Move:
+    """A device goes to another stage.
+
+    Attributes
+    ----------
+    device
+        Its name.
+    stage
+        Where it goes.
+    after
+        Steps that are done before.
+    """
+
+    device: str
+    stage: int
+    after: int
+
+    @classmethod
+    def of(cls, text: str) -> Move:
+        """From ``DEVICE:STAGE@STEPS``.
+
+        Parameters
+        ----------
+        text
+            Such as ``Oregon:1@20``.
+
+        Returns
+        -------
+        Move
+            As said.
+
+        Raises
+        ------
+        PlanError
+            It is something else.
+        """
+        rest, at, after = text.rpartition("@")
+        device, colon, stage = rest.rpartition(":")
+        if not (device and at and colon and stage.isdecimal() and after.isdecimal()):
+            raise PlanError(
+                f"--move {text!r}: must be DEVICE:STAGE@STEPS, such as Oregon:1@20; correct it"
+            )
+        return cls(device, int(stage), int(after))
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.stage}@{self.after}"
+
+
+def require_routed(plan: TrainingPlan, where: str) -> None:
+    """Raise `PlanError` where devices stay in their stages.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    where
+        Who asks.
+
+    Raises
+    ------
+    PlanError
+        Microbatches have fixed paths.
+    """
+    if plan.wiring is not Wiring.STOCHASTIC:
+        raise PlanError(
+            f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
+            "plan with --wiring stochastic"
+        )
+
+
+def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> None:
+    """Raise `PlanError` where devices of a stage differ after so many steps.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    where
+        Who asks.
+    steps
+        That are done.
+    remedy
+        What to do instead.
+
+    Raises
+    ------
+    PlanError
+        An outer step is to come.
+    """
+    if plan.sync.delayed or steps % plan.sync.every_steps:
+        raise PlanError(
+            f"{where}: devices move after an outer step that is not delayed, found averaging every "
+            f"{plan.sync.every_steps} steps; {remedy}"
+        )
+
+
+def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
+    """The plan once a device has moved.
+
+    Paths visit each stage's devices in proportion to their speed in the two stages that changed,
+    and stay in the others. Devices hold as many microbatches as before, the moved one as many as
+    the least of its new stage. The stages that changed average in one round, all at once; shares
+    of those who stay keep their proportions, who comes gets the mean share. Predicted times are the
+    old plan's.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    move
+        Who goes where.
+
+    Returns
+    -------
+    TrainingPlan
+        Without certificates.
+
+    Raises
+    ------
+    PlanError
+        The move cannot be: no such device or stage, or the device is the last of its own.
+    """
+    where = f"--move {move}"
+    require_routed(plan, where)
+    ids, groups = plan.cluster.network.ids, plan.assignment.groups
+    if move.device not in ids:
+        raise PlanError(f"{where}: the plan has no device {move.device!r}; it has {', '.join(ids)}")
+    device = ids.index(move.device)
+    source = plan.stage_of.get(device)
+    if source is None or move.stage == source or move.stage >= len(groups):
+        raise PlanError(
+            f"{where}: must go from one stage to another of 0 to {len(groups) - 1}, found stage "
+            f"{'none' if source is None else source} to {move.stage}; correct it"
+        )
+    if len(groups[source]) == 1:
+        raise PlanError(f"{where}: is the last device of stage {source}; let another one move")
+    require_agreed(plan, where, move.after, "move after a multiple of it")
+    after = [tuple(d for d in group if d != device) for group in groups]
+    after[move.stage] = tuple(sorted((*groups[move.stage], device)))
+    averaging = list(plan.averaging)
+    averaging[source] = one_round(plan, source, after[source])
+    averaging[move.stage] = one_round(plan, move.stage, after[move.stage])
+    if plan.averages_tied and {source, move.stage} & {0, plan.head_stage}:
+        both = sorted((*after[0], *after[plan.head_stage]))
+        averaging[-1] = one_round(plan, len(groups), both)
+    made = plan.replace(
+        assignment=AssignmentPlan(tuple(after), None),
+        averaging=tuple(averaging),
+        compute_times=_times(plan, device, groups[move.stage][0], after),
+        certificates={},
+        alternatives=(),
+        baselines=(),
+        cost=None,
+    )
+    made = made.replace(schedules=(_schedule(plan, made, device, {source, move.stage}),))
+    for problem in contradictions(made):
+        raise PlanError(f"{where}: {problem}")
+    return made
+
+
+def _times(
+    plan: TrainingPlan, device: int, peer: int, groups: Sequence[Sequence[int]]
+) -> ComputeTimes:
+    """A device's times in its new stage: by its FLOP/s, beside those of a peer where measured."""
+    times = plan.compute_times
+    if times.source == FROM_FLOPS:
+        made = ComputeTimes.from_flops(
+            plan.cluster, plan.workload, groups, plan.stage_layers, plan.recompute
+        )
+        return replace(made, operation_s=times.operation_s, message_s=times.message_s)
+    factor = float(plan.cluster.flops[peer]) / float(plan.cluster.flops[device])
+    data = times.to_dict()
+    for name in FIELDS:
+        data[name][device] = data[name][peer] * factor
+    return ComputeTimes.from_dict(data)
+
+
+def _schedule(old: TrainingPlan, made: TrainingPlan, device: int, changed: set[int]) -> Schedule:
+    (schedule,) = old.schedules
+    room = dict(enumerate(schedule.most_live()))
+    peers = [d for d in made.assignment.groups[made.stage_of[device]] if d != device]
+    room[device] = min(room[d] for d in peers)
+    times, columns = made.compute_times, list(zip(*schedule.paths, strict=True))
+    for stage in changed:
+        group = made.assignment.groups[stage]
+        each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
+        if stage == made.head_stage:
+            each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
+        columns[stage] = tuple(shared_out(each, len(schedule.paths)))
+    bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
+    return replace(bare, order=ordered(bare, len(made.cluster), room))

@@ -1,0 +1,194 @@
+"""Parts of a plan that follow from who is where, made anew by rules that need no search.
+
+So all devices come to the same plan by themselves when one of them moves, is lost or comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
+from planner.training_plan.choices import Head, Phase
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
+from planner.training_plan.slice_owners import exchanged, holders
+
+
+def one_round(
+    plan: TrainingPlan, stage: int, devices: Sequence[int], gone: Collection[int] = ()
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    """All of a stage at once, and who helps it; shares as they were where that can be.
+
+    Parameters
+    ----------
+    plan
+        As it was.
+    stage
+        Which.
+    devices
+        Who holds it now.
+    gone
+        Devices that are not there any more, helpers too.
+
+    Returns
+    -------
+    tuple
+        One round of one group.
+    """
+    rounds = plan.averaging[stage]
+    helpers = sorted({d for groups in rounds for g in groups for d in g.helpers} - set(gone))
+    members = (*devices, *helpers)
+    alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
+    known = dict(zip(rounds[0][0].members, rounds[0][0].shares, strict=True)) if alone else {}
+    shares = _shares(plan, members, known, helpers)
+    contributes = (True,) * len(devices) + (False,) * len(helpers)
+    return ((AveragingGroup(members, shares, contributes, contributes),),)
+
+
+def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> StageAveraging:
+    """Rounds within regions, between them and back, of those who are left.
+
+    Shares are in the proportions that they had, those of regions too. Slices are equal, and held by
+    those with most bandwidth, as `planner.training_plan.slice_owners` has it.
+
+    Parameters
+    ----------
+    plan
+        As it was: the stage averages gradients within regions in every step.
+    stage
+        Which.
+    gone
+        Devices that are not there any more.
+
+    Returns
+    -------
+    StageAveraging
+        Regions that have lost all are left out; within alone where one region is left.
+
+    Raises
+    ------
+    PlanError
+        Several devices of a region, or of a slice, are left, and none that can sum.
+    """
+    inner, *between = plan.averaging[stage]
+    each, regions, parts = [], [], []
+    for group in inner:
+        left = tuple(d for d in group.members if d not in gone)
+        if not left:
+            continue
+        _require_sums(plan, stage, left)
+        known = dict(zip(group.members, group.shares, strict=True))
+        each.append(replace(_all(left, _shares(plan, left, known)), phase=Phase.WITHIN))
+        regions.append(left)
+        parts.append(_part(between, group.members))
+    if len(each) == 1:
+        return (tuple(each),)
+    held, spread = holders(plan.cluster, regions)
+    for members in zip(*held, strict=True):
+        _require_sums(plan, stage, members)
+    exchange = exchanged(
+        held,
+        lambda members: _all(
+            members, _shares(plan, members, dict(zip(members, parts, strict=True)))
+        ),
+    )
+    return tuple(each), exchange, spread
+
+
+def _require_sums(plan: TrainingPlan, stage: int, members: Sequence[int]) -> None:
+    able = np.asarray(plan.cluster.devices.can_aggregate)
+    if len(members) > 1 and not able[list(members)].any():
+        names = ", ".join(repr(plan.cluster.network.ids[d]) for d in members)
+        raise PlanError(f"stage {stage}: none of {names} can sum (can_aggregate)")
+
+
+def _all(members: tuple[int, ...], shares: tuple[float, ...]) -> AveragingGroup:
+    return AveragingGroup(members, shares, (True,) * len(members))
+
+
+def _part(rounds: Sequence[Sequence[AveragingGroup]], region: Collection[int]) -> float:
+    """Of what regions exchange, how much a region sums."""
+    return sum(
+        share * group.width
+        for groups in rounds
+        for group in groups
+        if group.phase is Phase.EXCHANGE
+        for d, share in zip(group.members, group.shares, strict=True)
+        if d in region
+    )
+
+
+def _shares(
+    plan: TrainingPlan,
+    members: Sequence[int],
+    known: Mapping[int, float],
+    helpers: Collection[int] = (),
+) -> tuple[float, ...]:
+    """In the proportions of those that are known; who has none gets their mean, if it can sum."""
+    able = np.asarray(plan.cluster.devices.can_aggregate)
+    if known:
+        mean = sum(known.values()) / len(known)
+        shares = [known.get(d, mean) * float(able[d]) for d in members]
+    else:
+        shares = [float(able[d]) * (d not in helpers) for d in members]
+    if sum(shares) <= 0:
+        shares = [float(able[d]) for d in members]
+    if sum(shares) <= 0:  # nobody can sum; a device that is alone need not
+        shares = [1.0] * len(members)
+    total = sum(shares)
+    return tuple(share / total for share in shares)
+
+
+def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
+    """Devices of microbatches, to whoever would be done with it first; all get one."""
+    done, found = dict.fromkeys(each, 0.0), []
+    for left in range(microbatches, 0, -1):
+        idle = [d for d in each if not done[d]]
+        among = idle if len(idle) >= left else list(each)
+        d = min(among, key=lambda d: (done[d] + each[d], d))
+        done[d] += max(each[d], 1e-12)
+        found.append(d)
+    return found
+
+
+def ordered(
+    schedule: Schedule, devices: int, room: Mapping[int, int]
+) -> tuple[tuple[Operation, ...], ...]:
+    """Operations one after the other, forward passes as long as there is room: nobody waits."""
+    chains = [schedule.chain(b) for b in range(len(schedule.paths))]
+    place = [0] * len(chains)
+    held = [0] * devices
+    found: list[list[Operation]] = [[] for _ in range(devices)]
+    last = Head.LAST is schedule.head
+    while True:
+        ready: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
+        for b, chain in enumerate(chains):
+            if place[b] < len(chain):
+                kind, d = chain[place[b]]
+                ready[d][kind].append(b)
+        some = False
+        for d, waiting in enumerate(ready):
+            if waiting["F"] and held[d] < room[d]:
+                kind = "F"
+            elif waiting["H"]:
+                kind = "H"
+            elif waiting["B"]:
+                kind = "B"
+            else:
+                continue
+            some = True
+            b = waiting[kind][0]
+            held[d] += {"F": 1, "H": 0, "B": -1}[kind]
+            found[d].append((kind, b))
+            place[b] += 1
+            if last and kind == "F" and chains[b][place[b]] == ("H", d):
+                # the last stage holds none for longer than it must
+                found[d] += [("H", b), ("B", b)]
+                place[b] += 2
+                held[d] -= 1
+        if not some:
+            return tuple(map(tuple, found))

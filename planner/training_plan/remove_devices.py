@@ -1,0 +1,184 @@
+"""A plan without devices that are lost: others of their stages do their microbatches.
+
+Everything follows by rules that need no search, so that all who are left come to the same plan by
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import StageAveraging, within
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rebuild import on_two_clocks, one_round, ordered
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.validation import contradictions
+from planner.workload.compute_times import FIELDS, ComputeTimes
+
+
+def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
+    """Refuse a plan that `without` cannot take devices from.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    checkpoints_every
+        Steps between two checkpoints; None: none are written.
+
+    Raises
+    ------
+    PlanError
+        Paths swap stages; or no plan but that of those who are left could go on from a checkpoint.
+    """
+    if checkpoints_every is not None and plan.sync.delayed:
+        raise PlanError(
+            "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
+            "after a loss no other plan goes on from such a checkpoint; leave one of them out, or "
+            "plan without --delayed"
+        )
+    if checkpoints_every is not None and checkpoints_every % plan.sync.every_steps:
+        raise PlanError(
+            f"--elastic: --every is {checkpoints_every}, and the plan averages every "
+            f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
+            "after an outer step only; give a multiple of it"
+        )
+    if plan.sync.delayed and plan.sync.every_steps == 1:
+        raise PlanError(
+            "--elastic: sync.delayed: every step ends an outer step and begins the next, found "
+            "every_steps 1, so that a loss between the two is not mended; plan with --sync-every "
+            "2 or more, or leave --elastic out"
+        )
+    stage_of = plan.stage_of
+    for k, schedule in enumerate(plan.schedules):
+        for b, path in enumerate(schedule.paths):
+            stages = [stage_of[d] for d in path]
+            if stages != sorted(stages):
+                raise PlanError(
+                    f"--elastic: paths.schedules[{k}].paths[{b}] swaps stages, found {stages}, and "
+                    "others of a stage have no room that is known to be enough; plan without "
+                    "swaps, or leave --elastic out"
+                )
+
+
+def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
+    """The plan of those who are left.
+
+    Each microbatch that a lost device would have done goes to the device of its stage that would
+    be done with it first, and all others stay where they were. Devices hold no more microbatches
+    at a time than before. Stages that have lost a device average in one round, or on two clocks as
+    they did, shares in the proportions that they had. Predicted times are the old plan's.
+
+    Parameters
+    ----------
+    plan
+        That `require_elastic` takes.
+    lost
+        Names of devices.
+
+    Returns
+    -------
+    TrainingPlan
+        Of the other devices, in their order, without certificates; the plan itself if nobody is
+        lost.
+
+    Raises
+    ------
+    PlanError
+        There is no such device, or a stage has none left, or none that can sum.
+    """
+    ids = plan.cluster.network.ids
+    for name in lost:
+        if name not in ids:
+            raise PlanError(f"the plan has no device {name!r}; it has {', '.join(ids)}")
+    gone = {ids.index(name) for name in lost}
+    if not gone:
+        return plan
+    for j, group in enumerate(plan.assignment.groups):
+        if set(group) <= gone:
+            names = ", ".join(repr(ids[d]) for d in group)
+            raise PlanError(f"stage {j} has no device left, it had {names}")
+    here = [d for d in range(len(ids)) if d not in gone]
+    number = {d: k for k, d in enumerate(here)}
+    made = plan.replace(
+        cluster=plan.cluster.subset(here),
+        assignment=AssignmentPlan(
+            tuple(
+                tuple(number[d] for d in group if d not in gone) for group in plan.assignment.groups
+            ),
+            None,
+        ),
+        averaging=tuple(_averaging(plan, j, gone, number) for j in range(len(plan.averaging))),
+        compute_times=_times(plan.compute_times, here),
+        left_out=(*plan.left_out, *(ids[d] for d in sorted(gone))),
+        schedules=tuple(_schedule(plan, s, gone, number) for s in plan.schedules),
+        certificates={},
+        alternatives=(),
+        baselines=(),
+        cost=None,
+    )
+    for problem in contradictions(made):
+        raise PlanError(f"without {', '.join(map(repr, sorted(lost)))}: {problem}")
+    return made
+
+
+def _averaging(
+    plan: TrainingPlan, stage: int, gone: Collection[int], number: Mapping[int, int]
+) -> StageAveraging:
+    rounds = plan.averaging[stage]
+    if any(d in gone for groups in rounds for group in groups for d in group.members):
+        if within(rounds):
+            rounds = on_two_clocks(plan, stage, gone)
+        else:
+            left = [d for d in plan.averaged_by(stage) if d not in gone]
+            rounds = one_round(plan, stage, left, gone)
+    return tuple(
+        tuple(replace(g, members=tuple(number[d] for d in g.members)) for g in groups)
+        for groups in rounds
+    )
+
+
+def _times(times: ComputeTimes, here: Sequence[int]) -> ComputeTimes:
+    data = times.to_dict()
+    return ComputeTimes.from_dict(data | {name: [data[name][d] for d in here] for name in FIELDS})
+
+
+def _schedule(
+    plan: TrainingPlan, schedule: Schedule, gone: Collection[int], number: Mapping[int, int]
+) -> Schedule:
+    """Others take the microbatches; orders of all are made anew."""
+    room = [max(held) for held in zip(*(s.most_live() for s in plan.schedules), strict=True)]
+    busy_s = [0.0] * len(room)
+    for _, d, seconds in _visits(plan, schedule):
+        busy_s[d] += seconds
+    paths = [list(path) for path in schedule.paths]
+    for b, d, _ in _visits(plan, schedule):
+        if d not in gone:
+            continue
+        left = [e for e in plan.assignment.groups[plan.stage_of[d]] if e not in gone]
+        # one that does nothing in the plan may have room for nothing
+        among = [e for e in left if room[e]] or left
+        heads = schedule.head_device(b) == d
+        taker = min(among, key=lambda e: (busy_s[e] + _seconds(plan, e, heads), e))
+        busy_s[taker] += _seconds(plan, taker, heads)
+        paths[b][paths[b].index(d)] = taker
+    bare = Schedule(
+        schedule.name, schedule.head, tuple(tuple(number[d] for d in path) for path in paths), ()
+    )
+    rooms = {k: max(room[d], 1) for d, k in number.items()}
+    return replace(bare, order=ordered(bare, len(number), rooms))
+
+
+def _visits(plan: TrainingPlan, schedule: Schedule) -> Iterator[tuple[int, int, float]]:
+    """Microbatch, device and the seconds that this takes there."""
+    for b, path in enumerate(schedule.paths):
+        for d in path:
+            yield b, d, _seconds(plan, d, schedule.head_device(b) == d)
+
+
+def _seconds(plan: TrainingPlan, device: int, heads: bool) -> float:
+    times = plan.compute_times
+    return times.forward_s[device] + times.backward_s[device] + heads * times.head_s[device]

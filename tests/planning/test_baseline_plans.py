@@ -1,0 +1,125 @@
+"""A plan is never slower than the simple rules that it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.planning.baselines.plans import BaselinePlans
+from planner.planning.request import Question
+from planner.workload.costs import stage_costs
+from planner.workload.layers import Architecture, Family
+
+
+def cluster_of(
+    seed: int, devices: int, places: int, tight: float
+) -> tuple[pl.Cluster, pl.Workload]:
+    """Devices of two kinds in some places; memory for ``tight`` times what an even split needs."""
+    rng = np.random.default_rng(seed)
+    arch = Architecture(Family.LLAMA, 6, 64, 4, 2, 176, 997, 64)
+    workload = pl.Workload.transformer("small", arch, batch_samples=2 * devices)
+    need = max(
+        stage_costs(workload, a, b, with_head=b == 6).need_bytes(1)
+        for a, b in workload.even_split(min(devices, 6))
+    )
+    kinds = rng.integers(0, 2, devices)
+    at = np.sort(rng.integers(0, places, devices))
+    same = at[:, None] == at
+    latency = np.where(same, 1e-4, rng.uniform(1e-3, 0.1, (devices, devices)))
+    rate = np.where(same, 1e9, 10 ** rng.uniform(6, 8.5, (devices, devices)))
+    network = pl.Network(latency, rate, regions=[f"place{k}" for k in at])
+    memory = tight * need * np.where(kinds, 2.0, 1.0)
+    flops = rng.uniform(0.5, 2) * 1e10 * np.where(kinds, 3.0, 1.0)
+    return pl.Cluster(network, pl.Devices(flops, memory)), workload
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 3), st.sampled_from([1.05, 1.5, 4.0])
+)
+def test_no_baseline_is_faster(seed: int, devices: int, places: int, tight: float) -> None:
+    """Ranks in order, one region, straight pipelines of any number of stages; the plan is valid."""
+    cluster, workload = cluster_of(seed, devices, places, tight)
+    try:
+        result = pl.plan(cluster, workload, stop=pl.Effort(0.2))
+    except pl.ProblemError as error:
+        assert "memory" in str(error) or "GB" in str(error)
+        return
+    assert pl.check(result, cluster) == []
+    assert result.baselines is not None
+    printed = [one.step_s for one in result.baselines]
+    again = BaselinePlans.of(Question.of(cluster, workload, None, 0, {}), pl.Effort(0.2))
+    assert printed == [one.step_s for one in again]
+    for step_s in printed:
+        assert result.objective <= step_s * (1 + 1e-9)
+    others = [one for one in result.plan.alternatives if one.value is not None]
+    assert all(result.objective <= one.value * (1 + 1e-9) for one in others)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 8), st.sampled_from([1.05, 1.5]))
+def test_straight_pipelines_are_no_slower_than_ranks_in_order(
+    seed: int, devices: int, tight: float
+) -> None:
+    """Of their own kind: any number of stages, then as many as the ranks have."""
+    cluster, workload = cluster_of(seed, devices, 2, tight)
+    try:
+        result = pl.plan(cluster, workload, stages="auto", stop=pl.Effort(0.1))
+    except pl.ProblemError:
+        return
+    assert result.plan is not None and pl.check(result, cluster) == []
+    ranks = result.baselines.ranks
+    for one in (ranks.data, ranks.pipeline):
+        if one is None or one.order != "eager-1f1b":
+            continue
+        assert result.objective <= one.step_s * (1 + 1e-9)
+        samples = one.microbatch_samples
+        fixed = pl.plan(
+            *(cluster, workload),
+            stages=one.stages,
+            microbatch_samples=samples,
+            stop=pl.Effort(0.1),
+        )
+        assert fixed.objective <= one.step_s * (1 + 1e-9)
+        assert fixed.plan is not None and pl.check(fixed, cluster) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_baseline_breaks_a_limit_on_what_is_in_flight(seed: int) -> None:
+    """1F1B keeps a microbatch a stage: with fewer allowed, its plans are not compared with."""
+    cluster, workload = cluster_of(seed, 6, 2, 4.0)
+    result = pl.plan(cluster, workload, in_flight=2, stop=pl.Effort(0.1))
+    assert result.plan is not None and result.baselines is not None
+    for one in result.baselines:
+        assert max(one.plan().schedules[0].most_live()) <= 2
+        assert result.objective <= one.step_s * (1 + 1e-9)
+
+
+def test_recomputing_baselines_count_where_recomputation_is_open() -> None:
+    """Memory is short: ranks recompute in all stages, and the plan is no slower than these."""
+    cluster, workload = cluster_of(3, 4, 2, 1.05)
+    result = pl.plan(cluster, workload, stop=pl.Effort(0.2))
+    assert result.objective <= min(one.step_s for one in result.baselines) * (1 + 1e-9)
+
+
+def test_stages_auto_recomputes_where_nothing_else_fits() -> None:
+    """One stage a device holds the model with recomputation alone."""
+    cluster, workload = cluster_of(1, 4, 1, 4.0)
+    least = max(
+        stage_costs(workload, a, b, with_head=b == 6, recompute=True).need_bytes(1)
+        for a, b in workload.even_split(2)
+    )
+    plain = max(
+        stage_costs(workload, a, b, with_head=b == 6).need_bytes(1)
+        for a, b in workload.even_split(2)
+    )
+    if least >= plain:
+        pytest.skip("recomputation saves nothing here")
+    devices = replace(cluster.devices, memory_bytes=(least + plain) / 2)
+    result = pl.plan(cluster.replace(devices=devices), workload, stages="auto", stop=pl.Effort(0.2))
+    assert result.plan is not None and pl.check(result) == []

@@ -1,0 +1,251 @@
+"""Places, the estimate of a layout, and its search: against enumeration where they are small."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.plans import catalogue
+from planner.bench.plan_instances import INSTANCES
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.planning.averaging import adaptive_group
+from planner.planning.device_classes import Places
+from planner.planning.flow_paths import mixed_paths
+from planner.planning.layout import Layout
+from planner.planning.layout_kernel import estimate, one_round_s, rooms
+from planner.planning.layout_search import Given, LayoutSearch, Start
+from planner.search.stop import MaxIterations
+from planner.simulator.averaging_rounds import round_s
+from planner.simulator.resources import Links
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.workload.costs import stage_costs
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
+
+STARTS = (Start.NEAR, Start.DEALT, Start.FEW)
+
+
+def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
+    """Regions of alike devices with random links between them."""
+    rng = np.random.default_rng(seed)
+    place = np.repeat(np.arange(len(sizes)), sizes)
+    latency = rng.uniform(0.01, 0.2, (len(sizes),) * 2)
+    bandwidth = rng.uniform(1e6, 1e7, (len(sizes),) * 2)
+    np.fill_diagonal(latency, 0.001)
+    np.fill_diagonal(bandwidth, 2e7)
+    at = np.ix_(place, place)
+    return Cluster(Network(latency[at], bandwidth[at]), Devices(1e12, memory_bytes))
+
+
+def model(layers: int = 4, batch: int = 16) -> Workload:
+    """Layers of different size."""
+    rng = np.random.default_rng(1)
+    parts = [
+        Layer(f"layer {k}", int(rng.integers(1, 9) * 1e5), rng.uniform(1, 4) * 1e10, 1e6, 4e6)
+        for k in range(layers)
+    ]
+    stem, head = Layer("stem", 300_000, 1e9, 1e6, 1e6), Layer("head", 200_000, 5e9, 1e6, 2e6)
+    return Workload("test", stem, tuple(parts), head, batch_samples=batch)
+
+
+def test_places_are_devices_that_nothing_tells_apart() -> None:
+    """Two regions; one device of the first is faster, one of the second cannot compute."""
+    cluster = regions([3, 2])
+    fast = np.array([1e12, 2e12, 1e12, 1e12, 1e12])
+    able = np.array([True, True, True, True, False])
+    places = Places.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
+    assert sorted(places.members) == [(0, 2), (1,), (3,)]
+    alone = places.members.index((3,))
+    assert math.isinf(places.bandwidth[alone, alone])
+    both = places.members.index((0, 2))
+    assert places.there_and_back_s[both, both] == pytest.approx(0.002)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 10**6))
+def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], seed: int) -> None:
+    """The estimate's shares can be carried out, and equal ones are among them."""
+    cluster = regions([3, 3, 3], seed)
+    places = Places.of(cluster)
+    search = LayoutSearch(places, model())
+    found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
+    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    if len(members) < 2:
+        assert found == 0.0
+        return
+    links = Links.of(cluster)
+    equal = round_s(AveragingGroup.equal(members), 1e7, links)
+    least = round_s(adaptive_group(cluster, members, 1e7), 1e7, links)
+    assert least <= found * (1 + 1e-6) and found <= equal * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6))
+def test_rooms_are_those_of_the_costs(seed: int) -> None:
+    """Of every stage of a random split, with and without recomputation."""
+    rng = np.random.default_rng(seed)
+    cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
+    places = Places.of(cluster)
+    search = LayoutSearch(places, work)
+    cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
+    layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
+    state = search._state(layout)
+    for j, (a, b) in enumerate(layout.layers):
+        found = rooms(search.model, search.links, state, j, 0)
+        for does, room in zip((False, True), found, strict=True):
+            costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
+            assert room == min(costs.room(float(places.memory_bytes[0])), 16)
+
+
+def every_layout(places: Places, layers: int) -> Iterator[Layout]:
+    """All numbers of devices of every place on every stage, and all cuts."""
+    for stages in range(1, layers + 1):
+        rows = [range(size + 1) for size in places.size.tolist()]
+        columns = [list(itertools.product(*rows)) for _ in range(stages)]
+        for counts in itertools.product(*columns):
+            total = np.sum(counts, axis=0)
+            if (total > places.size).any() or any(sum(row) == 0 for row in counts):
+                continue
+            for cuts in itertools.combinations(range(1, layers), stages - 1):
+                yield Layout.of([list(c) for c in counts], [0, *cuts, layers], [False] * stages)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_finds_the_least_estimate(seed: int) -> None:
+    """Three layers over two regions of two and one device."""
+    places, work = Places.of(regions([2, 1, 1], seed, 6e7)), model(3)
+    search = LayoutSearch(places, work, seed=seed)
+    best = min(search.estimated(one).value for one in every_layout(places, 3))
+    search.run(MaxIterations(10**9).start(), 60_000)
+    found = search.ranked()[0]
+    assert found.value == pytest.approx(best, rel=1e-9)
+    assert search.estimated(found.layout).value == pytest.approx(found.value)
+
+
+def test_the_same_seed_finds_the_same_layouts() -> None:
+    """And they use no device twice."""
+    places, work = Places.of(regions([4, 3, 5])), model(6, 48)
+    found = []
+    for _ in range(2):
+        search = LayoutSearch(places, work, seed=7)
+        search.run(MaxIterations(10**9).start(), 20_000)
+        found.append(search.ranked())
+    assert found[0] == found[1]
+    for one in found[0]:
+        assert (np.sum(one.layout.counts, axis=0) <= places.size).all()
+        devices = [d for group in one.layout.groups(places) for d in group]
+        assert len(set(devices)) == len(devices)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.5, 1.5), st.sampled_from([1, 5]), st.booleans())
+def test_an_estimate_that_is_cut_short_was_above_the_limit(
+    seed: int, part: float, every: int, delayed: bool
+) -> None:
+    """It is exact up to the limit; what recomputes may be less than it seemed at first."""
+    rng = np.random.default_rng(seed)
+    memory = float(rng.choice([6e7, 1e9]))
+    places = Places.of(regions([2, 1, 3], seed, memory))
+    given_ = Given(every=every, delayed=delayed)
+    search = LayoutSearch(places, model(5), seed=seed, given=given_)
+    state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
+    limits = search.model, search.links, state, search._scratch
+    whole = estimate(*limits, math.inf)
+    again = bool(state.recompute.any())
+    most = part * whole if whole < math.inf else 1.0
+    found = estimate(*limits, most)
+    if found < math.inf:
+        assert found == whole
+    else:
+        assert whole > most * (0.8 if again else 1.0)
+    if every == 1 and not delayed and not again:
+        assert estimate(*limits, 0.3 * whole) == math.inf
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
+    """Also where a stage before it was left without devices; what is given stays."""
+    rng = np.random.default_rng(seed)
+    places, stages = Places.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
+    work = model(5)
+    layers = work.even_split(stages) if bound else None
+    given_ = Given(stages=stages if fixed else None, layers=layers)
+    search = LayoutSearch(places, work, seed=seed, given=given_)
+    state = search._start(stages, STARTS[int(rng.integers(3))])
+    for _ in range(12):
+        before = state.cuts.copy()
+        if not search._change(state):
+            # a change that cannot be may have been begun
+            state = search._start(stages, STARTS[int(rng.integers(3))])
+            continue
+        count = int(state.stages[0])
+        assert 1 <= count <= search.most
+        assert count == stages or not (fixed or bound)
+        ends = state.cuts[: count + 1]
+        assert ends[0] == 0 and ends[-1] == 5 and (np.diff(ends) > 0).all()
+        assert not bound or (before == state.cuts).all()
+        assert (state.counts >= 0).all() and (state.counts[count:] == 0).all()
+        assert (state.counts.sum(axis=0) <= places.size).all()
+
+
+def test_other_seeds_find_layouts_as_good() -> None:
+    """Twelve regions: which of them share a stage, and in which order, is soon settled wrongly.
+
+    88 searches found none of less than 14.3257 s; 16.4 s is where shorter ones may stay.
+    """
+    instance, found = INSTANCES["gcp-v100"], []
+    for seed in range(2):
+        search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
+        search.run(MaxIterations(10**9).start(), 600_000)
+        found.append(search.ranked()[0].value)
+    assert max(found) <= 1.02 * 14.3257
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("gcp12_skippipe_2025_repaired/llama-1.5b", 13.274),
+        ("aws10_dtfm_code_2022/llama-1.5b", 12.662),
+    ],
+)
+def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
+    """Of twelve or ten: 16.2 and 13.4 s are where those who begin with all devices may stay."""
+    instance, found = catalogue()[name], []
+    for seed in range(2):
+        search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
+        search.run(MaxIterations(10**9).start(), 200_000)
+        found.append(search.ranked()[0].value)
+    assert max(found) <= 1.02 * least
+
+
+def test_nothing_is_found_where_nothing_fits() -> None:
+    """A layer needs more than any device has."""
+    search = LayoutSearch(Places.of(regions([2, 2], memory_bytes=1e5)), model())
+    search.run(MaxIterations(10**9).start(), 5_000)
+    assert search.ranked() == []
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(0, 10**6))
+def test_every_stretch_of_paths_follows_the_flow(count: int, seed: int) -> None:
+    """After b microbatches no device is off its part of b by more than two."""
+    rng = np.random.default_rng(seed)
+    groups = [(0, 1), (2, 3, 4), (5, 6)]
+    starts = rng.dirichlet(np.ones(2))
+    middle = rng.dirichlet(np.ones(3))
+    last = rng.dirichlet(np.ones(2))
+    paths = mixed_paths(groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count)
+    assert len(paths) == count
+    for j, part in enumerate((starts, middle, last)):
+        seen = np.zeros(len(part))
+        for b, path in enumerate(paths):
+            seen[groups[j].index(path[j])] += 1
+            assert np.abs(seen - (b + 1) * part).max() < 2.0

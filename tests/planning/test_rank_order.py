@@ -1,0 +1,334 @@
+"""Consecutive ranks against grids written by hand and against pricing everything."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.planning.baselines.dtfm import dtfm_rule
+from planner.planning.baselines.rank_order import (
+    Outermost,
+    RanksByRegion,
+    nearest_orders,
+    one_region,
+    rank_layouts,
+    ranks_by_neighbour,
+    ranks_by_region,
+    ranks_grid,
+    region_order,
+)
+from planner.planning.baselines.search import ORDERS, FixedPlan
+from planner.planning.device_classes import Places
+from planner.planning.evaluation import straight_plan
+from planner.planning.placed_bound import placed_bound_s
+from planner.planning.request import Order, PlanRequest, Question
+from planner.planning.shape import shape_of
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.workload.costs import split_costs
+from tests.conftest import random_network, regional_network, tiny_workload
+
+WORDS = 2003
+
+
+def question_of(
+    n: int, seed: int = 0, memory: float = 16e9, words: int = 61, **fields: object
+) -> Question:
+    """Every pair different, devices alike, two microbatches a device."""
+    cluster = pl.Cluster(random_network(n, seed), pl.Devices(1e9, memory))
+    workload = tiny_workload(batch_samples=2 * n, words=words)
+    return Question(cluster, workload, PlanRequest(**fields))  # type: ignore[arg-type]
+
+
+def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
+    """A device a letter, its region; rates inside regions, 1e6 bytes/s and 50 ms between."""
+    n = len(names)
+    latency, bandwidth = np.full((n, n), 0.05), np.full((n, n), 1e6)
+    for i, a in enumerate(names):
+        for j, b in enumerate(names):
+            if a == b:
+                latency[i, j], bandwidth[i, j] = 0.001, rates[a]
+    ids = [f"{a}{i}" for i, a in enumerate(names)]
+    return pl.Network(latency, bandwidth, ids, list(names))
+
+
+def best(found: RanksByRegion) -> FixedPlan:
+    """Of the two ways."""
+    return found.best[1]
+
+
+def by_hand(question: Question, size: int, order: Order, grid: list[list[int]]) -> float:
+    """The clock's step of one grid."""
+    asked = Question(
+        question.cluster,
+        question.workload.replace(microbatch_samples=size),
+        PlanRequest(stages=len(grid[0]), schedule=order),
+    )
+    plan = straight_plan(asked, shape_of(asked), AssignmentPlan.of_grid(grid))
+    return plan.predicted.step_s
+
+
+def test_region_by_region() -> None:
+    """Regions as they first appear; without regions as the file has them."""
+    network = regions_of("abacb", dict.fromkeys("abc", 1e9))
+    assert region_order(network) == (0, 2, 1, 4, 3)
+    assert region_order(random_network(3)) == (0, 1, 2)
+
+
+def test_which_ranks_hold_which_stage() -> None:
+    """Rows are pipelines: neighbours average, or neighbours form a pipeline."""
+    ranks = (5, 0, 1, 2, 3, 4)
+    assert ranks_grid(ranks, 2, Outermost.PIPELINE).tolist() == [[5, 2], [0, 3], [1, 4]]
+    assert ranks_grid(ranks, 2, Outermost.DATA).tolist() == [[5, 0], [1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_best_of_all_grids_written_by_hand(seed: int) -> None:
+    """Four devices: 1, 2 and 4 stages, microbatches of 1 to 8 samples, both orders."""
+    question = question_of(4, seed)
+    grids = {
+        Outermost.PIPELINE: ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]),
+        Outermost.DATA: ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]),
+    }
+    found = ranks_by_region(question)
+    tried = 0
+    for kind, plan in ((Outermost.PIPELINE, found.pipeline), (Outermost.DATA, found.data)):
+        steps = {
+            (len(grid[0]), len(grid), size, str(order)): by_hand(question, size, order, grid)
+            for grid in grids[kind]
+            for size in (1, 2, 4, 8)
+            if 8 // size >= len(grid)
+            for order in ORDERS
+        }
+        tried += len(steps)
+        assert plan is not None
+        assert plan.step_s == min(steps.values())
+        key = plan.stages, plan.pipelines, plan.microbatch_samples, plan.order
+        assert steps[key] == plan.step_s
+    tally = found.tally
+    assert tally.priced + tally.excluded == tried
+    assert tally.excluded > 0 and tally.refused == tally.left_out == 0
+    assert found.pipeline is not None and found.data is not None
+    assert best(found).step_s == min(found.pipeline.step_s, found.data.step_s)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([(2, 2), (4, 1), (1, 4)]),
+    st.sampled_from(list(Order)),
+    st.sampled_from(["first", "last"]),
+    st.sampled_from([None, 2]),
+    st.sampled_from(["equal", "adaptive"]),
+)
+def test_no_order_beats_the_bound(
+    seed: int,
+    shape_: tuple[int, int],
+    order: Order,
+    head: str,
+    group_size: int | None,
+    averaging: str,
+) -> None:
+    """Unlike devices, an odd microbatch, all grids."""
+    stages, pipelines = shape_
+    rng = np.random.default_rng(seed)
+    network = pl.Network(rng.uniform(0.005, 0.25, (4, 4)), 10 ** rng.uniform(4, 7, (4, 4)))
+    cluster = pl.Cluster(network, pl.Devices(rng.uniform(1e8, 1e9, 4), 16e9))
+    request = PlanRequest(
+        stages=stages, schedule=order, head=head, group_size=group_size, averaging=averaging
+    )
+    question = Question(cluster, tiny_workload(batch_samples=5), request)
+    shape = shape_of(question)
+    for ranks in permutations(range(4)):
+        assignment = AssignmentPlan.of_grid(np.reshape(ranks, (pipelines, stages)))
+        step_s = straight_plan(question, shape, assignment).predicted.step_s
+        assert placed_bound_s(question, shape, assignment) <= step_s * (1 + 1e-9)
+
+
+def test_the_bound_is_met_where_nothing_waits() -> None:
+    """One device alone: its operations and nothing else."""
+    question = question_of(1, stages=1)
+    shape = shape_of(question)
+    assignment = AssignmentPlan.of_grid([[0]])
+    step_s = straight_plan(question, shape, assignment).predicted.step_s
+    assert placed_bound_s(question, shape, assignment) == pytest.approx(step_s)
+
+
+def test_asked_size_averaging_and_recomputation_stay() -> None:
+    """The shape, the order and what goes with them are left aside."""
+    asked = question_of(4, schedule="gpipe", stages=2, pipelines=2, microbatch_samples=1)
+    found = ranks_by_region(asked)
+    assert best(found).microbatch_samples == 1
+    twice = ranks_by_region(question_of(4, stages="auto", recompute="all"))
+    assert best(twice).recompute
+    assert best(twice).step_s > best(ranks_by_region(question_of(4))).step_s
+
+
+@pytest.mark.parametrize("wiring", ["flow", "stochastic"])
+def test_a_plan_of_any_wiring_is_compared(wiring: str) -> None:
+    """Ranks are straight whatever was asked for."""
+    asked, usual = question_of(4, wiring=wiring), question_of(4)
+    assert best(ranks_by_region(asked)).step_s == best(ranks_by_region(usual)).step_s
+
+
+def test_recomputation_where_memory_is_short() -> None:
+    """What does not fit keeps its stages' inputs only, then it is refused."""
+    # with so many words the logits are more than the activations that B computes again
+    workload = tiny_workload(words=WORDS)
+    (keeps,), (again,) = (split_costs(workload, ((0, 4),), 0, (r,)) for r in (False, True))
+    memory = again.need_bytes(1)
+    assert memory < keeps.need_bytes(1)
+    roomy, short = (
+        ranks_by_region(question_of(1, memory=have, words=WORDS, microbatch_samples=1))
+        for have in (keeps.need_bytes(1), memory)
+    )
+    assert not best(roomy).recompute and best(short).recompute
+    assert best(short).step_s > best(roomy).step_s
+    with pytest.raises(ProblemError, match="GB for its state and one microbatch"):
+        ranks_by_region(question_of(1, memory=memory - 1, words=WORDS, microbatch_samples=1))
+
+
+def test_layers_follow_unlike_devices() -> None:
+    """The split is the balanced one, and the result says so."""
+    cluster = pl.Cluster(random_network(2), pl.Devices([1e9, 3e9], 16e9))
+    question = Question(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
+    found = ranks_by_region(question)
+    assert best(found).balanced and not best(ranks_by_region(question_of(2))).balanced
+    request = PlanRequest(stages=2, stage_layers=((0, 1), (1, 4)))
+    fixed = Question(cluster, tiny_workload(), request)
+    grid = AssignmentPlan.of_grid([[0, 1]])
+    step_s = straight_plan(fixed, shape_of(fixed), grid).predicted.step_s
+    assert best(found).step_s <= step_s
+
+
+def test_nothing_fits() -> None:
+    """One line with the numbers, for all devices and for one region."""
+    question = question_of(4, memory=1e5)
+    for ask in (ranks_by_region, one_region, lambda q: dtfm_rule(q, pl.MaxIterations(1))):
+        with pytest.raises(ProblemError, match="GB for its state and one microbatch") as caught:
+            ask(question)
+        assert "\n" not in str(caught.value)
+    unable = pl.Devices(1e9, 16e9, can_compute=[True, True, False, True])
+    with pytest.raises(ProblemError, match="cannot compute"):
+        ranks_by_region(
+            Question(pl.Cluster(random_network(4), unable), tiny_workload(), PlanRequest())
+        )
+
+
+def test_groups_that_give_no_exact_mean() -> None:
+    """Five devices in groups of three cannot average: refused with the reason, whoever asks."""
+    question = question_of(5, group_size=3)
+    for ask in (ranks_by_region, lambda q: dtfm_rule(q, pl.MaxIterations(20))):
+        with pytest.raises(ProblemError, match="groups of 3 do not give 5 devices"):
+            ask(question)
+    assert ranks_by_region(question_of(5, group_size=5)).tally.refused == 0
+
+
+def test_one_region_alone() -> None:
+    """The region with the fast links wins, however far down the file it is."""
+    rates = {"a": 1e6, "b": 1e6, "c": 1e8}
+    network = regions_of("aabbcc", rates)
+    question = Question(pl.Cluster(network, pl.Devices(1e9, 16e9)), tiny_workload(), PlanRequest())
+    found = one_region(question)
+    assert found.region == "c" and found.plan.devices == 2
+    alone = Question(question.cluster.subset([4, 5]), question.workload, question.request)
+    assert found.plan.step_s == best(ranks_by_region(alone)).step_s
+    # a and b differ in name only: the first stands for both
+    both = one_region(
+        Question(question.cluster.subset([0, 1, 2, 3]), question.workload, question.request)
+    )
+    assert both.region == "a"
+    single = Question(question.cluster.subset([0]), question.workload, question.request)
+    looked = [ranks_by_region(one).tally for one in (alone, single)]
+    every = sum(tally.priced + tally.excluded for tally in looked)
+    assert both.tally.priced + both.tally.excluded == every
+
+
+def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
+    """Over slow links the fastest one does it alone, and is named so."""
+    network = regions_of("aaaabb", {"a": 1e3, "b": 1e3})
+    devices = pl.Devices([1e9, 1e9, 3e9, 1e9, 1e9, 1e9], 16e9)
+    found = one_region(Question(pl.Cluster(network, devices), tiny_workload(), PlanRequest()))
+    assert (found.region, found.plan.devices, found.name) == ("a", 1, "1 of a")
+    assert found.plan.plan().cluster.flops.tolist() == [3e9]
+
+
+def test_limited_work_says_what_was_left_out() -> None:
+    """One of each way is priced whatever it costs; the rest may be better, and is counted."""
+    question = question_of(4)
+    some, every = ranks_by_region(question, 0), ranks_by_region(question)
+    assert some.tally.priced == 2 and some.tally.left_out > 0
+    assert every.tally.left_out == 0
+    assert best(some).step_s >= best(every).step_s
+
+
+def test_when_it_is_over_one_of_each_is_enough() -> None:
+    """What was not looked at is counted."""
+    question = question_of(4)
+    some, every = ranks_by_region(question, over=lambda: True), ranks_by_region(question)
+    assert some.tally.priced == 1 and some.tally.left_out > 0
+    assert best(some).step_s >= best(every).step_s
+    tallies = [sum(vars(found.tally).values()) for found in (some, every)]
+    assert tallies[0] <= tallies[1]
+
+
+def test_the_same_question_the_same_answer() -> None:
+    """Field by field."""
+    assert ranks_by_region(question_of(8, 3)) == ranks_by_region(question_of(8, 3))
+    stop = pl.MaxIterations(20)
+    assert dtfm_rule(question_of(8, 3), stop) == dtfm_rule(question_of(8, 3), stop)
+
+
+def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
+    """Eq. 1 of every shape, by solving each to the end; its own step is what the clock says."""
+    question = question_of(4, 1)
+    stop = pl.MaxIterations(500)
+    found = dtfm_rule(question, stop)
+    costs = {}
+    for stages in (1, 2, 4):
+        result = pl.plan(question.cluster, question.workload, stages=stages, stop=stop)
+        assert result.plan is not None
+        costs[stages] = result.plan.certificates["assignment"].objective
+    assert found.cost_s == pytest.approx(min(costs.values()))
+    assert costs[found.plan.stages] == min(costs.values())
+    assert found.plan.microbatch_samples == question.workload.microbatch_samples
+    assert found.refused == 0
+    assert found.tried.step_s <= found.plan.step_s
+
+
+def test_layouts_of_ranks_are_those_of_the_grids() -> None:
+    """By place, whoever of a place it is; devices that cannot compute have no rank."""
+    able = [True] * 5 + [False] + [True] * 3
+    network = regional_network((3, 3, 3))
+    cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
+    places = Places.of(cluster)
+    order = region_order(network)
+    layers = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 3: [(0, 1), (1, 2), (2, 4)]}
+    found = list(rank_layouts(order, places, layers))
+    assert [len(one.layers) for one in found] == [1, 1, 2, 2]  # three do not divide eight
+    ranks = [d for d in order if able[d]]
+    for one, outermost in zip(found, [*Outermost] * 2, strict=True):
+        grid = ranks_grid(ranks, len(one.layers), outermost)
+        for j, row in enumerate(one.counts):
+            assert row == tuple(np.isin(grid[:, j], m).sum() for m in places.members)
+
+
+def test_ranks_go_on_to_the_nearest_device() -> None:
+    """Ten orders or as many as there are devices, and the best of them is priced."""
+    question = question_of(6, 1)
+    orders = nearest_orders(question, 10)
+    assert len(orders) == 6 and all(sorted(one) == list(range(6)) for one in orders)
+    network = question.cluster.network
+    size = question.workload.layers[0].output_bytes
+    way = network.latency_s + size / network.bandwidth_bytes_per_s
+    for one in orders:
+        for k in range(1, 6):
+            away = [way[one[k - 1], d] + way[d, one[k - 1]] for d in one[k:]]
+            assert away[0] == min(away)
+    best, tally = ranks_by_neighbour(question)
+    assert tally.priced > 0 and best.step_s < np.inf

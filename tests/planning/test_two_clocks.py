@@ -1,0 +1,438 @@
+"""Plans that average gradients within regions every step, and parameters between them every H."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.checker.joint_bound import whole_step_bound_s
+from planner.checker.step_simulation import clock_times
+from planner.cli.main import main
+from planner.planning.averaging import averaging_rounds
+from planner.planning.bounds import straight_bound_s
+from planner.planning.device_classes import Places
+from planner.planning.evaluation import straight_plan
+from planner.planning.joint_bound import long_run_s, whole_bound
+from planner.planning.layout_kernel import two_clocks_s
+from planner.planning.layout_search import LayoutSearch
+from planner.planning.placed_bound import placed_bound_s
+from planner.planning.request import Question
+from planner.planning.shape import shape_of
+from planner.problems.answers import AssignmentPlan
+from planner.search.incumbent import ROUNDING
+from planner.simulator.averaging_rounds import round_s, rounds_s
+from planner.simulator.resources import Links
+from planner.simulator.simulator import predict, simulate, step_s, unlike_steps_s
+from planner.simulator.traffic import sent_bytes
+from planner.training_plan.averaging_group import AveragingGroup, within
+from planner.training_plan.choices import Codec, Phase
+from planner.training_plan.error import PlanError
+from planner.training_plan.file import from_dict
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
+from tests.conftest import levels, make_plan, regional_network, tiny_workload
+from tests.planning.test_layouts import model
+from tests.planning.test_whole_bound import hand_made
+from tests.planning.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.simulator.reference import Reference
+
+RARE = Sync(5, OuterOptimizer())
+
+
+def two_by_two(**changes: Any) -> TrainingPlan:
+    """Four peers of one stage in two regions, on two clocks."""
+    plan = make_plan([[0], [1], [2], [3]], network=regional_network([2, 2]))
+    rounds = levels([(0, 1), (2, 3)], (0.25, 0.75), Phase.WITHIN)
+    plan = plan.replace(averaging=(rounds,), sync=RARE)
+    return plan.replace(**changes)
+
+
+def test_rounds_of_uneven_regions() -> None:
+    """Within each; as many slices between as the smallest has; each device gets the others."""
+    cluster = pl.Cluster(regional_network([3, 2, 2]), pl.Devices(1e9, 16e9))
+    links, vector = Links.of(cluster), 4e8
+    made = averaging_rounds(cluster, range(7), "equal", None, vector, Codec.INT8, two_clocks=True)
+    each, between, spread = made
+    assert [group.members for group in each] == [(0, 1, 2), (3, 4), (5, 6)]
+    assert [group.slice for group in between] == [(0.0, 0.5), (0.5, 1.0)]
+    assert [sorted(d // 3 if d < 3 else (d + 1) // 2 - 1 for d in g.members) for g in between] == [
+        [0, 1, 2]
+    ] * 2
+    assert spread[0].shares == (0.5, 0.5, 0.0)
+    # gradients as they are, 2 x 2/3 of them over a device's link; changes in 8 bits
+    assert round_s(each[0], vector, links, Codec.INT8) == pytest.approx(4 / 3 * 0.4 + 0.002)
+    assert within(made) == (each,)
+    one = averaging_rounds(cluster, (0, 1), "adaptive", None, vector, two_clocks=True)
+    assert len(one) == 1 and {group.phase for group in one[0]} == {Phase.WITHIN}
+
+
+def test_who_cannot_sum_holds_no_slice() -> None:
+    """One of three, the second of two, and one that is alone; nobody of a region is refused."""
+    network = regional_network([3, 2, 1])
+    sums = [True, False, False, False, True, False]
+    cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_aggregate=sums))
+    made = averaging_rounds(cluster, range(6), "adaptive", None, 1e6, two_clocks=True)
+    assert [group.members for group in made[1]] == [(0, 4, 5)]
+    plan = make_plan([[k] for k in range(6)], network=network)
+    plan = plan.replace(cluster=cluster, averaging=(made,), sync=RARE)
+    assert from_dict(plan.to_dict()).two_clocks
+    none = cluster.replace(devices=pl.Devices(1e12, 16e9, can_aggregate=[True] * 3 + [False] * 3))
+    with pytest.raises(pl.ProblemError, match="nobody can aggregate"):
+        averaging_rounds(none, range(6), "adaptive", None, 1e6, two_clocks=True)
+
+
+def test_a_step_by_hand() -> None:
+    """Two regions of two devices, all pairs 1,000 bytes a second, 1,000 parameters.
+
+    3 s of work; gradients within a region take 4 s and 1 s there and back, in every step. Between
+    regions each device exchanges half of its 4,000 bytes, 2 s and 3 s, and gives it to the other,
+    2 s and 1 s: in one step of five.
+    """
+    part = Layer("a", 1000, 1.0, 1000.0, 0.0)
+    nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
+    work = Workload("by hand", nothing, (part,), nothing, batch_samples=4)
+    near = np.arange(4)[:, None] // 2 == np.arange(4)[None, :] // 2
+    network = pl.Network(np.where(near, 0.5, 1.5), np.full((4, 4), 1000.0))
+    plan = make_plan([[0], [1], [2], [3]], workload=work, network=network)
+    rounds = levels([(0, 1), (2, 3)], (0.5, 0.5), Phase.WITHIN)
+    times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
+    plan = plan.replace(compute_times=times, averaging=(rounds,), sync=RARE)
+    assert unlike_steps_s(plan) == pytest.approx((8.0, 16.0))
+    for found in (predict(plan), clock_times(plan)):
+        assert found is not None
+        assert (found.step_s, found.averaging_s) == pytest.approx(((4 * 8 + 16) / 5, 13.0))
+    sent = sent_bytes(plan)
+    # gradients in each step; a half of the changes across, the halves of others inside, in one
+    assert sent[0] == pytest.approx([0.0, 4000 + 2000 / 5, 2000 / 5, 0.0])
+    # the papers' clock: messages one after the other, there and then back
+    alone = 2 * (0.5 + 2.0)
+    assert simulate(plan, links="unlimited").step_s == pytest.approx(
+        3 + alone + (2 * (1.5 + 1.0) + 0.5 + 2.0) / 5
+    )
+
+
+def on_two_clocks(seed: int, n: int, layers: int, every: int) -> TrainingPlan | None:
+    """Any layout of devices in up to three regions."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
+    tried = list(layouts(n, layers))
+    groups, split = tried[int(rng.integers(len(tried)))]
+    codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
+    plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_clocks=True)
+    return None if plan is None else plan.replace(sync=Sync(every, OuterOptimizer()))
+
+
+def regions(n: int, rng: np.random.Generator) -> pl.Cluster:
+    """A tiny cluster whose devices lie in up to three regions."""
+    cluster = tiny_cluster(n, rng)
+    names = [f"region {k}" for k in rng.integers(0, 3, n)]
+    return cluster.replace(network=cluster.network.replace(regions=names))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 3), st.integers(2, 6))
+def test_clock_and_checker_as_the_reference_has_it(
+    seed: int, n: int, layers: int, every: int
+) -> None:
+    """The mean of chains of steps that average within only, and of such that do all."""
+    plan = on_two_clocks(seed, n, layers, every)
+    if plan is None:
+        return
+    ends = {}
+    for averages in (False, True):
+        slow = Reference(plan, [0] * 4, averages=averages).run()
+        ends[averages] = slow.step_end[2] - slow.step_end[1]
+    expected = ((every - 1) * ends[False] + ends[True]) / every
+    assert step_s(plan) == pytest.approx(expected, rel=1e-9)
+    found, predicted = clock_times(plan), predict(plan)
+    assert found is not None
+    for name in ("pipeline_s", "averaging_s", "step_s"):
+        assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)
+
+
+PERIODS = 3
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3), st.integers(2, 3))
+def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
+    seed: int, n: int, layers: int, every: int
+) -> None:
+    """In periods as they are, one after the other; the checker proves the same bound."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
+    codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
+    asked: dict[str, Any] = {"every": every, "two_clocks": True}
+    bound = whole_bound(cluster, workload, codec.wire_ratio, **asked)
+    lasting = long_run_s(cluster, workload, codec.wire_ratio, **asked)
+    tried = list(layouts(n, layers))
+    rng.shuffle(tried)
+    for groups, split in tried[:3]:
+        plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_clocks=True)
+        if plan is None:
+            continue
+        assert bound is not None and bound.witness is not None
+        averages = ([False] * (every - 1) + [True]) * PERIODS
+        slow = Reference(plan, [0] * len(averages), averages).run()
+        ends = [slow.step_end[t] for t in range(every - 1, len(averages), every)]
+        spread_s = max(
+            (rounds_s(rounds[2:], _vector(plan, j), Links.of(plan.cluster), codec))
+            for j, rounds in enumerate(plan.averaging)
+        )
+        # a step may spread sums faster than the one before
+        mean_s = (ends[-1] - ends[0] + spread_s) / (PERIODS - 1)
+        assert bound.seconds * every * (1 - ROUNDING) <= mean_s
+        assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
+        rare = plan.replace(sync=Sync(every, OuterOptimizer()))
+        witness = json.loads(json.dumps(bound.witness))
+        assert whole_step_bound_s(witness, rare, bound.seconds) == bound.seconds
+        raised = whole_step_bound_s(witness, rare, bound.seconds * 1.01)
+        assert raised == pytest.approx(bound.seconds, rel=1e-6)
+        # of fewer regions it would claim more, and of plans on one clock nothing
+        fewer = witness | {"regions": len(set(plan.cluster.network.regions)) - 1}
+        assert whole_step_bound_s(fewer, rare, bound.seconds) is None
+        one = plan.replace(
+            averaging=tuple(((AveragingGroup.equal(g),),) for g in plan.assignment.groups)
+        )
+        assert whole_step_bound_s(witness, one.replace(sync=rare.sync), bound.seconds) is None
+
+
+def test_a_device_a_region_is_as_good_as_its_bound() -> None:
+    """12 s of work a step; in every other one 2,000 bytes each way, and 1 s there and back."""
+    network = pl.Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
+    cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
+    nothing = Layer("nothing", 0, 0.0, 1.0, 0.0)
+    work = Workload("one", nothing, (Layer("only", 500, 100.0, 1.0, 1.0),), nothing, 8)
+    order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
+    plan = hand_made(cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order)
+    rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
+    plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
+    bound = whole_bound(cluster, work, every=2, two_clocks=True)
+    assert bound is not None and bound.witness is not None
+    assert step_s(plan) == pytest.approx((12 + 15) / 2)
+    assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
+    assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
+    wrong = whole_bound(cluster, work, 1.1, every=2, two_clocks=True)
+    assert wrong is not None and wrong.seconds > step_s(plan)
+    assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
+
+
+def _vector(plan: TrainingPlan, stage: int) -> float:
+    return plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 1000), st.sampled_from([(2, 2), (1, 4)]), st.integers(2, 5))
+def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every: int) -> None:
+    """Of all grids of four devices in two regions, and of each by itself."""
+    stages, pipelines = shape_
+    cluster = pl.Cluster(regional_network([2, 2], seed), pl.Devices(1e9, 16e9))
+    request = pl.PlanRequest(stages=stages, sync_every=every, within="region")
+    question = Question.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    shape, least = shape_of(question), np.inf
+    for order in permutations(range(4)):
+        placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
+        took_s = straight_plan(question, shape, placed).predicted.step_s
+        assert placed_bound_s(question, shape, placed) * (1 - ROUNDING) <= took_s
+        least = min(least, took_s)
+    assert straight_bound_s(question, shape) * (1 - ROUNDING) <= least
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stages": 1, "wiring": "flow", "codec": "int8"},
+        {"stages": 2, "averaging": "adaptive"},
+        {"objective": "cost", "hour_usd": 5.0, "prices": pl.Prices(100.0)},
+    ],
+)
+def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Whole and straight, through a file; a plan on one clock is another one."""
+    cluster = pl.Cluster(regional_network([3, 2]), pl.Devices(1e8, 16e9, usd_per_hour=1.0))
+    cluster = cluster.subset(range(4)) if "averaging" in fields else cluster
+    work = tiny_workload(batch_samples=16)
+    result = pl.plan(
+        cluster, work, sync_every=10, within="region", stop=pl.Effort(0.2), seed=0, **fields
+    )
+    plan = result.plan
+    assert plan is not None and plan.two_clocks and pl.check(result, cluster) == []
+    assert result.bound is not None and result.objective is not None
+    assert result.bound <= result.objective
+    assert plan.sync == Sync(10, OuterOptimizer())
+    assert plan.workload.state_bytes_per_parameter == work.state_bytes_per_parameter + 8
+    pl.save_plan(plan, tmp_path / "plan.json")
+    read = pl.load_plan(tmp_path / "plan.json")
+    assert read.content_hash == plan.content_hash and pl.check(read, cluster) == []
+    for rounds, group in zip(plan.averaging, plan.assignment.groups, strict=True):
+        here = {
+            cluster.network.regions[cluster.network.index_of(plan.cluster.network.ids[d])]
+            for d in group
+        }
+        assert len(rounds[0]) == len(here)
+
+
+def test_a_region_on_two_clocks_is_slower_than_devices_by_themselves() -> None:
+    """It averages more; far less than all every step."""
+    cluster = pl.Cluster(regional_network([2, 2], 3), pl.Devices(1e8, 16e9))
+    work = tiny_workload(batch_samples=16)
+    usual: dict[str, Any] = {"stages": 1, "wiring": "flow"}
+
+    def took_s(**fields: Any) -> float:
+        result = pl.plan(cluster, work, stop=pl.Effort(0.2), **usual, **fields)
+        assert result.objective is not None
+        return result.objective
+
+    alone, each = took_s(sync_every=50), took_s()
+    assert alone < took_s(sync_every=50, within="region") < each
+
+
+def test_altered_plans_are_found() -> None:
+    """Other shares within, a slice not exchanged, a region twice, sums instead of rounds."""
+    plan = make_plan([[k] for k in range(5)], network=regional_network([3, 2]))
+    plan = plan.replace(averaging=(levels([(0, 1, 2), (3, 4)], (0.25, 0.75), Phase.WITHIN),))
+    plan = plan.replace(sync=RARE)
+    plan = plan.replace(predicted=predict(plan), workload=plan.workload.with_outer_state())
+    assert pl.check(plan) == []
+    ((each, between, spread),) = plan.averaging
+    slower = (replace(each[0], shares=(0.9, 0.1, 0.0)), each[1])
+    assert {v.rule for v in pl.check(plan.replace(averaging=((slower, between, spread),)))} == {
+        "averaging",
+        "step time",
+    }
+    wrong = plan.replace(averaging=((each, between[:1], spread),))
+    assert any("instead of 1" in str(v) for v in pl.check(wrong))
+    twice = (replace(between[0], members=(0, 1)), between[1])
+    assert pl.check(plan.replace(averaging=((each, twice, spread),))) != []
+    reduced = tuple(replace(group, phase=Phase.REDUCE) for group in each)
+    found = pl.check(plan.replace(averaging=((reduced, between, spread),)))
+    assert "step time" in {v.rule for v in found}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sync": Sync()}, "found sync of gradients of all in every step"),
+        ({"sync": Sync(5, delayed=True)}, "found sync of delayed"),
+        ({"clip": 1.0}, "averaging.clip"),
+    ],
+)
+def test_what_goes_without(change: dict[str, Any], words: str) -> None:
+    """Plans in memory and in files."""
+    plan = two_by_two(**change)
+    with pytest.raises(PlanError, match=words):
+        from_dict(plan.to_dict())
+    assert from_dict(two_by_two().to_dict()).content_hash == two_by_two().content_hash
+
+
+def test_all_stages_or_none() -> None:
+    """A stage whose devices average within their regions beside one where all do every H."""
+    plan = make_plan([[0, 1], [2, 3]], network=regional_network([2, 2])).replace(sync=RARE)
+    mine = levels([(0,), (2,)], (0.5, 0.5), Phase.WITHIN)
+    with pytest.raises(
+        PlanError, match=r"averaging.stages\[1\]: has no groups that average within"
+    ):
+        from_dict(plan.replace(averaging=(mine, plan.averaging[1])).to_dict())
+    with pytest.raises(PlanError, match="phases must be"):
+        from_dict(plan.replace(averaging=((mine[0], mine[1]), plan.averaging[1])).to_dict())
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(lambda row: sum(row) > 1),
+    st.integers(0, 1000),
+    st.sampled_from(list(Codec)),
+    st.booleans(),
+)
+def test_the_estimate_is_that_of_the_rounds(
+    row: list[int], seed: int, codec: Codec, equal: bool
+) -> None:
+    """No less, as shares may be better; regions by themselves without lines that they share."""
+    cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
+    places = Places.of(cluster, by_region=True)
+    search = LayoutSearch(places, model())
+    links = search.links._replace(equal=equal)
+    size = 1e7 * codec.wire_ratio
+    each_s, rare_s = two_clocks_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
+    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    shares = "equal" if equal else "adaptive"
+    made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_clocks=True)
+    assert rounds_s(within(made), 1e7, Links.of(cluster)) <= each_s * (1 + 1e-6)
+    rare = rounds_s(made[1:], 1e7, Links.of(cluster), codec)
+    assert rare <= rare_s * (1 + 1e-6)
+    if equal:
+        assert rare == pytest.approx(rare_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"within": "region"}, "found sync_every 1; give more, or leave it out"),
+        ({"within": "site", "sync_every": 2}, "within 'site' is unknown; choose one of region"),
+        (
+            {"within": "region", "sync_every": 2, "delayed": True},
+            "within 'region' goes without delayed",
+        ),
+        ({"within": "region", "sync_every": 2, "group_size": 2}, "goes without group_size"),
+        (
+            {"within": "region", "sync_every": 2, "stages": 2, "path_stages": 2},
+            "goes without path_stages",
+        ),
+    ],
+)
+def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
+    """One line each."""
+    with pytest.raises(pl.ProblemError, match=words):
+        pl.PlanRequest(**fields)
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+@pytest.mark.parametrize("averaging", ["equal", "adaptive"])
+def test_regions_where_nobody_sums(objective: str, averaging: str) -> None:
+    """Stages of such devices alone take for ever, also in dollars."""
+    sums = [True, True, False, False]
+    devices = pl.Devices(1e8, 16e9, can_aggregate=sums, usd_per_hour=1.0)
+    cluster = pl.Cluster(regional_network([1, 3]), devices)
+    fields: dict[str, Any] = {"within": "region", "objective": objective, "averaging": averaging}
+    for seed in range(3):
+        result = pl.plan(
+            cluster, tiny_workload(), sync_every=2, stop=pl.Effort(0.1), seed=seed, **fields
+        )
+        assert result.objective is not None and np.isfinite(result.objective)
+        assert pl.check(result) == []
+
+
+@pytest.mark.parametrize(("sizes", "words"), [([3], "one region"), ([1, 1], "for each device")])
+def test_regions_that_make_no_difference(sizes: list[int], words: str) -> None:
+    """All in one, or each by itself."""
+    cluster = pl.Cluster(regional_network(sizes), pl.Devices(1e8, 16e9))
+    with pytest.raises(pl.ProblemError, match=words):
+        pl.plan(cluster, tiny_workload(), sync_every=2, within="region", stop=pl.Effort(0.1))
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned, priced otherwise, simulated and checked; refused in a line."""
+    out = tmp_path / "plan.json"
+    words = [
+        *("plan", "--network", "aws8_dtfm_worldwide_2022", "--devices-per-region", "2"),
+        *("--workload", "gpt2-small", "--effort", "0.1", "--no-compare"),
+        *("--no-pictures", "--out", str(out), "--within", "region"),
+    ]
+    assert main(words) == 2
+    assert "within 'region' averages gradients where all average every H" in capsys.readouterr().err
+    assert main([*words, "--sync-every", "50"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Gradients are averaged within regions in every step" in said
+    assert main(["check", str(out)]) == 0
+    assert main(["simulate", str(out)]) == 0

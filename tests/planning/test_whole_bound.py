@@ -1,0 +1,335 @@
+"""No plan's step beats the bound that holds for all plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.checker.joint_bound import whole_step_bound_s
+from planner.planning.bounds import StepBound
+from planner.planning.joint_bound import long_run_s, whole_bound
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate, Status, relative_gap
+from planner.simulator.program import compile_plan
+from planner.simulator.resources import Links
+from planner.simulator.run import Run
+from planner.simulator.simulator import simulate_cycle
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Codec, Head
+from planner.training_plan.file import from_dict
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
+from planner.training_plan.sync import Sync
+from planner.workload import costs
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.layers import Layer
+from tests.planning.whole_plans import (
+    Groups,
+    Layers,
+    layouts,
+    tiny_cluster,
+    tiny_model,
+    whole_plan,
+)
+
+ROUNDING = 1 + 1e-9
+
+
+def every_layout(
+    seed: int, n: int, layers: int, count: int, most: int = 60, in_sites: float = 0.3
+) -> tuple[float, StepBound | None, StepBound | None]:
+    """The least step over the bound among many plans, and the bounds of two requests."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
+    codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
+    free = whole_bound(cluster, workload, codec.wire_ratio)
+    kept = whole_bound(cluster, workload, codec.wire_ratio, recomputes=False)
+    lasting = long_run_s(cluster, workload, codec.wire_ratio)
+    tried = list(layouts(n, layers))
+    rng.shuffle(tried)
+    least = np.inf
+    for groups, split in tried[:most]:
+        again = tuple((rng.random(len(groups)) < 0.3).tolist())
+        plan = whole_plan(cluster, workload, groups, split, rng, recompute=again, codec=codec)
+        if plan is None:
+            continue
+        assert free is not None
+        step_s = plan.predicted.step_s
+        assert free.seconds <= step_s * ROUNDING
+        assert lasting <= step_ends_s(plan)[-1] / 4 * ROUNDING
+        if not any(again):
+            assert kept is not None and kept.seconds <= step_s * ROUNDING
+        least = min(least, step_s / free.seconds)
+    return least, free, kept
+
+
+def step_ends_s(plan: TrainingPlan) -> list[float]:
+    """Of the four steps from rest that the clock looks at."""
+    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    ends = Run.planned(program, [0] * 4, averages=True).times.step_end
+    return ends.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_layouts_of_three_devices(seed: int) -> None:
+    """All subsets, stages, layers and groups."""
+    every_layout(seed, 3, 3, 3, most=1000)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
+def test_no_plan_is_faster(seed: int, n: int, layers: int, count: int) -> None:
+    """Any cluster, model, layout, wiring, order, recomputation, shares and codec."""
+    every_layout(seed, n, layers, count)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(3, 6), st.integers(1, 3), st.integers(1, 4))
+def test_no_plan_in_two_levels_is_faster(seed: int, n: int, layers: int, count: int) -> None:
+    """Where devices share sites' lines."""
+    every_layout(seed, n, layers, count, in_sites=1.0)
+
+
+@pytest.fixture
+def two() -> tuple[pl.Cluster, pl.Workload, TrainingPlan]:
+    """The first layer has too many parameters to be averaged, so that one device holds it.
+
+    Stage 0, one device: 8 x (0.1875 + 0.375) = 4.5 s. Stage 1, two devices: 4 x (0.25 + 0.5) = 3 s
+    and a round of 1 s.
+    """
+    network = pl.Network(np.zeros((3, 3)), np.full((3, 3), 1000.0))
+    cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
+    nothing = Layer("nothing", 0, 0.0, 0.01, 0.0)
+    layers = (Layer("first", 10**6, 18.75, 0.01, 1.0), Layer("second", 250, 25.0, 0.01, 1.0))
+    workload = pl.Workload("two", nothing, layers, nothing, 8)
+    paths = tuple((0, 1 + b % 2) for b in range(8))
+    first = [("F", b) for b in range(8)] + [("B", b) for b in range(8)]
+    others = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
+    plan = hand_made(cluster, workload, ((0,), (1, 2)), ((0, 1), (1, 2)), paths, [first, *others])
+    return cluster, workload, plan
+
+
+def hand_made(
+    cluster: pl.Cluster,
+    workload: pl.Workload,
+    groups: Groups,
+    layers: Layers,
+    paths: Groups,
+    order: list[list[Operation]],
+) -> TrainingPlan:
+    """Equal shares, predicted."""
+    plan = TrainingPlan(
+        cluster=cluster,
+        network_name="by hand",
+        workload=workload,
+        seed=0,
+        compute_times=ComputeTimes.from_flops(cluster, workload, groups, layers),
+        assignment=AssignmentPlan.of_groups(groups),
+        stage_layers=layers,
+        schedules=(Schedule("any", Head.LAST, paths, tuple(map(tuple, order))),),
+        averaging=tuple(((AveragingGroup.equal(group),),) for group in groups),
+        predicted=Predicted(0.0, 0.0, 0.0),
+        certificates={},
+    )
+    return plan.replace(predicted=simulate_cycle(plan)[0])
+
+
+def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -> None:
+    """Stage 0 has no time to lose in the long run; it may have done F before a single step."""
+    cluster, workload, plan = two
+    bound = whole_bound(cluster, workload)
+    assert plan.predicted.step_s == pytest.approx(4.5, rel=1e-3)
+    assert long_run_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
+    assert bound is not None and bound.seconds == pytest.approx(4.0, rel=1e-3)
+    assert proven(bound, plan)
+
+
+def test_memory_limits_what_is_done_ahead(
+    two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
+) -> None:
+    """Room for two microbatches leaves six F of stage 0 for after T."""
+    cluster, workload, _ = two
+    small = workload.replace(state_bytes_per_parameter=0.0)
+    tight = cluster.replace(devices=pl.Devices(100.0, 2.0))
+    bound = whole_bound(tight, small, recomputes=False)
+    # 6 x 0.1875 + 8 x 0.375
+    assert bound is not None and bound.seconds == pytest.approx(4.125, rel=1e-3)
+
+
+def test_wrong_formulas_are_caught(
+    two: tuple[pl.Cluster, pl.Workload, TrainingPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound that takes B for 3 F is above a plan's step, and its witness does not prove it."""
+    cluster, workload, plan = two
+    monkeypatch.setattr(costs, "BACKWARD_TO_FORWARD", 3.0)
+    bound = whole_bound(cluster, workload)
+    assert bound is not None and bound.seconds > plan.predicted.step_s * 1.1
+    assert not proven(bound, plan)
+
+
+def proven(bound: StepBound, plan: TrainingPlan) -> bool:
+    """Whether the checker finds the bound, through a file, in its witness."""
+    assert bound.witness is not None
+    witness = json.loads(json.dumps(bound.witness))
+    return whole_step_bound_s(witness, plan, bound.seconds) == bound.seconds
+
+
+def test_one_stage_is_as_good_as_its_bound() -> None:
+    """Two devices that average: computing and a round, both by hand; then with a wrong round."""
+    network = pl.Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
+    cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
+    nothing = Layer("nothing", 0, 0.0, 1.0, 0.0)
+    workload = pl.Workload("one", nothing, (Layer("only", 500, 100.0, 1.0, 1.0),), nothing, 8)
+    order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
+    paths = tuple((b % 2,) for b in range(8))
+    plan = hand_made(cluster, workload, ((0, 1),), ((0, 1),), paths, order)
+    bound = whole_bound(cluster, workload)
+    # 4 x 3 s, 2000 bytes each way, there and back
+    assert plan.predicted.step_s == pytest.approx(12 + 2 + 1)
+    assert bound is not None and bound.seconds == pytest.approx(15, rel=1e-6)
+    assert proven(bound, plan)
+    wrong = whole_bound(cluster, workload, wire_ratio=1.1)
+    assert wrong is not None and wrong.seconds > plan.predicted.step_s
+    assert not proven(wrong, plan)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_the_checker_finds_the_same(seed: int, n: int, layers: int, recomputes: bool) -> None:
+    """For plans on any of the devices; a raised bound is cut to what the witness proves."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 4, rng)
+    bound = whole_bound(cluster, workload, recomputes=recomputes)
+    tried = list(layouts(n, layers))
+    groups, split = tried[int(rng.integers(len(tried)))]
+    plan = whole_plan(cluster, workload, groups, split, rng)
+    if bound is None or plan is None:
+        return
+    assert proven(bound, plan)
+    again = whole_step_bound_s(bound.witness or {}, plan, bound.seconds * 1.01)
+    assert again == pytest.approx(bound.seconds, rel=1e-6)
+
+
+def with_certificate(plan: TrainingPlan, bound: StepBound, seconds: float) -> TrainingPlan:
+    """As `planner.plan` would store it."""
+    step_s = plan.predicted.step_s
+    gap = relative_gap(step_s, seconds)
+    certificate = Certificate(
+        "by hand", Status.FEASIBLE, step_s, seconds, gap, "", 0.0, 0, bound.basis, bound.witness
+    )
+    return plan.replace(certificates={"step": certificate})
+
+
+def test_plans_with_raised_bounds_are_refused(
+    two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
+) -> None:
+    """Through a plan file and `planner check`."""
+    cluster, workload, plan = two
+    bound = whole_bound(cluster, workload)
+    assert bound is not None
+    assert pl.check(from_dict(with_certificate(plan, bound, bound.seconds).to_dict())) == []
+    raised = with_certificate(plan, bound, bound.seconds * 1.001)
+    assert [v.rule for v in pl.check(from_dict(raised.to_dict()))] == ["bound"]
+
+
+def test_witnesses_of_other_plans_prove_nothing(
+    two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
+) -> None:
+    """Other devices, other links, another batch, recomputation, rare averaging; or malformed."""
+    cluster, workload, plan = two
+    bound = whole_bound(cluster, workload, recomputes=False)
+    assert bound is not None and bound.witness is not None
+    good, claim = dict(bound.witness), bound.seconds
+    assert whole_step_bound_s(good, plan, claim) == claim
+    row = good["devices"][0]
+    changes: tuple[dict[str, Any], ...] = (
+        {"devices": [row | {"count": 2}]},
+        {"devices": [row | {"flops": 99.0}]},
+        {"devices": [row | {"upload_bytes_per_s": None}]},
+        {"devices": []},
+        {"hop_s": 0.1},
+        {"hop_s": float("nan")},
+        {"hop_bytes_per_s": 1.0},
+        {"hop_bytes_per_s": float("nan")},
+        {"return_s": [[1, 0.0], [3, 0.1]]},
+        {"return_s": [[1, 0.0], [3, float("nan")]]},
+        {"return_s": 1},
+        {"price": [1.0, 1.0, 1.0]},
+        {"price": [2.0, -1.0, 0.0]},
+        {"price": []},
+        {"microbatch_samples": 2},
+        {"microbatch_samples": "1"},
+    )
+    for change in changes:
+        assert whole_step_bound_s(good | change, plan, claim) is None, change
+    more = good | {"devices": [row | {"flops": 99.0}, row]}
+    assert (whole_step_bound_s(more, plan, claim) or 0.0) < claim
+    for name in good.keys() - {"kind"}:
+        assert whole_step_bound_s({k: v for k, v in good.items() if k != name}, plan, claim) is None
+    again = plan.replace(recompute=(True, False))
+    assert whole_step_bound_s(good, again, claim) is None
+    assert whole_step_bound_s(good, plan.replace(sync=Sync(2)), claim) is None
+    measured = replace(plan.compute_times, source="measured")
+    assert whole_step_bound_s(good, plan.replace(compute_times=measured), claim) is None
+    group = plan.averaging[1][0][0]
+    helped = replace(group, contributes=(True, False))
+    averaging = (plan.averaging[0], ((helped,),))
+    assert whole_step_bound_s(good, plan.replace(averaging=averaging), claim) is None
+
+
+def test_larger_microbatches_keep_the_bound_of_single_samples() -> None:
+    """A bound for microbatches of 1 holds for those of 2."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        cluster, workload = tiny_cluster(4, rng), tiny_model(3, 8, rng)
+        bound = whole_bound(cluster, workload)
+        for groups, split in list(layouts(4, 3))[:: 1 + seed]:
+            plan = whole_plan(cluster, workload.replace(microbatch_samples=2), groups, split, rng)
+            if plan is not None:
+                assert bound is not None and bound.seconds <= plan.predicted.step_s * ROUNDING
+                assert proven(bound, plan)
+
+
+def test_layers_without_parameters() -> None:
+    """Their rounds send nothing, so that messages may leave during the way there and back."""
+    network = pl.Network(np.array([[0, 0, 0], [0, 0, 5], [0, 5, 0.0]]), np.full((3, 3), 10.0))
+    cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
+    stem, layer = Layer("stem", 0, 0.0, 50.0, 0.0), Layer("layer", 0, 1.0, 50.0, 0.0)
+    workload = pl.Workload("bare", stem, (layer, layer), stem, 4)
+    bound = whole_bound(cluster, workload)
+    assert bound is not None
+    rng = np.random.default_rng(1)
+    for groups, split in layouts(3, 2):
+        plan = whole_plan(cluster, workload, groups, split, rng)
+        assert plan is not None and bound.seconds <= plan.predicted.step_s * ROUNDING
+
+
+def test_nothing_fits() -> None:
+    """No bound where no memory holds any layer."""
+    rng = np.random.default_rng(0)
+    cluster = pl.Cluster(tiny_cluster(3, rng).network, pl.Devices(1.0, 1e-3))
+    assert whole_bound(cluster, tiny_model(2, 2, rng)) is None
+
+
+def test_more_devices_lower_the_bound() -> None:
+    """And the basis says what it stands on."""
+    network = pl.load_network("aws8_dtfm_worldwide_2022")
+    workload = pl.Workload.preset("gpt3-1.3b")
+    found = []
+    for copies in (2, 4, 8):
+        every = dict.fromkeys(network.regions, copies)
+        big = network.replicate(every, intra_latency_s=0.005, intra_bandwidth_bytes_per_s=2.5e8)
+        bound = whole_bound(
+            pl.Cluster(big, replace(pl.Devices.of_gpu("V100"), gpus=None)), workload
+        )
+        assert bound is not None and bound.witness is not None
+        assert len(bound.witness["devices"]) == 1 and "computing" in bound.basis
+        found.append(bound.seconds)
+    assert found[0] > found[1] > found[2] > 10.0
