@@ -24,7 +24,7 @@ from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, MaxRuntime
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_picture, write_text
 
 OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
@@ -419,7 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = LineParser(
+    parser = OneLineParser(
         prog="python -m benchmarks.assignment", description="Benchmark of the assignment solvers."
     )
     parts = ("five", "genetic", "skyplane", "scale", "figure4", "scale-picture")

@@ -41,7 +41,7 @@ from planner.lp.paper_model import literal_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 TABLE_1_MEASURED = {
     "A: 8x1Gb/s": (1.19, 4.73, 1.20),
@@ -505,7 +505,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.averaging", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.averaging", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(
         "--quick", action="store_true", help="small instances only, seconds of work"

@@ -23,14 +23,14 @@ from benchmarks.command_line import report_path, run
 from benchmarks.link_rates import Flow, fair_shares, goodput
 from planner.bench.averaging_baselines import all_reduce_s
 from planner.bench.stamp import stamp
-from planner.emulate.links import Links, links_of
+from planner.emulate.links import EmulatedLinks, links_of
 from planner.emulate.network import EmulatedNetwork, emulated, package_path
 from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems import AveragingProblem
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 MBIT = 1e6 / 8
@@ -69,7 +69,7 @@ class SetUp:
         samples = np.array(self.computes, dtype=float)
         return AveragingProblem(samples, speed, speed, 1.0, gradient_bytes)
 
-    def links(self) -> Links:
+    def links(self) -> EmulatedLinks:
         """The network: pairs as fast as the slower end."""
         speed = np.array(self.mbit_per_s) * MBIT
         n = len(speed)
@@ -354,7 +354,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.averaging_links", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.averaging_links", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("averaging-links"))
     parser.add_argument("--values", type=int, default=2_000_000)
     parser.add_argument("--repeats", type=int, default=5)

@@ -22,8 +22,8 @@ import numpy as np
 
 import planner as pl
 from benchmarks.command_line import run
-from planner.planning.baselines.plans import BaselinePlans
-from planner.planning.request import Question
+from planner.planning.baselines.plans import Baselines
+from planner.planning.request import PlanningProblem
 from planner.workload.layers import Architecture, Family
 
 MODELS = {
@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         assert result.plan is not None and result.objective is not None
         problems = pl.check(result.plan, cluster)
-        question = Question.of(cluster, workload, None, 0, {})
-        more = BaselinePlans.of(question, pl.Effort(20 * args.effort))
+        question = PlanningProblem.of(cluster, workload, None, 0, {})
+        more = Baselines.of(question, pl.Effort(20 * args.effort))
         baseline = min((one.step_s for one in more), default=float("inf"))
         straight = best_straight_s(cluster, workload, args.effort)
         least = min(baseline, straight)

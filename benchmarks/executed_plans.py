@@ -17,18 +17,18 @@ from pathlib import Path
 
 from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import SETTINGS
-from planner.emulate.emulation import Settings, choose, emulate
+from planner.emulate.emulation import EmulationSettings, choose, emulate
 from planner.network.cluster import Cluster
 from planner.planning.baselines.rank_order import ranks_by_region, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.planning.solve import plan
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 from planner.workload.workload import Workload
 
@@ -49,7 +49,7 @@ def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
     TrainingPlan
         Straight pipelines.
     """
-    found = ranks_by_region(Question.of(cluster, workload, PlanRequest(), SEED, {}))
+    found = ranks_by_region(PlanningProblem.of(cluster, workload, PlanRequest(), SEED, {}))
     outermost, best = found.best
     request = PlanRequest(
         stages=best.stages,
@@ -57,7 +57,7 @@ def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
         schedule=best.order,
         recompute="all" if best.recompute else (),
     )
-    question = Question.of(cluster, workload, request, SEED, {})
+    question = PlanningProblem.of(cluster, workload, request, SEED, {})
     grid = ranks_grid(region_order(cluster.network), best.stages, outermost)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 
@@ -85,7 +85,7 @@ def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, 
     return found | {"ranks in order": ranks_plan(cluster, workload)}
 
 
-def executed_s(made: TrainingPlan, settings: Settings) -> float:
+def executed_s(made: TrainingPlan, settings: EmulationSettings) -> float:
     """Mean executed step of steps that chain.
 
     Parameters
@@ -121,14 +121,14 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.executed_plans", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.executed_plans", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=report_path("executed-plans"))
     parser.add_argument("--networks", nargs="*", default=NETWORKS, choices=list(SETTINGS))
     parser.add_argument("--effort", type=float, default=5.0, help="default %(default)s")
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args(argv)
-    settings = replace(Settings(), steps=args.steps, rest=1)
+    settings = replace(EmulationSettings(), steps=args.steps, rest=1)
     lines = [
         f"# Whole plans and others, executed, {today}",
         "",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.emulate.fair_rates import fair_rates
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import EmulatedNetwork, package_path
 
@@ -49,7 +49,7 @@ class Arrived(NamedTuple):
     arrived_s: float
 
 
-def fair_shares(links: Links, flows: Sequence[Flow]) -> dict[tuple[int, int], float]:
+def fair_shares(links: EmulatedLinks, flows: Sequence[Flow]) -> dict[tuple[int, int], float]:
     """What each pair gets while all send without end.
 
     Parameters

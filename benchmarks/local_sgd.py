@@ -22,7 +22,7 @@ from planner.planning.request import PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import Effort
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 DEFAULT = ("aws", "gcp-v100", "two-sites", "mixed")
@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
     argv
         Words of the command line.
     """
-    parser = LineParser(prog="python -m benchmarks.local_sgd", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.local_sgd", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd"))
     parser.add_argument("--instances", nargs="+", choices=list(INSTANCES), default=DEFAULT)
     parser.add_argument("--effort", type=float, default=10.0)

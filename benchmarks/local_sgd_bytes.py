@@ -22,11 +22,11 @@ from planner.bench.stamp import stamp
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.traffic import sent_bytes
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_picture, write_text
 from planner.workload.workload import Workload
 
@@ -61,7 +61,7 @@ def measure(name: str) -> Row:
     """
     work, n = Workload.preset(name), STAGES * PEERS
     cluster = Cluster(Network(np.full((n, n), 0.01), np.full((n, n), 1e9)), Devices(1e14, 1e12))
-    question = Question(cluster, work, PlanRequest(stages=STAGES))
+    question = PlanningProblem(cluster, work, PlanRequest(stages=STAGES))
     grid = AssignmentPlan.of_grid(np.arange(n).reshape(PEERS, STAGES))
     plan = straight_plan(question, shape_of(question), grid)
     assert grid.groups is not None and work.architecture is not None
@@ -177,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
     argv
         Words of the command line.
     """
-    parser = LineParser(prog="python -m benchmarks.local_sgd_bytes", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.local_sgd_bytes", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd-bytes"))
     args = parser.parse_args(argv)
     before, rows = f"{os.getloadavg()[0]:.1f}", [measure(name) for name in MODELS]

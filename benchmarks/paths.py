@@ -35,7 +35,7 @@ from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.search.result import Result
 from planner.search.stop import MaxRuntime
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 PUBLIC_WAVE_S = 41.5
 """The public code's paths on the reference instance, executed first in, first out."""
@@ -478,7 +478,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.paths", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.paths", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="a tenth of every limit")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))

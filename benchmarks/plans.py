@@ -21,22 +21,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command_line import report_path, run
-from planner.bench.plan_instances import INSTANCES, Instance, regional_cluster
+from planner.bench.plan_instances import INSTANCES, PlanInstance, regional_cluster
 from planner.bench.stamp import stamp
 from planner.network.catalogue import list_networks
 from planner.network.cluster import Cluster
 from planner.planning.baselines.dtfm import dtfm_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
-from planner.planning.baselines.search import FixedPlan, Tally
-from planner.planning.joint_bound import plans_long_run_s
-from planner.planning.request import PlanRequest, Question
+from planner.planning.baselines.search import BaselinePlan, SearchCounts
+from planner.planning.joint_bound import plan_long_run_bound_s
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
-from planner.simulator.simulator import settled_step_s
-from planner.utils.argument_parser import LineParser
+from planner.simulator.simulator import steady_step_s
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 from planner.workload.presets import PRESETS
 
@@ -46,7 +46,7 @@ FAMILIES = ("gpt", "llama")
 """Whose presets the catalogue has."""
 
 
-def catalogue(gpu: str = "V100") -> dict[str, Instance]:
+def catalogue(gpu: str = "V100") -> dict[str, PlanInstance]:
     """Every shipped network, its complete part, with every preset of `FAMILIES`.
 
     Parameters
@@ -64,7 +64,7 @@ def catalogue(gpu: str = "V100") -> dict[str, Instance]:
         return lambda: regional_cluster(name, 1, gpu)
 
     return {
-        f"{name}/{preset}": Instance(f"a {gpu} each", at(name), preset)
+        f"{name}/{preset}": PlanInstance(f"a {gpu} each", at(name), preset)
         for name in list_networks()
         for preset in PRESETS
         if preset.startswith(FAMILIES)
@@ -88,7 +88,7 @@ class Baseline:
 
 
 @cache
-def instances() -> Mapping[str, Instance]:
+def instances() -> Mapping[str, PlanInstance]:
     """All, by name."""
     return INSTANCES | catalogue()
 
@@ -167,7 +167,7 @@ NAMES = (
 )
 
 
-def seedless(question: Question) -> dict[str, Baseline]:
+def seedless(question: PlanningProblem) -> dict[str, Baseline]:
     """What is the same for every seed: ranks in order, one region, SAILOR's rule.
 
     Parameters
@@ -195,7 +195,7 @@ def seedless(question: Question) -> dict[str, Baseline]:
     def sailor() -> list[Baseline]:
         rule = sailor_rule(question)
         before = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
-        return [_fixed(rule.plan, Tally(), before)]
+        return [_fixed(rule.plan, SearchCounts(), before)]
 
     found = [
         *_tried(ranks, 2),
@@ -206,7 +206,7 @@ def seedless(question: Question) -> dict[str, Baseline]:
     return dict(zip(NAMES[:5], found, strict=True))
 
 
-def seeded(question: Question, effort: float) -> dict[str, Baseline]:
+def seeded(question: PlanningProblem, effort: float) -> dict[str, Baseline]:
     """DT-FM's rule, whose assignments are searched.
 
     Parameters
@@ -225,7 +225,7 @@ def seeded(question: Question, effort: float) -> dict[str, Baseline]:
     def dtfm() -> list[Baseline]:
         rule = dtfm_rule(question, Effort(effort))
         before = f"cost {rule.cost_s:.2f} s: "
-        return [_fixed(rule.plan, Tally(), before), _fixed(rule.tried, Tally())]
+        return [_fixed(rule.plan, SearchCounts(), before), _fixed(rule.tried, SearchCounts())]
 
     return dict(zip(NAMES[5:], _tried(dtfm, 2), strict=True))
 
@@ -238,7 +238,7 @@ def _tried(make: Callable[[], list[Baseline]], count: int = 1) -> list[Baseline]
         return [_refused(error)] * count
 
 
-def _fixed(plan: FixedPlan, tally: Tally, before: str = "") -> Baseline:
+def _fixed(plan: BaselinePlan, tally: SearchCounts, before: str = "") -> Baseline:
     words = [
         f"{before}{plan.stages} x {plan.pipelines}, mb {plan.microbatch_samples}, {plan.order}"
     ]
@@ -291,9 +291,9 @@ def measure(
     seconds = time.perf_counter() - began
     if made is not None:
         step_s, bound_s, gap = result.objective, result.bound, result.gap
-        settled_s = settled_step_s(made)
+        settled_s = steady_step_s(made)
         if request.open:
-            long_s = plans_long_run_s(instance.question(request, seed), made)
+            long_s = plan_long_run_bound_s(instance.question(request, seed), made)
         sizes = sorted({len(group) for group in made.assignment.groups})
         about = (
             f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
@@ -415,7 +415,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.plans", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("plans"))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
     parser.add_argument(

@@ -25,7 +25,7 @@ from planner.emulate.network import emulated, package_path
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.probe_log import ALL, ProbeLog
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 NETWORKS = {
@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.probe_accuracy", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.probe_accuracy", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("probe-accuracy"))
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--seed", type=int, default=0)

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.command_line import report_path, run
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 FIRST = (
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0 if all went well.
     """
-    parser = LineParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.readme", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--part", default="runs", choices=PARTS, help="default %(default)s")
     parser.add_argument("--out", type=Path, help="default docs/PART-DATE.md")

@@ -17,12 +17,12 @@ from benchmarks.command_line import run
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate, simulate_cycle
 from planner.training_plan.model import TrainingPlan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 from planner.workload.workload import Workload
 
@@ -75,7 +75,7 @@ def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> Tra
     gpu = Devices.of_gpu("A100")
     cluster = Cluster(network, Devices(gpu.flops, gpu.memory_bytes, upload_bytes_per_s=upload))
     workload = Workload.preset("gpt3-1.3b", batch_samples=microbatches)
-    question = Question(cluster, workload, PlanRequest(stages=8), seed)
+    question = PlanningProblem(cluster, workload, PlanRequest(stages=8), seed)
     grid = np.random.default_rng(seed).permutation(devices).reshape(-1, 8)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 
@@ -116,7 +116,7 @@ def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or write it; returns the exit code."""
-    parser = LineParser(prog="python -m benchmarks.simulator_speed", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.simulator_speed", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to write; default: print")

@@ -22,7 +22,7 @@ from benchmarks.command_line import report_path
 from planner.executor.local import run_local, threads
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
@@ -270,7 +270,7 @@ def arguments(
     ValueError
         Steps that are no multiple of ``every``.
     """
-    parser = LineParser(prog=f"planner bench {name}", description=about)
+    parser = OneLineParser(prog=f"planner bench {name}", description=about)
     parser.add_argument("--out", type=Path, default=report_path(name))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
     parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {every}")

@@ -11,17 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 import planner as pl
-from benchmarks.swarm.queueing import Change, Scene, routers, simulate_queues
-from planner.simulator.resources import Links
+from benchmarks.swarm.queueing import Change, Scenario, routers, simulate_queues
+from planner.simulator.resources import LinkResources
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime
-from planner.swarm.replay import Enter, Setting, replay
+from planner.swarm.replay import Enter, ReplayConfig, replay
 from planner.swarm.traces import Market
 
 network = pl.load_network("aws8_dtfm_worldwide_2022")
 speed = np.array([1.0, 2.0, 3.0, 4.0] * 2)
-scene = Scene(
-    Links.of(pl.Cluster(network, pl.Devices(1e12, 16e9))),
+scene = Scenario(
+    LinkResources.of(pl.Cluster(network, pl.Devices(1e12, 16e9))),
     stage=(0, 0, 0, 0, 1, 1, 1, 1),
     forward_s=0.5 / speed,
     backward_s=1.0 / speed,
@@ -43,7 +43,7 @@ for words, begin_s, end_s, true in (
 
 trace = Market(peers=(60,), hours=8.0).trace(seed=0)
 download_s = 120.0
-setting = Setting(trace, np.ones(4), np.ones(1), download_s, enter=Enter.RANDOM)
+setting = ReplayConfig(trace, np.ones(4), np.ones(1), download_s, enter=Enter.RANDOM)
 for name, policy in (
     ("nobody moves", NoMoves()),
     ("Algorithm 2, T = 300 s", OneAtATime(300.0)),

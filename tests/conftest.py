@@ -12,7 +12,7 @@ from hypothesis import settings
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.averaging_group import AveragingGroup
@@ -80,7 +80,7 @@ def make_plan(
     request = PlanRequest(
         stages=len(grid[0]), schedule=schedule, head=head, network_name="random", clip=clip
     )
-    question = Question(cluster, workload, request, seed)
+    question = PlanningProblem(cluster, workload, request, seed)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 
 

@@ -28,7 +28,7 @@ from planner.executor.pace import Pace, pace_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 LOOPBACK_BYTES_PER_S = 0.5e9
@@ -231,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.all_reduce", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.all_reduce", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(

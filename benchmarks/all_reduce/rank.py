@@ -28,7 +28,7 @@ from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.side import side_of
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 CLEAR_PEAK = "5"
 """Written to ``/proc/self/clear_refs``, makes the largest resident size the present one."""
@@ -36,7 +36,7 @@ CLEAR_PEAK = "5"
 
 def main() -> int:
     """Average in turns; rank 0 prints seconds and bytes of all; returns the exit code."""
-    parser = LineParser(description=__doc__)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--chunks", type=int, required=True)

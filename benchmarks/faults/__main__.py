@@ -50,7 +50,7 @@ from benchmarks.faults.runs import (
 from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError, require_linux_root
 from planner.emulate.network import emulated
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 
@@ -311,7 +311,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0, or 1 where a run did not end or something was left.
     """
-    parser = LineParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.faults", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=report_path("faults"))
     parser.add_argument("--quick", action="store_true", help="one phase of each")

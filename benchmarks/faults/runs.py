@@ -23,7 +23,7 @@ from planner.executor.ending import PREFIX
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import save_plan
@@ -226,7 +226,7 @@ def plan_for(pipelines: int, seed: int = 0) -> TrainingPlan:
         "tiny", arch, precision="fp32", batch_samples=8, microbatch_samples=1
     )
     request = PlanRequest(stages=3, schedule="1f1b", network_name="alike")
-    question = Question(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)
+    question = PlanningProblem(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)
     grid = [[3 * k, 3 * k + 1, 3 * k + 2] for k in range(pipelines)]
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 

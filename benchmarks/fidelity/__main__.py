@@ -25,9 +25,9 @@ from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import CASES, SEARCH, SEED, SETTINGS, Case
 from benchmarks.fidelity.random_cases import RandomCase
 from planner.bench.stamp import stamp
-from planner.emulate.emulation import Emulation, Settings, choose, emulate
+from planner.emulate.emulation import Emulation, EmulationSettings, choose, emulate
 from planner.training_plan.file import save_plan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 PARTS = ("pipeline", "averaging", "step")
@@ -52,7 +52,7 @@ class Row:
         return None if executed is None or predicted <= 0 else executed / predicted
 
 
-def measure(case: Case | RandomCase, settings: Settings) -> Row:
+def measure(case: Case | RandomCase, settings: EmulationSettings) -> Row:
     """Make a plan and run it.
 
     Parameters
@@ -119,7 +119,7 @@ class About:
     networks: Sequence[str] = ()
 
 
-def report(rows: Sequence[Row], settings: Settings, before: str, about: About) -> str:
+def report(rows: Sequence[Row], settings: EmulationSettings, before: str, about: About) -> str:
     """The dated report as Markdown.
 
     Parameters
@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.fidelity", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.fidelity", description=__doc__)
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/fidelity-[random-]DATE.md"
     )
@@ -229,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.random is not None and args.plans is not None:
         parser.error("--plans names fixed plans, --random draws others; leave one out")
-    settings = Settings(args.speed, None, args.steps, args.rest)
+    settings = EmulationSettings(args.speed, None, args.steps, args.rest)
     before = f"{os.getloadavg()[0]:.1f}"
     kept = _kept(args.results)
     rows = []

@@ -29,7 +29,7 @@ from benchmarks.command_line import report_path, run
 from benchmarks.fuzz.errors import is_ours
 from benchmarks.fuzz.targets import TARGETS, Target
 from planner.bench.stamp import stamp
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 MOST_S = 10
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
     int
         Exit code.
     """
-    parser = LineParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.fuzz", description=__doc__)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--count", type=int, default=COUNT, help="inputs of each")
     parser.add_argument("--seed", type=int, default=0)

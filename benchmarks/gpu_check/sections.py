@@ -446,7 +446,7 @@ def _overhead(device: str, out: Path, section: str, *options: str) -> dict[str, 
 # ----------------------------------------------------------------------------------- share
 def share(device: str, out: Path) -> dict[str, Any]:
     """Calibrate, predict and execute plans of four ranks that share one GPU."""
-    from planner.simulator.host_prediction import predict
+    from planner.simulator.host_prediction import predict_on_host
     from planner.training_plan.file import load_plan
     from planner.workload.calibration import Calibration
 
@@ -460,7 +460,7 @@ def share(device: str, out: Path) -> dict[str, Any]:
             print(name, rows[name], flush=True)
             continue
         plan, calibration = load_plan(path), Calibration.load(times)
-        predicted_s = predict(plan, plan.workload, calibration)[0]
+        predicted_s = predict_on_host(plan, plan.workload, calibration)[0]
         measured_s = run.step_median("took_s", warmup)
         rows[name] = {
             "ok": True,

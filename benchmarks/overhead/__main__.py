@@ -32,7 +32,7 @@ from planner.planning.solve import plan
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
@@ -360,7 +360,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("overhead"))
     parser.add_argument("--device", choices=list(CASES), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="processes of each model")

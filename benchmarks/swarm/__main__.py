@@ -16,7 +16,7 @@ from benchmarks.swarm.moved import moves_executed
 from benchmarks.swarm.moves import figure_7, scale, table_5
 from benchmarks.swarm.wiring import flow, shares, table_2
 from planner.emulate.namespaces import require_linux_root
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
 PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = LineParser(prog="python -m benchmarks.swarm", description=__doc__)
+    parser = OneLineParser(prog="python -m benchmarks.swarm", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/swarm-DATE.md")
     parser.add_argument("--tables", nargs="+", choices=(*PARTS, *EXECUTED), default=list(PARTS))

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.swarm.plan_scene import plan_routers, plan_scene
+from benchmarks.swarm.plan_scene import plan_routers, plan_scenario
 from benchmarks.swarm.queueing import Chooser, FixedPath, simulate_queues
 from benchmarks.swarm.square_cube import BYTES_PER_S, FIGURE_3_S, STAGES, TABLE_1, TOKENS
 from benchmarks.swarm.wiring import (
@@ -25,26 +25,26 @@ from benchmarks.swarm.wiring import (
     PAPER_2,
     RACK_S,
 )
-from planner.emulate.emulation import Settings, choose
+from planner.emulate.emulation import EmulationSettings, choose
 from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
-from planner.emulate.processors import Processors
+from planner.emulate.processors import ProcessorUsage
 from planner.emulate.ranks import run_ranks
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.planning.solve import plan as make_plan
 from planner.planning.straight import eagerly_ordered
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.simulator.program import message_bytes
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.simulator import simulate_cycle
-from planner.training_plan.choices import Head, Told, Wiring
+from planner.training_plan.choices import Head, RouterFeedback, Wiring
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -66,7 +66,7 @@ KINDS: dict[str, Routing | None] = {
     "fixed": None,
     "planned flow": Routing(0.0),
     "stochastic": Routing(),
-    "stochastic, told the work": Routing(told=Told.WORK),
+    "stochastic, told the work": Routing(told=RouterFeedback.WORK),
 }
 """Wirings of an executed plan; None: its own paths and orders."""
 
@@ -114,11 +114,11 @@ def run(plan: TrainingPlan, rest: int, speed: float, jitter_s: float, warm: int 
     Ran
         Seconds of the plan.
     """
-    settings = Settings(speed, rest=rest, steps=1, jitter_s=jitter_s)
+    settings = EmulationSettings(speed, rest=rest, steps=1, jitter_s=jitter_s)
     asked = replace(choose(plan, settings), rest=rest, steps=1)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
-        path, processors = Path(name) / "plan.json", Processors()
+        path, processors = Path(name) / "plan.json", ProcessorUsage()
         save_plan(plan, path)
         records = run_ranks(network, path, plan, asked, Path(name), lambda _: processors.look())
         network.stop()
@@ -180,7 +180,7 @@ def pipelines(
     )
     cluster = Cluster(network, devices)
     request = PlanRequest(stages=stages, stage_layers="even", recompute="all", in_flight=held)
-    question = Question.of(cluster, work, request, 0, {})
+    question = PlanningProblem.of(cluster, work, request, 0, {})
     grid = AssignmentPlan.of_grid(np.arange(n).reshape(-1, stages).tolist())
     return straight_plan(question, shape_of(question), grid)
 
@@ -217,14 +217,14 @@ def simulated(
     counts : ndarray
         ``float[rest, N]``: forward passes of every device.
     """
-    found = plan_scene(plan, by_holder=routing is not None, kept=True)
+    found = plan_scenario(plan, by_holder=routing is not None, kept=True)
     scene = replace(found.scene, jitter_s=jitter_s)
     microbatches = len(plan.schedules[0].paths)
     chosen: Sequence[Chooser]
     if routing is None:
         chosen = [FixedPath(path) for path in sorted(set(plan.schedules[0].paths))]
     else:
-        scene = replace(scene, told_work=routing.told is Told.WORK)
+        scene = replace(scene, told_work=routing.told is RouterFeedback.WORK)
         chosen = plan_routers(wired(plan, routing))
     logs = [
         simulate_queues(scene, chosen, microbatches, seed=seed + step, drain=True)
@@ -364,7 +364,7 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
                 plan = by_speed(plan, speeds)
                 now[SLOWED] /= 3
                 plan = retimed(plan, speeds / now)
-            for told in Told:
+            for told in RouterFeedback:
                 routing = Routing(told=told)
                 _, counted = simulated(plan, routing, SHARE_STEPS, SWITCH_S)
                 ran = run(wired(plan, routing), SHARE_STEPS, SHARE_SPEED, 0.0, warm=0)
@@ -408,7 +408,7 @@ def by_speed(plan: TrainingPlan, speeds: Floats) -> TrainingPlan:
     paths = tuple(zip(*columns, strict=True))
     bare = Schedule("by speed", Head.LAST, paths, ())
     room = dict.fromkeys(range(len(speeds)), max(schedule.most_live()))
-    links, sent = Links.of(plan.cluster), message_bytes(plan, plan.workload)
+    links, sent = LinkResources.of(plan.cluster), message_bytes(plan, plan.workload)
     made = eagerly_ordered(bare, plan.compute_times, sent, links, room)
     return plan.replace(schedules=(made,))
 

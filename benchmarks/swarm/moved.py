@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.swarm.executed import SWITCH_S, pipelines, simulated, wired
-from planner.emulate.emulation import Settings, choose
+from planner.emulate.emulation import EmulationSettings, choose
 from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.emulate.ranks import run_ranks
-from planner.swarm.rebalance_policy import Rule
-from planner.training_plan.choices import Told
+from planner.swarm.rebalance_policy import RebalanceRule
+from planner.training_plan.choices import RouterFeedback
 from planner.training_plan.file import save_plan
-from planner.training_plan.migration import Move, moved
+from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import Routing, TrainingPlan
 
 DEVICES, UNIT_S, BATCH, HELD = 8, 0.4, 60, 8
 STEPS, EVERY, SPEED = 40, 5, 4.0
 LATENCY_S = 0.02
-ROUTING = Routing(told=Told.WORK)
+ROUTING = Routing(told=RouterFeedback.WORK)
 
 
 def unbalanced(slow: bool) -> TrainingPlan:
@@ -51,7 +51,7 @@ def unbalanced(slow: bool) -> TrainingPlan:
         speeds[[1, 3]] /= 4
     plan = wired(pipelines(2, speeds, UNIT_S, 1e3, BATCH, HELD, LATENCY_S), ROUTING)
     for device in (2, 6):
-        plan = moved(plan, Move(plan.cluster.network.ids[device], 1, 0))
+        plan = migrated(plan, Migration(plan.cluster.network.ids[device], 1, 0))
     return plan
 
 
@@ -86,11 +86,11 @@ def moves_executed(say: Callable[[str], None]) -> list[str]:
     ]
     for what in ("alike", "unlike"):
         plan = unbalanced(what == "unlike")
-        for rule in Rule:
+        for rule in RebalanceRule:
             steps, moves = _run(plan, rule)
             last = plan
             for move in moves:
-                last = moved(last, Move(move["device"], move["stage"], move["steps"]))
+                last = migrated(last, Migration(move["device"], move["stage"], move["steps"]))
             seconds = [step.pipeline_s for step in steps]
             lines.append(
                 f"| {what} | {rule} | {', '.join(str(m['steps']) for m in moves)} | "
@@ -102,9 +102,9 @@ def moves_executed(say: Callable[[str], None]) -> list[str]:
     return [*lines, ""]
 
 
-def _run(plan: TrainingPlan, rule: Rule) -> tuple[list[Step], list[dict[str, Any]]]:
+def _run(plan: TrainingPlan, rule: RebalanceRule) -> tuple[list[Step], list[dict[str, Any]]]:
     """Steps that chain, and the moves that were made."""
-    settings = Settings(SPEED, rest=1, steps=1)
+    settings = EmulationSettings(SPEED, rest=1, steps=1)
     asked = replace(choose(plan, settings), rest=0, steps=STEPS)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     told: list[str] = []

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, Stages
-from planner.swarm.replay import Enter, Leave, Replayed, Setting, replay
+from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, StageRates
+from planner.swarm.replay import Enter, Leave, ReplayConfig, Replayed, replay
 from planner.swarm.traces import HOUR_S, Market, Trace, load_trace
 from planner.utils.atomic_write import write_picture
 
@@ -122,7 +122,9 @@ def played(
     for name, policy in (chosen or policies(download_s)).items():
         runs = tuple(
             replay(
-                Setting(trace, np.ones(stages), np.ones(1), download_s, STATE_BYTES, enter, leave),
+                ReplayConfig(
+                    trace, np.ones(stages), np.ones(1), download_s, STATE_BYTES, enter, leave
+                ),
                 policy,
                 seed,
             )
@@ -365,7 +367,7 @@ def scale(seed: int, say: Callable[[str], None]) -> list[str]:
                 policy.moves(stages)
                 slowest = max(slowest, time.perf_counter() - begin)
             begin = time.perf_counter()
-            setting = Setting(
+            setting = ReplayConfig(
                 trace, np.ones(100), speed, DOWNLOAD_S, STATE_BYTES, enter=Enter.RANDOM
             )
             run = replay(setting, policy, seed)
@@ -378,10 +380,10 @@ def scale(seed: int, say: Callable[[str], None]) -> list[str]:
     return [*lines, ""]
 
 
-def _torn(peers: Sequence[int], speed: Floats, seed: int) -> Stages:
+def _torn(peers: Sequence[int], speed: Floats, seed: int) -> StageRates:
     """A hundred stages of unequal work, whose peers were even before some left."""
     rng = np.random.default_rng(seed)
     work = rng.uniform(0.5, 2.0, 100)
     even = np.outer(work / work.sum(), peers)
     left = np.maximum(1, np.floor(even * rng.uniform(0.7, 1.0, (100, 1)))).astype(np.int64)
-    return Stages(left, np.zeros_like(left), work, speed)
+    return StageRates(left, np.zeros_like(left), work, speed)

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.swarm.queueing import Scene
+from benchmarks.swarm.queueing import Scenario
 from planner.problems.error import ProblemError
 from planner.simulator.program import message_bytes
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.swarm.routing import Router, begun_router, starting_estimates_s
-from planner.training_plan.initial_routes import beginnings
+from planner.training_plan.initial_routes import initial_routes
 from planner.training_plan.model import TrainingPlan
 
 
 @dataclass(frozen=True)
-class PlanScene:
+class PlanScenario:
     """A plan's devices, and what it makes of them.
 
     Attributes
@@ -35,14 +35,14 @@ class PlanScene:
         With which routers begin at these parts.
     """
 
-    scene: Scene
+    scene: Scenario
     parts: dict[int, float]
     estimates_s: dict[int, float]
 
 
-def plan_scene(
+def plan_scenario(
     plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, kept: bool = False
-) -> PlanScene:
+) -> PlanScenario:
     """Peers as fast as the plan's devices, over its links.
 
     Parameters
@@ -52,7 +52,7 @@ def plan_scene(
     schedule
         Which of its schedules.
     by_holder
-        See `Scene`.
+        See `Scenario`.
     kept
         Whether devices hold no more at a time than in the plan, as the executor sees to.
 
@@ -82,8 +82,8 @@ def plan_scene(
     parts = {d: float(counts[d]) / len(chosen.paths) for d in range(n)}
     homes = plan.assignment.groups[0]
     held = chosen.most_live()
-    scene = Scene(
-        Links.of(plan.cluster),
+    scene = Scenario(
+        LinkResources.of(plan.cluster),
         tuple(stage_of[d] for d in range(n)),
         forward,
         backward + np.where(is_last, head, 0.0),
@@ -97,7 +97,7 @@ def plan_scene(
     for group in plan.assignment.groups:
         used = {d: parts[d] for d in group if parts[d] > 0}
         estimates |= starting_estimates_s(used, float(forward[list(group)].mean()))
-    return PlanScene(scene, parts, estimates)
+    return PlanScenario(scene, parts, estimates)
 
 
 def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
@@ -111,11 +111,11 @@ def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
     Returns
     -------
     list[Router[int]]
-        For a scene in which devices choose (`Scene.by_holder`).
+        For a scene in which devices choose (`Scenario.by_holder`).
     """
     stages, smoothing = len(plan.assignment.groups), plan.routing.smoothing
     found = []
     for own in range(len(plan.cluster)):
-        begin = {stage: (b.parts, b.usual_s) for stage, b in beginnings(plan, own).items()}
+        begin = {stage: (b.parts, b.usual_s) for stage, b in initial_routes(plan, own).items()}
         found.append(begun_router(stages, smoothing, own, begin))
     return found

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.swarm.transfers import Agenda, Transfers
-from planner.simulator.resources import Links
+from benchmarks.swarm.transfers import EventQueue, Transfers
+from planner.simulator.resources import LinkResources
 from planner.swarm.routing import EPSILON, SMOOTHING, Entry, NoPeer, Router
 
 Floats = NDArray[np.float64]
@@ -92,13 +92,13 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """Peers and trainers.
 
     Attributes
     ----------
     links
-        Of N devices (`planner.simulator.resources.Links`).
+        Of N devices (`planner.simulator.resources.LinkResources`).
     stage
         Of every device, 0 to S - 1.
     forward_s, backward_s
@@ -131,7 +131,7 @@ class Scene:
         that. Empty: as many as come.
     """
 
-    links: Links
+    links: LinkResources
     stage: tuple[int, ...]
     forward_s: Floats
     backward_s: Floats
@@ -260,7 +260,7 @@ class _Microbatch:
 
 
 def routers(
-    scene: Scene,
+    scene: Scenario,
     *,
     smoothing: float = SMOOTHING,
     epsilon_s: float = EPSILON,
@@ -298,7 +298,7 @@ def routers(
 
 
 def simulate_queues(
-    scene: Scene,
+    scene: Scenario,
     choosers: Sequence[Chooser],
     microbatches: int,
     *,
@@ -350,7 +350,7 @@ class _Play:
 
     def __init__(
         self,
-        scene: Scene,
+        scene: Scenario,
         choosers: Sequence[Chooser],
         microbatches: int,
         seed: int,
@@ -358,7 +358,7 @@ class _Play:
     ) -> None:
         self.scene, self.choosers, self.wanted = scene, choosers, microbatches
         self.left = microbatches if drain else math.inf  # to begin
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         rng = np.random.default_rng(seed)
         self.transfers = Transfers(scene.links, self.agenda, scene.jitter_s, rng)
         n = len(scene.stage)

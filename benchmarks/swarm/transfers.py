@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
 Act = Callable[..., None]
 
 
-class Agenda:
+class EventQueue:
     """What happens when; at the same moment, in the order in which it was put down."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class Transfers:
 
     def __init__(
         self,
-        links: Links,
-        agenda: Agenda,
+        links: LinkResources,
+        agenda: EventQueue,
         jitter_s: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> None:

@@ -11,20 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 import planner as pl
-from benchmarks.swarm.plan_scene import plan_scene
+from benchmarks.swarm.plan_scene import plan_scenario
 from benchmarks.swarm.queueing import (
     Change,
     Chooser,
     FixedPath,
     Log,
-    Scene,
+    Scenario,
     routers,
     simulate_queues,
 )
 from benchmarks.swarm.square_cube import BYTES_PER_S, FIGURE_3_S, STAGES, TABLE_1, TOKENS
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.swarm.routing import Entry
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ WARM, MEASURED = 300, 900
 
 def even_links(
     n: int, latency_s: float, bytes_per_s: float, stream_bytes_per_s: float = math.inf
-) -> Links:
+) -> LinkResources:
     """Every pair, every up- and download alike.
 
     Parameters
@@ -75,7 +75,7 @@ def even_links(
     pair_bytes_per_s = min(bytes_per_s, stream_bytes_per_s)
     network = Network(np.full((n, n), latency_s), np.full((n, n), pair_bytes_per_s))
     devices = Devices(1.0, 1.0, upload_bytes_per_s=bytes_per_s, download_bytes_per_s=bytes_per_s)
-    return Links.of(Cluster(network, devices))
+    return LinkResources.of(Cluster(network, devices))
 
 
 def table_2(say: Callable[[str], None]) -> list[str]:
@@ -185,7 +185,7 @@ def _samples_per_s(
     layer_s = FIGURE_3_S[place] / STAGES * samples
     stage = tuple(d % PIPELINE for d in range(WORKERS))
     trainers = range(0, WORKERS, PIPELINE) if wiring == "fixed" else range(WORKERS)
-    scene = Scene(
+    scene = Scenario(
         even_links(WORKERS, latency_s, BYTES_PER_S, stream_bytes_per_s),
         stage,
         np.full(WORKERS, FORWARD * layer_s),
@@ -215,13 +215,13 @@ CHANGED = (1.0, 1.0, 2.0, 4.0)
 AT_S, WINDOW_S, RIGHT = 120.0, 10.0, 0.05
 
 
-def _scene(rows: Sequence[Sequence[float]], latency_s: float, **fields: object) -> Scene:
+def _scene(rows: Sequence[Sequence[float]], latency_s: float, **fields: object) -> Scenario:
     """A microbatch takes 0.1 s forth and 0.2 s back at speed 1."""
     speed = np.array([v for row in rows for v in row])
     stage = tuple(s for s, row in enumerate(rows) for _ in row)
     given = {"links": even_links(len(speed), latency_s, 1e12), "stage": stage}
     given |= {"forward_s": 0.1 / speed, "backward_s": 0.2 / speed, "activation_bytes": 1e3}
-    return Scene(**(given | fields))  # type: ignore[arg-type]
+    return Scenario(**(given | fields))  # type: ignore[arg-type]
 
 
 def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
@@ -381,7 +381,7 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     if plan is None:
         raise RuntimeError(f"no plan was found: {result}")
     many = len(plan.schedules[0].paths)
-    found = plan_scene(plan)
+    found = plan_scenario(plan)
     lines = [
         "## A plan's flow and stochastic wiring",
         "",
@@ -401,7 +401,7 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     begun: dict[str, object] = {"estimates_s": found.estimates_s}
     each = replace(found.scene, jitter_s=0.01)
     told, few = replace(each, told_work=True), replace(each, by_holder=False)
-    cases: dict[str, tuple[Scene, dict[str, object]]] = {
+    cases: dict[str, tuple[Scenario, dict[str, object]]] = {
         "the plan's weights, kept": (each, kept),
         "stochastic, from nothing": (each, {}),
         "stochastic, begun at the plan's weights": (each, begun),

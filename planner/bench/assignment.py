@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from planner.bench.assignment_instances import dtfm_case, jittered, skyplane
-from planner.bench.method import Kind, Method
-from planner.bench.problem import Family, Instance
+from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.world import world
 from planner.genetic.solve import solve_assignment
 from planner.network.catalogue import intra_link, load_network
@@ -68,8 +68,8 @@ def _skyplane_copies(devices: int) -> AssignmentProblem:
     )
 
 
-def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance:
-    return Instance(f"{Family.ASSIGNMENT}/{name}", about, make, quick)
+def _instance(name: str, about: str, make: Any, quick: bool = False) -> BenchInstance:
+    return BenchInstance(f"{ProblemFamily.ASSIGNMENT}/{name}", about, make, quick)
 
 
 INSTANCES = (
@@ -175,24 +175,30 @@ def _consecutive(problem: AssignmentProblem, order: Any) -> Any:
     return {"groups": [part.tolist() for part in np.split(np.array(order), cuts)]}
 
 
-def _method(name: str, run: Any, kind: Kind, about: str, seeded: bool = False) -> Method:
-    return Method.of(Family.ASSIGNMENT, name, run, kind, about, seeded=seeded)
+def _method(name: str, run: Any, kind: MethodKind, about: str, seeded: bool = False) -> BenchMethod:
+    return BenchMethod.of(ProblemFamily.ASSIGNMENT, name, run, kind, about, seeded=seeded)
 
 
 METHODS = (
-    _method("ours", _solver("auto"), Kind.OURS, "solve_assignment, auto", seeded=True),
+    _method("ours", _solver("auto"), MethodKind.OURS, "solve_assignment, auto", seeded=True),
     _method(
-        "DT-FM's GA", _solver("genetic", EVOLUTION), Kind.PAPER, "DT-FM, section 3.2", seeded=True
+        "DT-FM's GA",
+        _solver("genetic", EVOLUTION),
+        MethodKind.PAPER,
+        "DT-FM, section 3.2",
+        seeded=True,
     ),
     _method(
         "Kernighan-Lin",
         _solver("kl", EVOLUTION),
-        Kind.PAPER,
+        MethodKind.PAPER,
         "its local search, DT-FM's Figure 4",
         seeded=True,
     ),
-    _method("region greedy", _solver("region-greedy"), Kind.RULE, "regions together, greedily"),
-    _method("ranks, a stage near", ranks_by_region, Kind.RULE, "consecutive ranks by region"),
-    _method("ranks, a pipeline near", ranks_data_outermost, Kind.RULE, "data outermost"),
-    _method("random", at_random, Kind.RULE, "one placement, drawn", seeded=True),
+    _method(
+        "region greedy", _solver("region-greedy"), MethodKind.RULE, "regions together, greedily"
+    ),
+    _method("ranks, a stage near", ranks_by_region, MethodKind.RULE, "consecutive ranks by region"),
+    _method("ranks, a pipeline near", ranks_data_outermost, MethodKind.RULE, "data outermost"),
+    _method("random", at_random, MethodKind.RULE, "one placement, drawn", seeded=True),
 )

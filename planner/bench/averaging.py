@@ -15,8 +15,8 @@ from planner.bench.averaging_instances import (
     instance,
     table_1_setups,
 )
-from planner.bench.method import Kind, Method
-from planner.bench.problem import Family, Instance
+from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.world import world
 from planner.lp.rates import attained_rates
 from planner.lp.solve import plan_of, solve_averaging
@@ -72,13 +72,13 @@ def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
     )
 
 
-def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance:
-    return Instance(f"{Family.AVERAGING}/{name}", about, make, quick)
+def _instance(name: str, about: str, make: Any, quick: bool = False) -> BenchInstance:
+    return BenchInstance(f"{ProblemFamily.AVERAGING}/{name}", about, make, quick)
 
 
 def _drawn(
     peers: int, seed: int, ratio: float, factor: float = 1.0, quick: bool = False
-) -> Instance:
+) -> BenchInstance:
     return _instance(
         f"peers{peers}-r{ratio:g}" + (f"-l{factor:g}" if factor != 1.0 else ""),
         f"benchmarks.averaging.instance({peers}, {seed}, {ratio:g}, link_factor={factor:g})",
@@ -150,14 +150,14 @@ def scalar_bandwidth(problem: AveragingProblem, seed: int, effort: float) -> Ave
     return _with_shares(problem, scalar_bandwidth_shares(problem))
 
 
-def _method(name: str, run: Any, kind: Kind, about: str) -> Method:
-    return Method.of(Family.AVERAGING, name, run, kind, about)
+def _method(name: str, run: Any, kind: MethodKind, about: str) -> BenchMethod:
+    return BenchMethod.of(ProblemFamily.AVERAGING, name, run, kind, about)
 
 
 METHODS = (
-    _method("ours", _solver("exact"), Kind.OURS, "solve_averaging, exact"),
-    _method("DeDLOC's rule", _solver("relaxed"), Kind.PAPER, "LP (5) and eq. 6"),
-    _method("hivemind's balance", scalar_bandwidth, Kind.RULE, "one bandwidth a peer"),
-    _method("all-reduce", all_reduce, Kind.RULE, "equal shares"),
-    _method("parameter server", parameter_server, Kind.RULE, "the best single peer"),
+    _method("ours", _solver("exact"), MethodKind.OURS, "solve_averaging, exact"),
+    _method("DeDLOC's rule", _solver("relaxed"), MethodKind.PAPER, "LP (5) and eq. 6"),
+    _method("hivemind's balance", scalar_bandwidth, MethodKind.RULE, "one bandwidth a peer"),
+    _method("all-reduce", all_reduce, MethodKind.RULE, "equal shares"),
+    _method("parameter server", parameter_server, MethodKind.RULE, "the best single peer"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import planner
 from planner.bench.judge import Accepted, judge
-from planner.bench.problem import Family, Instance
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.solution_files import (
     SUFFIXES,
@@ -36,7 +36,7 @@ FOLDER = next((d for d in _FOLDERS if d.is_dir()), _FOLDERS[1])
 
 
 @dataclass(frozen=True)
-class Entry:
+class BestKnown:
     """The best that is known of an instance.
 
     Attributes
@@ -72,7 +72,7 @@ class Entry:
     bound_method: str = ""
 
 
-Table = dict[str, Entry]
+Table = dict[str, BestKnown]
 """By instance."""
 
 
@@ -98,16 +98,16 @@ def load_table(folder: Path = FOLDER) -> Table:
     if not path.exists():
         return {}
     data = read_json(path)
-    known = {one.name for one in fields(Entry)}
+    known = {one.name for one in fields(BestKnown)}
     try:
         if data["format"] != FORMAT or any(set(raw) != known for raw in data["entries"].values()):
             raise ValueError
-        return {name: Entry(**raw) for name, raw in data["entries"].items()}
+        return {name: BestKnown(**raw) for name, raw in data["entries"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
         raise ValueError(f"{path}: is no table of best known answers; restore the file") from None
 
 
-def save_table(table: Mapping[str, Entry], folder: Path) -> None:
+def save_table(table: Mapping[str, BestKnown], folder: Path) -> None:
     """Write the table, a line an entry and sorted, so that changes can be read."""
     lines = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(asdict(table[name]), allow_nan=False)}"
@@ -118,7 +118,7 @@ def save_table(table: Mapping[str, Entry], folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Change:
+class RecordChange:
     """What a solution did to the table.
 
     Attributes
@@ -138,13 +138,13 @@ class Change:
 
 def record(
     solutions: Path,
-    instances: Iterable[Instance],
+    instances: Iterable[BenchInstance],
     folder: Path,
     *,
     by: str | None,
     date: str,
     bounds: bool = False,
-) -> list[Change]:
+) -> list[RecordChange]:
     """Take solutions into a table, each that the checker accepts and that is better.
 
     Parameters
@@ -183,23 +183,23 @@ def record(
             claim = _claim_of(solution, by)
             bound = _bound_of(solution, instance.family, accepted) if bounds else None
         except AnswerError as error:
-            changes.append(Change(instance.id, "refused", str(error)))
+            changes.append(RecordChange(instance.id, "refused", str(error)))
             continue
         known, asked = table.get(instance.id), problem_hash(problem)
         if known is not None and known.problem != asked:
             words = f"the table is about problem {known.problem}, this is {asked}"
-            changes.append(Change(instance.id, "refused", words))
+            changes.append(RecordChange(instance.id, "refused", words))
             continue
         new, change = _taken(instance, problem, claim, accepted, known, folder, date)
         if bound is not None and solution.get("problem") != asked:
             # an answer is judged on this problem, a bound says nothing about another
             said = solution.get("problem", "not said")
             words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
-            change = Change(instance.id, change.what, words)
+            change = RecordChange(instance.id, change.what, words)
         elif bound is not None and _raises(instance.family, bound[0], new):
-            new = Entry(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
+            new = BestKnown(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
             words = f"{change.words}; bound {bound[0]:.9g}"
-            change = Change(
+            change = RecordChange(
                 instance.id, "bound" if change.what == "no better" else change.what, words
             )
         changes.append(change)
@@ -232,18 +232,20 @@ def _claim_of(solution: Mapping[str, Any], by: str | None) -> _Claim:
 
 
 def _taken(
-    instance: Instance,
+    instance: BenchInstance,
     problem: Any,
     claim: _Claim,
     accepted: Accepted,
-    known: Entry | None,
+    known: BestKnown | None,
     folder: Path,
     date: str,
-) -> tuple[Entry, Change]:
+) -> tuple[BestKnown, RecordChange]:
     family, objective = instance.family, accepted.objective
     words = f"{objective:.9g} {family.unit}"
     if known is not None and not family.better(objective, known.objective):
-        return known, Change(instance.id, "no better", f"{words}, known {known.objective:.9g}")
+        return known, RecordChange(
+            instance.id, "no better", f"{words}, known {known.objective:.9g}"
+        )
     # plans and long lists are packed
     data = {"answer": answer_data(accepted.plan)}
     text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
@@ -252,7 +254,7 @@ def _taken(
     header = {"format": "planner.solution", "instance": instance.id}
     write_solution(folder / name, header | data)
     keeps = known is not None and not _excluded(family, objective, known.bound)
-    entry = Entry(
+    entry = BestKnown(
         problem=problem_hash(problem),
         objective=objective,
         unit=family.unit,
@@ -263,11 +265,11 @@ def _taken(
         **({one: getattr(known, one) for one in BOUND_FIELDS} if keeps else {}),
     )
     if known is None:
-        return entry, Change(instance.id, "new", words)
+        return entry, RecordChange(instance.id, "new", words)
     words += f", before {known.objective:.9g}"
     if not keeps:
         words += "; it beats the bound on record, which is taken out: report this"
-    return entry, Change(instance.id, "better", words)
+    return entry, RecordChange(instance.id, "better", words)
 
 
 def _only(path: Path) -> None:
@@ -288,7 +290,7 @@ def solution_hash(path: Path) -> str:
 
 
 def _bound_of(
-    solution: Mapping[str, Any], family: Family, accepted: Accepted
+    solution: Mapping[str, Any], family: ProblemFamily, accepted: Accepted
 ) -> tuple[float, bool, str, str] | None:
     """A file's bound; recomputed where the checker, of this very problem, proves as much now."""
     raw = solution.get("bound")
@@ -302,11 +304,11 @@ def _bound_of(
     return value, recomputed, str(raw.get("basis", "")), str(raw.get("method", ""))
 
 
-def _excluded(family: Family, objective: float, bound: float | None) -> bool:
+def _excluded(family: ProblemFamily, objective: float, bound: float | None) -> bool:
     return bound is not None and family.better(objective, bound)
 
 
-def _raises(family: Family, bound: float, known: Entry) -> bool:
+def _raises(family: ProblemFamily, bound: float, known: BestKnown) -> bool:
     """Whether a bound is nearer to the objective; never beyond it."""
     if known.bound is not None and not family.better(known.bound, bound):
         return False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from planner.bench.summary import Standing, profile
+from planner.bench.summary import MethodStanding, profile
 
 WIDE, HIGH, LEFT, RIGHT, BELOW, ABOVE = 640, 260, 44, 26, 30, 10
 LEAST, MOST = 1e-4, 10.0
@@ -15,7 +15,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#e
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
-def profile_svg(standings: Sequence[Standing]) -> str:
+def profile_svg(standings: Sequence[MethodStanding]) -> str:
     """A step line a method, over gaps on a logarithmic axis.
 
     Parameters
@@ -70,7 +70,7 @@ def key(method: str, number: int) -> str:
     )
 
 
-def _line(standing: Standing, number: int) -> str:
+def _line(standing: MethodStanding, number: int) -> str:
     at = f"M{LEFT} {_y(0.0):.1f}"
     for gap, part in profile(standing):
         at += f"H{_x(gap):.1f}V{_y(part):.1f}"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from planner.bench.problem import Family, PlanProblem
+from planner.bench.problem import PlanProblem, ProblemFamily
 from planner.bench.solution_files import AnswerError, answer_of
 from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
@@ -17,17 +17,17 @@ from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
 from planner.search.result import Result
-from planner.training_plan.averaging_group import in_levels
+from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS, ComputeTimes
 
-KINDS: dict[Family, type] = {
-    Family.ASSIGNMENT: AssignmentPlan,
-    Family.AVERAGING: AveragingPlan,
-    Family.PATHS: PathPlan,
-    Family.PLANS: TrainingPlan,
-    Family.REBALANCING: RebalancingPlan,
+KINDS: dict[ProblemFamily, type] = {
+    ProblemFamily.ASSIGNMENT: AssignmentPlan,
+    ProblemFamily.AVERAGING: AveragingPlan,
+    ProblemFamily.PATHS: PathPlan,
+    ProblemFamily.PLANS: TrainingPlan,
+    ProblemFamily.REBALANCING: RebalancingPlan,
 }
 
 
@@ -69,7 +69,7 @@ class Accepted:
     bound: Bound | None
 
 
-def judge(family: Family, problem: Any, answer: Any) -> Accepted:
+def judge(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
     """Check and price an answer.
 
     Parameters
@@ -100,7 +100,7 @@ def judge(family: Family, problem: Any, answer: Any) -> Accepted:
         raise AnswerError(f"cannot be checked: {type(error).__name__}: {words}") from error
 
 
-def _judged(family: Family, problem: Any, answer: Any) -> Accepted:
+def _judged(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
     result = answer if isinstance(answer, Result) else None
     plan = answer.plan if isinstance(answer, Result) else answer
     if result is not None and plan is None:
@@ -204,7 +204,7 @@ def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]
         (straight, "paths", "every microbatch visits every stage once, in order"),
         (whole, "paths", "the microbatches of a step are the batch"),
         (
-            all(len(rounds) <= 1 or in_levels(rounds) for rounds in plan.averaging),
+            all(len(rounds) <= 1 or is_hierarchical(rounds) for rounds in plan.averaging),
             "averaging",
             "is one round, or in two levels",
         ),

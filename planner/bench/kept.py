@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.bench.problem import Family
+from planner.bench.problem import ProblemFamily
 from planner.bench.solution_files import (
     FORMAT,
     AnswerError,
@@ -15,11 +15,11 @@ from planner.bench.solution_files import (
     read_solution,
     write_solution,
 )
-from planner.bench.work import Done
+from planner.bench.work import TaskResult
 
 
 @dataclass
-class Kept:
+class KeptSolutions:
     """A folder of solutions, each replaced when a run finds a better one.
 
     Attributes
@@ -52,7 +52,7 @@ class Kept:
             except AnswerError as error:
                 raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
 
-    def offer(self, done: Done) -> None:
+    def offer(self, done: TaskResult) -> None:
         """Keep what is better than what is kept.
 
         Parameters
@@ -63,7 +63,7 @@ class Kept:
         row = done.row
         if done.answer is None or row.objective is None:
             return
-        family = Family(row.instance.partition("/")[0])
+        family = ProblemFamily(row.instance.partition("/")[0])
         kept = self._of(row.instance, row.problem)
         bound = kept.get("bound")
         new = dict(kept)

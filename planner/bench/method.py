@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.bench.problem import Family
+from planner.bench.problem import ProblemFamily
 
 Run = Callable[[Any, int, float], Any]
 """``(problem, seed, effort)`` to a plan, a `planner.Result` or an answer's JSON form.
@@ -18,7 +18,7 @@ machine gives the same answer, only later. A method that takes none of it ignore
 """
 
 
-class Kind(enum.StrEnum):
+class MethodKind(enum.StrEnum):
     """Where a method comes from."""
 
     OURS = "ours"
@@ -28,7 +28,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Method:
+class BenchMethod:
     """A way to answer one family's problems, or several families'.
 
     Attributes
@@ -48,21 +48,28 @@ class Method:
     """
 
     name: str
-    families: frozenset[Family]
+    families: frozenset[ProblemFamily]
     run: Run
-    kind: Kind
+    kind: MethodKind
     seeded: bool = False
     about: str = ""
 
     @classmethod
     def of(
-        cls, family: Family, name: str, run: Run, kind: Kind, about: str, *, seeded: bool = False
-    ) -> Method:
+        cls,
+        family: ProblemFamily,
+        name: str,
+        run: Run,
+        kind: MethodKind,
+        about: str,
+        *,
+        seeded: bool = False,
+    ) -> BenchMethod:
         """Of one family."""
         return cls(name, frozenset({family}), run, kind, seeded, about)
 
 
-def foreign_method(reference: str) -> Method:
+def foreign_method(reference: str) -> BenchMethod:
     """Somebody else's function, named ``package.module:function``.
 
     It may say in an attribute ``families`` which it answers; otherwise it is asked for all.
@@ -92,9 +99,12 @@ def foreign_method(reference: str) -> Method:
     if not callable(run):
         raise ValueError(f"--method {reference}: is no function; give one")
     try:
-        families = frozenset(Family(one) for one in getattr(run, "families", tuple(Family)))
+        families = frozenset(
+            ProblemFamily(one) for one in getattr(run, "families", tuple(ProblemFamily))
+        )
     except (TypeError, ValueError):
         raise ValueError(
-            f"--method {reference}: its families must be of {', '.join(Family)}; correct them"
+            f"--method {reference}: its families must be of {', '.join(ProblemFamily)}; correct "
+            "them"
         ) from None
-    return Method(reference, families, run, Kind.OTHER, True, "somebody else's")
+    return BenchMethod(reference, families, run, MethodKind.OTHER, True, "somebody else's")

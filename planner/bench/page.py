@@ -8,8 +8,8 @@ from pathlib import Path
 
 import planner.report
 from planner.bench.drawing import key, profile_svg
-from planner.bench.problem import Family
-from planner.bench.summary import Standing, Summary, percent
+from planner.bench.problem import ProblemFamily
+from planner.bench.summary import MethodStanding, Summary, percent
 from planner.bench.text import HEADS, NOTE, SPEED, contradictions, count_of
 
 GENERATOR = '<meta name="generator" content="planner bench">'
@@ -77,7 +77,7 @@ def _head(summary: Summary) -> str:
     return f'<dl class="head">{inner}</dl>'
 
 
-def _family(summary: Summary, family: Family) -> str:
+def _family(summary: Summary, family: ProblemFamily) -> str:
     standings = summary.families[family]
     rows = [[(s.method, None), (s.kind, None), *_numbered(s)] for s in standings]
     names = [name for name, k in summary.known.items() if k.family is family]
@@ -105,7 +105,7 @@ def _family(summary: Summary, family: Family) -> str:
     )
 
 
-def _numbered(standing: Standing) -> list[Cell]:
+def _numbered(standing: MethodStanding) -> list[Cell]:
     """Its words, with what they are sorted by."""
     solved = standing.solved / standing.asked
     found: list[Cell] = []

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import planner
-from planner.bench.method import Kind, Method
+from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.path_instances import hundred, reference, reference_link_s, unlike
-from planner.bench.problem import Family, Instance
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.world import world
 from planner.mapf.solve import solve_paths
 from planner.network.catalogue import load_network
@@ -71,8 +71,8 @@ def _unlike() -> PathProblem:
     return found.replace(**{name: np.round(getattr(found, name), 6) for name in times})
 
 
-def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance:
-    return Instance(f"{Family.PATHS}/{name}", about, make, quick)
+def _instance(name: str, about: str, make: Any, quick: bool = False) -> BenchInstance:
+    return BenchInstance(f"{ProblemFamily.PATHS}/{name}", about, make, quick)
 
 
 def _aws() -> Network:
@@ -140,22 +140,30 @@ def _solver(method: PathMethod) -> Any:
     return lambda problem, seed, effort: solve_paths(problem, Effort(effort), seed, method)
 
 
-def _method(name: str, method: PathMethod, kind: Kind, about: str, seeded: bool = False) -> Method:
-    return Method.of(Family.PATHS, name, _solver(method), kind, about, seeded=seeded)
+def _method(
+    name: str, method: PathMethod, kind: MethodKind, about: str, seeded: bool = False
+) -> BenchMethod:
+    return BenchMethod.of(ProblemFamily.PATHS, name, _solver(method), kind, about, seeded=seeded)
 
 
 METHODS = (
-    _method("ours", PathMethod.AUTO, Kind.OURS, "solve_paths, auto", seeded=True),
-    _method("SkipPipe's CBS", PathMethod.CBS, Kind.PAPER, "Algorithm 1", seeded=True),
+    _method("ours", PathMethod.AUTO, MethodKind.OURS, "solve_paths, auto", seeded=True),
+    _method("SkipPipe's CBS", PathMethod.CBS, MethodKind.PAPER, "Algorithm 1", seeded=True),
     _method(
-        "SkipPipe, reuse", PathMethod.REUSE, Kind.PAPER, "one wave's paths again, D.1", seeded=True
+        "SkipPipe, reuse",
+        PathMethod.REUSE,
+        MethodKind.PAPER,
+        "one wave's paths again, D.1",
+        seeded=True,
     ),
-    _method("SkipPipe without TC2", PathMethod.NO_TC2, Kind.PAPER, "paths that ignore collisions"),
-    _method("DT-FM, skipping", PathMethod.DTFM_SKIP, Kind.PAPER, "SkipPipe's Appendix B.1"),
+    _method(
+        "SkipPipe without TC2", PathMethod.NO_TC2, MethodKind.PAPER, "paths that ignore collisions"
+    ),
+    _method("DT-FM, skipping", PathMethod.DTFM_SKIP, MethodKind.PAPER, "SkipPipe's Appendix B.1"),
     _method(
         "DT-FM, straight",
         PathMethod.STRAIGHT,
-        Kind.PAPER,
+        MethodKind.PAPER,
         "matched pipelines, where all is visited",
     ),
 )

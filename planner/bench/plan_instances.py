@@ -10,7 +10,7 @@ import numpy as np
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.workload.workload import Workload
 
 MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}
@@ -80,7 +80,7 @@ def _machines(regions: Sequence[int]) -> Cluster:
 
 
 @dataclass(frozen=True)
-class Instance:
+class PlanInstance:
     """Where and what to train.
 
     Attributes
@@ -100,9 +100,9 @@ class Instance:
     workload: str
     changes: Mapping[str, int] = field(default_factory=dict)
 
-    def question(self, request: PlanRequest, seed: int) -> Question:
+    def question(self, request: PlanRequest, seed: int) -> PlanningProblem:
         """What is asked of plan and baselines alike."""
-        return Question.of(self.cluster(), self.model(), request, seed, {})
+        return PlanningProblem.of(self.cluster(), self.model(), request, seed, {})
 
     def model(self) -> Workload:
         """What is trained."""
@@ -110,53 +110,53 @@ class Instance:
 
 
 INSTANCES = {
-    "aws": Instance(
+    "aws": PlanInstance(
         "aws8_dtfm_worldwide_2022 x 8 V100, gpt3-1.3b",
         lambda: regional_cluster("aws8_dtfm_worldwide_2022", 8, "V100"),
         "gpt3-1.3b",
     ),
-    "gcp-t4": Instance(
+    "gcp-t4": PlanInstance(
         "gcp12_skippipe_2025_repaired x 2 T4, llama-1.5b, batch 192",
         lambda: regional_cluster("gcp12_skippipe_2025_repaired", 2, "T4"),
         "llama-1.5b",
         {"batch_samples": 192},
     ),
-    "gcp-v100": Instance(
+    "gcp-v100": PlanInstance(
         "gcp12_skippipe_2025_repaired x 4 V100, gpt3-1.3b",
         lambda: regional_cluster("gcp12_skippipe_2025_repaired", 4, "V100"),
         "gpt3-1.3b",
     ),
-    "mixed": Instance(
+    "mixed": PlanInstance(
         "aws8_dtfm_worldwide_2022: 8 A100 Oregon, 8 V100 Virginia, 8 T4 Frankfurt, gpt3-1.3b",
         _mixed,
         "gpt3-1.3b",
     ),
-    "skyplane": Instance(
+    "skyplane": PlanInstance(
         "skyplane_60_20220129, its 57 complete regions x 1 V100, gpt3-1.3b",
         lambda: regional_cluster("skyplane_60_20220129", 1, "V100"),
         "gpt3-1.3b",
     ),
-    "two-sites": Instance(
+    "two-sites": PlanInstance(
         "dtfm_case3_paper (two sites of 32) V100, gpt3-1.3b",
         lambda: regional_cluster("dtfm_case3_paper", 1, "V100"),
         "gpt3-1.3b",
     ),
-    "us": Instance(
+    "us": PlanInstance(
         "aws4_dtfm_regional_2022 x 4 A100, gpt3-1.3b",
         lambda: regional_cluster("aws4_dtfm_regional_2022", 4, "A100"),
         "gpt3-1.3b",
     ),
-    "fluidstack": Instance(
+    "fluidstack": PlanInstance(
         "fluidstack_32 (two sites of 16) A40, gpt3-1.3b",
         lambda: regional_cluster("fluidstack_32", 1, "A40"),
         "gpt3-1.3b",
     ),
-    "machines": Instance(
+    "machines": PlanInstance(
         "eight machines of 8 A100, 25 Gb/s each, gpt3-1.3b",
         lambda: _machines([0] * 8),
         "gpt3-1.3b",
     ),
-    "machines-wan": Instance(
+    "machines-wan": PlanInstance(
         "eight machines of 8 A100, 25 Gb/s each, in three regions, 5 Gb/s a pair, gpt3-1.3b",
         lambda: _machines([0, 0, 0, 1, 1, 1, 2, 2]),
         "gpt3-1.3b",

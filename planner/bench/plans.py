@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planner.bench.method import Kind, Method
+from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.plan_instances import INSTANCES as BENCH
 from planner.bench.plan_instances import figures_of
-from planner.bench.problem import Family, Instance, PlanProblem
+from planner.bench.problem import BenchInstance, PlanProblem, ProblemFamily
 from planner.bench.world import mixed_world
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster
@@ -16,8 +16,8 @@ from planner.planning.baselines.dtfm import dtfm_rule
 from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
-from planner.planning.baselines.search import MOST_EVENTS, FixedPlan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import Effort
@@ -37,20 +37,20 @@ def _instance(
     workload: str,
     quick: bool = False,
     **changes: Any,
-) -> Instance:
-    return Instance(
-        f"{Family.PLANS}/{name}-{VERSION}",
+) -> BenchInstance:
+    return BenchInstance(
+        f"{ProblemFamily.PLANS}/{name}-{VERSION}",
         about,
         lambda: PlanProblem(cluster(), Workload.preset(workload, **changes)),
         quick,
     )
 
 
-def _shipped(name: str) -> Instance:
+def _shipped(name: str) -> BenchInstance:
     """One of ``python -m benchmarks.plans``."""
     made = BENCH[name]
-    return Instance(
-        f"{Family.PLANS}/{name}-{VERSION}",
+    return BenchInstance(
+        f"{ProblemFamily.PLANS}/{name}-{VERSION}",
         made.about,
         lambda: PlanProblem(made.cluster(), made.model()),
     )
@@ -96,12 +96,12 @@ def ours(problem: PlanProblem, seed: int, effort: float) -> Any:
     return plan(problem.cluster, problem.workload, stop=Effort(effort), seed=seed)
 
 
-Rule = Callable[[Question, float], TrainingPlan]
+Rule = Callable[[PlanningProblem, float], TrainingPlan]
 
 
 def _rule(rule: Rule) -> Any:
     def run(problem: PlanProblem, seed: int, effort: float) -> TrainingPlan:
-        question = Question.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
+        question = PlanningProblem.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
         made = rule(question, effort)
         used = set(made.cluster.network.ids)
         rest = tuple(name for name in problem.cluster.network.ids if name not in used)
@@ -114,68 +114,77 @@ def _events(effort: float) -> int:
     return int(min(MOST_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
-def _given(found: FixedPlan | None) -> TrainingPlan:
+def _given(found: BaselinePlan | None) -> TrainingPlan:
     if found is None:
         raise ProblemError("nothing fits")
     return found.plan()
 
 
-def _dtfm(question: Question, effort: float) -> TrainingPlan:
+def _dtfm(question: PlanningProblem, effort: float) -> TrainingPlan:
     return dtfm_rule(question, Effort(effort)).plan.plan()
 
 
-def _dtfm_tried(question: Question, effort: float) -> TrainingPlan:
+def _dtfm_tried(question: PlanningProblem, effort: float) -> TrainingPlan:
     return dtfm_rule(question, Effort(effort)).tried.plan()
 
 
-def _method(name: str, rule: Rule, kind: Kind, about: str, seeded: bool = False) -> Method:
-    return Method.of(Family.PLANS, name, _rule(rule), kind, about, seeded=seeded)
+def _method(
+    name: str, rule: Rule, kind: MethodKind, about: str, seeded: bool = False
+) -> BenchMethod:
+    return BenchMethod.of(ProblemFamily.PLANS, name, _rule(rule), kind, about, seeded=seeded)
 
 
 METHODS = (
-    Method.of(Family.PLANS, "ours", ours, Kind.OURS, "planner.plan, all left open", seeded=True),
-    _method("DT-FM's rule", _dtfm, Kind.PAPER, "eq. 1 decides all", seeded=True),
+    BenchMethod.of(
+        ProblemFamily.PLANS,
+        "ours",
+        ours,
+        MethodKind.OURS,
+        "planner.plan, all left open",
+        seeded=True,
+    ),
+    _method("DT-FM's rule", _dtfm, MethodKind.PAPER, "eq. 1 decides all", seeded=True),
     _method(
         "DT-FM, stages tried",
         _dtfm_tried,
-        Kind.PAPER,
+        MethodKind.PAPER,
         "eq. 1 places, the clock chooses",
         seeded=True,
     ),
     _method(
         "SAILOR's rule",
         lambda question, _: sailor_rule(question).plan.plan(),
-        Kind.PAPER,
+        MethodKind.PAPER,
         "rebuilt from paper and code",
     ),
     _method(
         "Metis' rule",
         lambda question, _: metis_rule(question).plan,
-        Kind.PAPER,
+        MethodKind.PAPER,
         "rebuilt from paper and code, without tensor parallelism",
     ),
     _method(
         "ranks, a stage near",
         lambda q, e: _given(ranks_by_region(q, _events(e)).pipeline),
-        Kind.RULE,
+        MethodKind.RULE,
         "consecutive ranks by region, pipelines outermost",
     ),
     _method(
         "ranks, a pipeline near",
         lambda q, e: _given(ranks_by_region(q, _events(e)).data),
-        Kind.RULE,
+        MethodKind.RULE,
         "consecutive ranks by region, data outermost",
     ),
     _method(
         "ranks, nearest next",
         lambda q, e: _given(ranks_by_neighbour(q, most_events=_events(e))[0]),
-        Kind.RULE,
+        MethodKind.RULE,
         "the best of ten orders",
     ),
     _method(
         "one region",
         lambda q, e: _given(one_region(q, _events(e)).plan),
-        Kind.RULE,
+        MethodKind.RULE,
         "the fastest region alone, or a part of it",
     ),
 )

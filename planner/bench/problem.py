@@ -11,7 +11,7 @@ from planner.network.cluster import Cluster
 from planner.workload.workload import Workload
 
 
-class Family(enum.StrEnum):
+class ProblemFamily(enum.StrEnum):
     """Kinds of questions."""
 
     ASSIGNMENT = "assignment"
@@ -23,14 +23,14 @@ class Family(enum.StrEnum):
     @property
     def maximised(self) -> bool:
         """Whether more is better: rates are maximised, times minimised."""
-        return self in (Family.AVERAGING, Family.REBALANCING)
+        return self in (ProblemFamily.AVERAGING, ProblemFamily.REBALANCING)
 
     @property
     def unit(self) -> str:
         """Of the objective."""
         return {
-            Family.AVERAGING: "steps/s",
-            Family.REBALANCING: "microbatches/s",
+            ProblemFamily.AVERAGING: "steps/s",
+            ProblemFamily.REBALANCING: "microbatches/s",
         }.get(self, "s")
 
     def better(self, one: float, other: float | None) -> bool:
@@ -80,7 +80,7 @@ class PlanProblem:
 
 
 @dataclass(frozen=True)
-class Instance:
+class BenchInstance:
     """A problem that is always the same.
 
     Attributes
@@ -101,6 +101,6 @@ class Instance:
     quick: bool = False
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ProblemFamily:
         """Its kind."""
-        return Family(self.id.partition("/")[0])
+        return ProblemFamily(self.id.partition("/")[0])

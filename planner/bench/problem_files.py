@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.bench.problem import Family, Instance, PlanProblem
+from planner.bench.problem import BenchInstance, PlanProblem, ProblemFamily
 from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
 from planner.problems.rebalancing import RebalancingProblem
@@ -19,7 +19,7 @@ from planner.workload.workload import Workload
 FORMAT = "planner.instance"
 
 
-def instance_data(instance: Instance) -> dict[str, Any]:
+def instance_data(instance: BenchInstance) -> dict[str, Any]:
     """An instance's problem with its name and its hash, JSON-ready.
 
     Paths have the fields of `planner.PathProblem`, so that ``planner paths FILE`` reads the file.
@@ -61,19 +61,19 @@ def problem_of(data: dict[str, Any]) -> Any:
         With the same hash.
     """
     kinds: dict[str, Any] = {
-        Family.AVERAGING: AveragingProblem,
-        Family.PATHS: PathProblem,
-        Family.REBALANCING: RebalancingProblem,
+        ProblemFamily.AVERAGING: AveragingProblem,
+        ProblemFamily.PATHS: PathProblem,
+        ProblemFamily.REBALANCING: RebalancingProblem,
     }
-    family = Family(data["family"])
-    if family is Family.ASSIGNMENT:
+    family = ProblemFamily(data["family"])
+    if family is ProblemFamily.ASSIGNMENT:
         return AssignmentProblem(
             network_of(data["network"]),
             stage_sizes=data["stage_sizes"],
             activation_bytes=data["activation_bytes"],
             gradient_bytes=data["gradient_bytes"],
         )
-    if family is Family.PLANS:
+    if family is ProblemFamily.PLANS:
         network = network_of(data["network"])
         cluster = Cluster(network, devices_of(data["devices"], len(network)))
         return PlanProblem(cluster, Workload.from_dict(data["workload"]))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from planner.bench.work import Done
+from planner.bench.work import TaskResult
 from planner.cli.progress import PROGRESS
 
 KNOWN = 0.1
 """Part of the rows after which what is left can be told."""
 
 
-class Told:
+class BenchProgress:
     """Rows that are done, and the time that is left if the others take as long.
 
     Parameters
@@ -27,7 +27,7 @@ class Told:
         self._began = time.perf_counter()
         PROGRESS.start(f"{total} rows to come")
 
-    def step(self, done: Done) -> None:
+    def step(self, done: TaskResult) -> None:
         """A row more.
 
         Parameters

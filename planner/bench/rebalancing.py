@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.bench.method import Kind, Method
-from planner.bench.problem import Family, Instance
+from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_counts
-from planner.swarm.replay import Drawn, Enter, Setting, replay
+from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
 DOWNLOAD_S = 120.0
@@ -89,9 +89,9 @@ def _instance(
     speed: tuple[float, ...] = (1.0,),
     download_s: float = DOWNLOAD_S,
     quick: bool = False,
-) -> Instance:
-    return Instance(
-        f"{Family.REBALANCING}/{name}",
+) -> BenchInstance:
+    return BenchInstance(
+        f"{ProblemFamily.REBALANCING}/{name}",
         f"{about}; Market trace, seed {seed}, {market.hours:g} h, download {download_s:g} s",
         lambda: traced(market, seed, work_s, speed, download_s),
         quick,
@@ -173,34 +173,36 @@ def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
         problem.change,
         problem.end_s,
     )
-    setting = Setting(trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM)
-    drawn = Drawn(problem.serving, problem.leaves, problem.enters)
+    setting = ReplayConfig(
+        trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM
+    )
+    drawn = RandomDraws(problem.serving, problem.leaves, problem.enters)
     made = replay(setting, policy, drawn=drawn).made
     return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in made))
 
 
-def _policy(name: str, kind: Kind, about: str, make: Any) -> Method:
+def _policy(name: str, kind: MethodKind, about: str, make: Any) -> BenchMethod:
     def run(problem: RebalancingProblem, seed: int, effort: float) -> RebalancingPlan:
         del seed, effort
         return played(problem, make(problem))
 
-    return Method.of(Family.REBALANCING, name, run, kind, about)
+    return BenchMethod.of(ProblemFamily.REBALANCING, name, run, kind, about)
 
 
 METHODS = (
     _policy(
         "ours",
-        Kind.OURS,
+        MethodKind.OURS,
         "planned moves every 60 s",
         lambda problem: PlannedMoves(60.0, horizon_s=1800.0, download_s=problem.download_s),
     ),
     _policy(
         "ours, after every event",
-        Kind.OURS,
+        MethodKind.OURS,
         "planned moves after every event",
         lambda problem: PlannedMoves(0.0, horizon_s=1800.0, download_s=problem.download_s),
     ),
-    _policy("SWARM, T = 60", Kind.PAPER, "Algorithm 2", lambda _: OneAtATime(60.0)),
-    _policy("SWARM, T = 300", Kind.PAPER, "Algorithm 2", lambda _: OneAtATime(300.0)),
-    _policy("no moves", Kind.RULE, "peers stay where they entered", lambda _: NoMoves()),
+    _policy("SWARM, T = 60", MethodKind.PAPER, "Algorithm 2", lambda _: OneAtATime(60.0)),
+    _policy("SWARM, T = 300", MethodKind.PAPER, "Algorithm 2", lambda _: OneAtATime(300.0)),
+    _policy("no moves", MethodKind.RULE, "peers stay where they entered", lambda _: NoMoves()),
 )

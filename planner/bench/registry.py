@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from planner.bench import assignment, averaging, paths, plans, rebalancing
-from planner.bench.method import Method
-from planner.bench.problem import Instance
+from planner.bench.method import BenchMethod
+from planner.bench.problem import BenchInstance
 
 FAMILIES = (assignment, averaging, paths, plans, rebalancing)
-INSTANCES: dict[str, Instance] = {one.id: one for room in FAMILIES for one in room.INSTANCES}
-METHODS: tuple[Method, ...] = tuple(one for room in FAMILIES for one in room.METHODS)
+INSTANCES: dict[str, BenchInstance] = {one.id: one for room in FAMILIES for one in room.INSTANCES}
+METHODS: tuple[BenchMethod, ...] = tuple(one for room in FAMILIES for one in room.METHODS)
 
 
-def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[Instance]:
+def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[BenchInstance]:
     """Those whose id matches one of the patterns, as shells match file names.
 
     Parameters

@@ -13,7 +13,7 @@ Key = tuple[str, str, str, int, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One run.
 
     Attributes
@@ -60,7 +60,7 @@ class Row:
         return json.dumps(asdict(self), allow_nan=False)
 
 
-def append_row(path: Path, row: Row) -> None:
+def append_row(path: Path, row: BenchRow) -> None:
     """Add a line at once, so that what is done is kept whatever comes."""
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ def append_row(path: Path, row: Row) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[BenchRow]:
     """Rows of a file; a last line that was cut short is left out.
 
     Parameters
@@ -89,7 +89,7 @@ def read_rows(path: Path) -> list[Row]:
     """
     if not path.exists():
         return []
-    found: dict[Key, Row] = {}
+    found: dict[Key, BenchRow] = {}
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -104,19 +104,19 @@ def read_rows(path: Path) -> list[Row]:
     return list(found.values())
 
 
-def _row(data: Any) -> Row:
-    if not isinstance(data, dict) or set(data) != {one.name for one in fields(Row)}:
+def _row(data: Any) -> BenchRow:
+    if not isinstance(data, dict) or set(data) != {one.name for one in fields(BenchRow)}:
         raise ValueError
     for name in ("objective", "bound"):
         if data[name] is not None and not math.isfinite(data[name]):
             raise ValueError
-    row = Row(**data)
+    row = BenchRow(**data)
     if not all(isinstance(one, str) for one in (row.instance, row.problem, row.method, row.kind)):
         raise ValueError
     return row
 
 
-def mend(path: Path, rows: Iterable[Row]) -> None:
+def mend(path: Path, rows: Iterable[BenchRow]) -> None:
     """Write the rows anew, so that further ones do not follow half a line."""
     from planner.utils.atomic_write import write_text
 

@@ -11,8 +11,8 @@ from types import FrameType
 
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import INSTANCES
-from planner.bench.rows import Row
-from planner.bench.work import Done, Task, run_task, start_worker
+from planner.bench.rows import BenchRow
+from planner.bench.work import Task, TaskResult, run_task, start_worker
 from planner.search.interrupts import INTERRUPTS
 
 
@@ -20,7 +20,7 @@ class Interrupted(Exception):
     """Ctrl-C: what is done is kept."""
 
 
-def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     """Run all, as many at a time as there are jobs; in the order in which they end.
 
     Parameters
@@ -43,7 +43,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
     return _here(tasks) if jobs == 1 else _in_pool(tasks, jobs)
 
 
-def _here(tasks: Sequence[Task]) -> Iterator[Done]:
+def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
     """Solvers answer Ctrl-C with the best so far; that is no row."""
     asked = False
 
@@ -65,7 +65,7 @@ def _here(tasks: Sequence[Task]) -> Iterator[Done]:
         yield done
 
 
-def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     left = list(tasks)
     while left:
         doubtful: list[Task] = []
@@ -78,15 +78,15 @@ def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
         # of those under way when a process died, each by itself: who dies again is the one
         for task in doubtful:
             for _, done in _until_broken([task], 1):
-                yield done or Done(_dead(task), None)
+                yield done or TaskResult(_dead(task), None)
 
 
-def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done | None]]:
+def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, TaskResult | None]]:
     """Tasks with what came of them; None for those under way when a process died."""
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
-    waiting, going = list(tasks), dict[Future[Done], Task]()
+    waiting, going = list(tasks), dict[Future[TaskResult], Task]()
     try:
         while waiting or going:
             while waiting and len(going) < jobs:
@@ -131,10 +131,10 @@ def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
     return next(others, waiting[0])
 
 
-def _dead(task: Task) -> Row:
+def _dead(task: Task) -> BenchRow:
     problem = problem_hash(INSTANCES[task.instance].make())
     reason = "its process died (memory, or a crash in compiled code)"
-    return Row(
+    return BenchRow(
         task.instance, problem, task.method, "other", task.seed, task.effort,
         False, reason, None, None, False, "", 0.0,
     )  # fmt: skip

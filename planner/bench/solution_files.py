@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.bench.problem import Family
+from planner.bench.problem import ProblemFamily
 from planner.checker.dispatch import check
 from planner.genetic.incumbent_stop import plan_of as assignment_of
 from planner.genetic.tables import tables_of
@@ -35,7 +35,7 @@ from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes
 from planner.utils.input_files import MOST_BYTES, parse_json, read_json
-from planner.utils.validate import LARGEST, SMALLEST, numbers, real, sensible
+from planner.utils.validate import LARGEST, SMALLEST, in_safe_range, numbers, real
 
 FORMAT = "planner.solution"
 SUFFIXES = (".json", ".json.gz")
@@ -45,7 +45,7 @@ class AnswerError(ValueError):
     """An answer that cannot be read, or that breaks a rule; one line."""
 
 
-def answer_of(family: Family, problem: Any, data: Any) -> Any:
+def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
     """A plan from its JSON form.
 
     Parameters
@@ -74,11 +74,11 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
         raise AnswerError(f"{odd}; numbers must be finite")
     try:
         match family:
-            case Family.ASSIGNMENT:
+            case ProblemFamily.ASSIGNMENT:
                 return _assignment(problem, data["groups"])
-            case Family.AVERAGING:
+            case ProblemFamily.AVERAGING:
                 return _averaging(problem, data["computes"], data["rates_bytes_per_s"])
-            case Family.PATHS:
+            case ProblemFamily.PATHS:
                 ops = [
                     PathOp(
                         whole("ops", b),
@@ -90,9 +90,9 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
                     for b, d, kind, start, end in data["ops"]
                 ]
                 return PathPlan.of([[whole("paths", d) for d in p] for p in data["paths"]], ops)
-            case Family.PLANS:
+            case ProblemFamily.PLANS:
                 return from_dict(data)
-            case Family.REBALANCING:
+            case ProblemFamily.REBALANCING:
                 rows = [
                     TimedMove(real("moves", time_s), *(whole("moves", one) for one in rest))
                     for time_s, *rest in data["moves"]
@@ -133,7 +133,7 @@ def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> Averagin
     flags, values = np.array(computes, dtype=bool), numbers(rates)
     if flags.shape != (n,) or values.shape != (n,):
         raise AnswerError(f"computes and rates_bytes_per_s must have {n} entries, one a peer")
-    if not sensible(values).all() or values.min() < 0:
+    if not in_safe_range(values).all() or values.min() < 0:
         raise AnswerError(f"rates_bytes_per_s must be 0 or {SMALLEST:g} to {LARGEST:g}")
     return averaging_of(problem, flags, values)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from planner.bench.bestknown import Entry
-from planner.bench.problem import Family
-from planner.bench.rows import Row
+from planner.bench.bestknown import BestKnown
+from planner.bench.problem import ProblemFamily
+from planner.bench.rows import BenchRow
 
 OURS = "ours"
 
@@ -38,9 +38,9 @@ class Known:
     recorded: float | None
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ProblemFamily:
         """Of the instance."""
-        return Family(self.instance.partition("/")[0])
+        return ProblemFamily(self.instance.partition("/")[0])
 
     @property
     def gap(self) -> float | None:
@@ -66,7 +66,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodStanding:
     """A method in a family.
 
     Attributes
@@ -120,8 +120,8 @@ class Summary:
     """
 
     known: Mapping[str, Known]
-    families: Mapping[Family, Sequence[Standing]]
-    rows: Sequence[Row] = field(default=())
+    families: Mapping[ProblemFamily, Sequence[MethodStanding]]
+    rows: Sequence[BenchRow] = field(default=())
 
 
 def percent(part: float | None) -> str:
@@ -133,7 +133,7 @@ def percent(part: float | None) -> str:
     return f"{part:.2%}"
 
 
-def summarise(rows: Sequence[Row], table: Mapping[str, Entry]) -> Summary:
+def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summary:
     """Figures of a run.
 
     Parameters
@@ -153,15 +153,15 @@ def summarise(rows: Sequence[Row], table: Mapping[str, Entry]) -> Summary:
         for name in dict.fromkeys(row.instance for row in rows)
     }
     families = {}
-    for family in Family:
+    for family in ProblemFamily:
         mine = [row for row in rows if known[row.instance].family is family]
         if mine:
             families[family] = _standings(family, mine, known)
     return Summary(known, families, rows)
 
 
-def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
-    family = Family(name.partition("/")[0])
+def _known(name: str, rows: Sequence[BenchRow], entry: BestKnown | None) -> Known:
+    family = ProblemFamily(name.partition("/")[0])
     if entry is not None and entry.problem != rows[0].problem:
         entry = None
     best, method = (None, "") if entry is None else (entry.objective, "on record")
@@ -182,7 +182,9 @@ def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
     return Known(name, best, method, bound, recomputed, recorded)
 
 
-def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) -> list[Standing]:
+def _standings(
+    family: ProblemFamily, rows: Sequence[BenchRow], known: Mapping[str, Known]
+) -> list[MethodStanding]:
     methods = {row.method: row.kind for row in rows}
     best: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -212,7 +214,7 @@ def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) 
         ours = seconds.get(OURS, {})
         ratios = [s / ours[name] for name, s in seconds[method].items() if ours.get(name)]
         found.append(
-            Standing(
+            MethodStanding(
                 method,
                 kind,
                 asked,
@@ -229,15 +231,15 @@ def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) 
     )
 
 
-def _by_instance(rows: Sequence[Row], method: str) -> list[tuple[str, list[Row]]]:
-    mine: dict[str, list[Row]] = {}
+def _by_instance(rows: Sequence[BenchRow], method: str) -> list[tuple[str, list[BenchRow]]]:
+    mine: dict[str, list[BenchRow]] = {}
     for row in rows:
         if row.method == method:
             mine.setdefault(row.instance, []).append(row)
     return list(mine.items())
 
 
-def profile(standing: Standing) -> list[tuple[float, float]]:
+def profile(standing: MethodStanding) -> list[tuple[float, float]]:
     """Performance profile: for each gap, the part of instances solved within it.
 
     Parameters

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.bench.judge import judge
-from planner.bench.method import Kind, Method, foreign_method
-from planner.bench.problem import Family
+from planner.bench.method import BenchMethod, MethodKind, foreign_method
+from planner.bench.problem import ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import FAMILIES, INSTANCES, METHODS
-from planner.bench.rows import Row
+from planner.bench.rows import BenchRow
 from planner.bench.solution_files import AnswerError, answer_data, read_solution
 from planner.cli.time_budget import TimeLeft
 from planner.search.incumbent import WrongBoundError
@@ -52,7 +52,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Done:
+class TaskResult:
     """What came of a task.
 
     Attributes
@@ -63,11 +63,11 @@ class Done:
         JSON form of the answer, if it was accepted.
     """
 
-    row: Row
+    row: BenchRow
     answer: dict[str, Any] | None
 
 
-_warm: set[Family] = set()
+_warm: set[ProblemFamily] = set()
 
 
 def start_worker() -> None:
@@ -84,7 +84,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def run_task(task: Task) -> Done:
+def run_task(task: Task) -> TaskResult:
     """Run and judge.
 
     Parameters
@@ -99,7 +99,7 @@ def run_task(task: Task) -> Done:
     """
     instance = INSTANCES[task.instance]
     problem = instance.make()
-    kind, method = Kind.OTHER, None
+    kind, method = MethodKind.OTHER, None
     if task.solution is None:
         method = method_of(instance.family, task.method)
         kind = method.kind
@@ -130,9 +130,9 @@ def run_task(task: Task) -> Done:
             reason = _said(error)
     # a bound is taken from our own solvers, or where the checker makes it itself
     bound = accepted.bound if accepted is not None else None
-    if kind is Kind.OTHER and instance.family is not Family.REBALANCING:
+    if kind is MethodKind.OTHER and instance.family is not ProblemFamily.REBALANCING:
         bound = None
-    row = Row(
+    row = BenchRow(
         task.instance,
         problem_hash(problem),
         task.method,
@@ -147,10 +147,10 @@ def run_task(task: Task) -> Done:
         "" if bound is None else bound.basis,
         seconds,
     )
-    return Done(row, None if accepted is None else answer_data(accepted.plan))
+    return TaskResult(row, None if accepted is None else answer_data(accepted.plan))
 
 
-def method_of(family: Family, name: str) -> Method:
+def method_of(family: ProblemFamily, name: str) -> BenchMethod:
     """A method of the registry, or somebody else's.
 
     Parameters
@@ -171,7 +171,7 @@ def method_of(family: Family, name: str) -> Method:
     return foreign_method(name)
 
 
-def _warm_up(family: Family) -> None:
+def _warm_up(family: ProblemFamily) -> None:
     """Load and compile what the family's methods need, so that no row pays for it."""
     if family in _warm:
         return

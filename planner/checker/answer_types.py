@@ -9,7 +9,7 @@ from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan
 from planner.search.certificate import is_json
 from planner.search.result import Result
-from planner.utils.type_check import Misfit, misfit
+from planner.utils.type_check import TypeMismatch, type_mismatch
 
 
 def answer_form(answer: Any, kind: type) -> list[Violation]:
@@ -27,7 +27,7 @@ def answer_form(answer: Any, kind: type) -> list[Violation]:
     list[Violation]
         At most one; empty: the rest may presume that there is none.
     """
-    wrong = misfit(answer, kind) or next(_dimensions(answer), None)
+    wrong = type_mismatch(answer, kind) or next(_dimensions(answer), None)
     return _violations(wrong)
 
 
@@ -44,19 +44,19 @@ def result_form(result: Result[Any]) -> list[Violation]:
     list[Violation]
         At most one.
     """
-    wrong = misfit(result, Result)
+    wrong = type_mismatch(result, Result)
     if wrong is None and not is_json(result.witness):  # goes into files
-        wrong = Misfit(".witness", "what JSON can hold", result.witness)
+        wrong = TypeMismatch(".witness", "what JSON can hold", result.witness)
     return _violations(wrong)
 
 
-def _violations(wrong: Misfit | None) -> list[Violation]:
+def _violations(wrong: TypeMismatch | None) -> list[Violation]:
     if wrong is None:
         return []
     return [Violation("form", wrong.where.removeprefix("."), str(wrong))]
 
 
-def _dimensions(plan: Any) -> Iterator[Misfit]:
+def _dimensions(plan: Any) -> Iterator[TypeMismatch]:
     """Those of arrays, which annotations do not say."""
     wanted: tuple[tuple[str, int, str], ...] = ()
     if isinstance(plan, AssignmentPlan):
@@ -67,4 +67,4 @@ def _dimensions(plan: Any) -> Iterator[Misfit]:
     for name, dimensions, words in wanted:
         array = getattr(plan, name)
         if getattr(array, "ndim", dimensions) != dimensions:
-            yield Misfit(f".{name}", words, array)
+            yield TypeMismatch(f".{name}", words, array)

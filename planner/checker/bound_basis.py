@@ -11,7 +11,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 @dataclass(frozen=True)
-class Standing:
+class BoundBasis:
     """One certificate's bound.
 
     Attributes
@@ -64,7 +64,7 @@ def argument_of(witness: Witness | None) -> str:
     return f"{kind} ({', '.join(rest)})" if rest else kind
 
 
-def standings(plan: TrainingPlan) -> Iterator[Standing]:
+def bound_bases(plan: TrainingPlan) -> Iterator[BoundBasis]:
     """One for each certificate of a valid plan.
 
     Parameters
@@ -79,6 +79,6 @@ def standings(plan: TrainingPlan) -> Iterator[Standing]:
     """
     for part, certificate in plan.certificates.items():
         again = None if certificate.witness is None else recomputed_s(plan, part)
-        yield Standing(
+        yield BoundBasis(
             part, certificate.bound, again, certificate.basis, argument_of(certificate.witness)
         )

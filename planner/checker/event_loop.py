@@ -30,7 +30,7 @@ NONE, READY, INSIDE = range(3)
 """Of a device, with what is averaged beside its operations: nothing, before a round, in one."""
 
 
-class Work(NamedTuple):
+class CheckerOperations(NamedTuple):
     """Operations of all schedules.
 
     Attributes
@@ -63,7 +63,7 @@ class Work(NamedTuple):
     message_s: float
 
 
-class Links(NamedTuple):
+class CheckerLinks(NamedTuple):
     """Pairs that carry messages, and the lines that they share.
 
     Attributes
@@ -82,7 +82,7 @@ class Links(NamedTuple):
     room: Floats
 
 
-class Rounds(NamedTuple):
+class CheckerRounds(NamedTuple):
     """Averaging groups, in the order in which a device goes through them.
 
     Attributes
@@ -277,9 +277,9 @@ def _noted(changed: Any, which: Any, count: int, line: int) -> int:
 
 @allocating_entry
 def run(
-    work: Work,
-    links: Links,
-    rounds: Rounds,
+    work: CheckerOperations,
+    links: CheckerLinks,
+    rounds: CheckerRounds,
     steps: Ints,
     averages: Bools,
     happened: Happened,

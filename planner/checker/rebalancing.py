@@ -37,7 +37,7 @@ def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> lis
     Communication-Efficient" (2023), 4.4 and Appendix I.
     """
     wrong = list(_form(plan, problem))
-    return wrong[:1] or _Play(problem).run(plan)
+    return wrong[:1] or _TraceSimulation(problem).run(plan)
 
 
 def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
@@ -55,7 +55,7 @@ def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
     float
         The objective, which is maximised.
     """
-    play = _Play(problem)
+    play = _TraceSimulation(problem)
     play.run(plan)
     return play.done / problem.end_s
 
@@ -118,7 +118,7 @@ def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violat
             yield Violation("kind", where, f"must be 0 to {kinds - 1}, found {move.kind}")
 
 
-class _Play:
+class _TraceSimulation:
     """Peers one by one: ``ready_s`` is when a peer serves; who serves is -inf."""
 
     def __init__(self, problem: RebalancingProblem) -> None:

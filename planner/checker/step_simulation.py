@@ -26,13 +26,13 @@ from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
 
 if TYPE_CHECKING:
-    from planner.checker.event_loop import Happened, Links, Rounds, Work
+    from planner.checker.event_loop import CheckerLinks, CheckerOperations, CheckerRounds, Happened
 
 Floats = NDArray[np.float64]
 NOTHING = -1
 
 
-class Times(NamedTuple):
+class StepTimes(NamedTuple):
     """What the definition gives: means over the cycle from rest, and the third pass's step."""
 
     pipeline_s: float
@@ -40,7 +40,7 @@ class Times(NamedTuple):
     step_s: float
 
 
-def clock_times(plan: TrainingPlan) -> Times | None:
+def clock_times(plan: TrainingPlan) -> StepTimes | None:
     """Predicted times of a plan; None where devices wait for each other.
 
     Parameters
@@ -72,7 +72,7 @@ def clock_times(plan: TrainingPlan) -> Times | None:
         rare = _between(clock).run(several, True)
         assert rare is not None
         step = (odd * step + (every - odd) * _third_pass_s(rare, each)) / every
-    return Times(
+    return StepTimes(
         math.fsum(float(one.last_operation_s[0]) for one in runs if one) / each,
         math.fsum(clock.longest_averaging_s(one) for one in runs if one) / each,
         step,
@@ -230,8 +230,8 @@ class _Clock:
         self.line_of[name] = len(self.room)
         self.room.append(float(capacity))
 
-    def _work(self) -> Work:
-        from planner.checker.event_loop import Work
+    def _work(self) -> CheckerOperations:
+        from planner.checker.event_loop import CheckerOperations
 
         plan, times = self.plan, self.plan.compute_times
         w = plan.workload
@@ -277,7 +277,7 @@ class _Clock:
         seconds = [
             spent[kind][d] + times.operation_s for kind, d in zip(kinds, device, strict=True)
         ]
-        return Work(
+        return CheckerOperations(
             np.array(device, dtype=np.int64),
             np.array(seconds, dtype=np.float64),
             np.array(after, dtype=np.int64),
@@ -290,8 +290,8 @@ class _Clock:
             float(times.message_s),
         )
 
-    def _links(self) -> Links:
-        from planner.checker.event_loop import Links
+    def _links(self) -> CheckerLinks:
+        from planner.checker.event_loop import CheckerLinks
 
         sites = self.plan.cluster.devices.sites
         lines = np.full((len(self.pairs), 4), NOTHING, dtype=np.int64)
@@ -305,10 +305,10 @@ class _Clock:
             most[p] = min([float(self.rate[i, j]), *(self.room[line] for line in known)])
         pairs = np.array(list(self.pairs), dtype=np.int64).reshape(-1, 2)
         away = self.latency[pairs[:, 0], pairs[:, 1]]
-        return Links(np.asarray(away), most, lines, np.array(self.room))
+        return CheckerLinks(np.asarray(away), most, lines, np.array(self.room))
 
-    def _rounds(self) -> Rounds:
-        from planner.checker.event_loop import Rounds
+    def _rounds(self) -> CheckerRounds:
+        from planner.checker.event_loop import CheckerRounds
 
         of: list[list[int]] = [[] for _ in range(self.n)]
         alone, back = [], []
@@ -345,7 +345,7 @@ class _Clock:
             alone.append(0.0)
             loads.append({})
             back.append(0.0)
-        return Rounds(
+        return CheckerRounds(
             np.array(members, dtype=np.int64),
             _ends(of),
             np.array([g for groups in of for g in groups], dtype=np.int64),

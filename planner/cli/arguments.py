@@ -33,7 +33,7 @@ from planner.search.stop import (
     StopRun,
     Until,
 )
-from planner.utils.text import listed
+from planner.utils.text import joined
 from planner.utils.validate import real
 from planner.workload.hf_config import DEFAULT_SEQUENCE
 from planner.workload.presets import PRESETS
@@ -291,7 +291,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         dropped = [name for name in every if name not in network.ids]
         if dropped:
             why = "left out, since pairs of theirs were not measured"
-            say(f"planner {args.command}: {why}: {listed(dropped)}")
+            say(f"planner {args.command}: {why}: {joined(dropped)}")
     devices = usual_devices(args, dtype)
     inside = _inside(args)
     names = ("intra_latency_ms", "intra_bandwidth_gbps")

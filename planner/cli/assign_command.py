@@ -7,7 +7,7 @@ import argparse
 from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
 from planner.problems.assignment_method import Method
-from planner.utils.text import some
+from planner.utils.text import counted
 
 ABOUT = "solve one assignment problem and print groups and bound"
 EXAMPLE = (
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         pipelines, left = divmod(len(network), args.stages)
         if left:
             raise ProblemError(
-                f"{some(len(network), 'device')} do not make {args.stages} equal stages; give "
+                f"{counted(len(network), 'device')} do not make {args.stages} equal stages; give "
                 "--pipelines, or --stage-sizes"
             )
     problem = AssignmentProblem(

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.bench.bestknown import FOLDER, load_table, record
-from planner.bench.kept import Kept
-from planner.bench.method import Method, foreign_method
+from planner.bench.kept import KeptSolutions
+from planner.bench.method import BenchMethod, foreign_method
 from planner.bench.page import page
-from planner.bench.problem import Instance
+from planner.bench.problem import BenchInstance
 from planner.bench.problem_files import instance_data, problem_hash
-from planner.bench.progress import Told
+from planner.bench.progress import BenchProgress
 from planner.bench.registry import METHODS, instances_of
-from planner.bench.rows import Row, append_row, mend, read_rows
+from planner.bench.rows import BenchRow, append_row, mend, read_rows
 from planner.bench.runner import Interrupted, run_tasks
 from planner.bench.solution_files import find_solution
 from planner.bench.stamp import stamp
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if whole else INTERRUPTED
 
 
-def _record(args: argparse.Namespace, instances: Sequence[Instance]) -> int:
+def _record(args: argparse.Namespace, instances: Sequence[BenchInstance]) -> int:
     """Change the table of best known answers; 1 if a solution was refused."""
     folder = args.record
     if not folder.is_dir():
@@ -149,7 +149,7 @@ def _record(args: argparse.Namespace, instances: Sequence[Instance]) -> int:
     return int(any(change.what == "refused" for change in changes))
 
 
-def _list(instances: Iterable[Instance]) -> None:
+def _list(instances: Iterable[BenchInstance]) -> None:
     for one in instances:
         print(f"{one.id:<34}{'quick  ' if one.quick else '':<7}{one.about}")
     print()
@@ -158,7 +158,7 @@ def _list(instances: Iterable[Instance]) -> None:
         print(f"{family:<14}{method.name:<26}{method.kind:<7}{method.about}")
 
 
-def _write_instances(folder: Path, instances: Sequence[Instance]) -> int:
+def _write_instances(folder: Path, instances: Sequence[BenchInstance]) -> int:
     for one in instances:
         path = folder / f"{one.id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def _write_instances(folder: Path, instances: Sequence[Instance]) -> int:
     return 0
 
 
-def _chosen(options: argparse.Namespace) -> list[Method]:
+def _chosen(options: argparse.Namespace) -> list[BenchMethod]:
     """Of our list those asked for, then the stranger's."""
     asked = options.methods
     known = {method.name for method in METHODS}
@@ -178,7 +178,7 @@ def _chosen(options: argparse.Namespace) -> list[Method]:
     return mine + [foreign_method(reference) for reference in options.method]
 
 
-def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
+def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> Iterable[Task]:
     effort, seeds = _effort(options), options.seeds or SEEDS
     if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
@@ -230,10 +230,10 @@ def _rows_path(options: argparse.Namespace) -> Path:
     return Path("bench-suite.rows.jsonl")
 
 
-def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row], bool, int]:
+def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[BenchRow], bool, int]:
     """Rows of all tasks, whether all were done, and how many were there before."""
     path = _rows_path(options)
-    rows: dict[tuple[str, str, int, float], Row] = {}
+    rows: dict[tuple[str, str, int, float], BenchRow] = {}
     if options.resume:
         found = read_rows(path)
         # rows that this call does not ask for stay in the file: another call may
@@ -246,9 +246,9 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
     there = len(rows)
     kept = None
     if options.keep is not None:
-        kept = Kept(options.keep)
+        kept = KeptSolutions(options.keep)
         kept.require_own(task.instance for task in tasks)
-    progress = Told(len(todo), there)
+    progress = BenchProgress(len(todo), there)
     whole = True
     try:
         for done in run_tasks(todo, options.jobs):
@@ -269,8 +269,8 @@ def _key(task: Task) -> tuple[str, str, int, float]:
 
 
 def _still_valid(
-    rows: Iterable[Row], tasks: Sequence[Task]
-) -> dict[tuple[str, str, int, float], Row]:
+    rows: Iterable[BenchRow], tasks: Sequence[Task]
+) -> dict[tuple[str, str, int, float], BenchRow]:
     """Rows of the same problems; files are judged anew, which takes a moment."""
     hashes = {
         one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from planner.checker.bound_basis import standings
+from planner.checker.bound_basis import bound_bases
 from planner.checker.dispatch import check
 from planner.cli.output import INVALID_PLAN, all_wrapped, show
 from planner.cli.simulation_report import priced_alone_lines
@@ -32,6 +32,6 @@ def run(args: argparse.Namespace) -> int:
         f"{args.plan}: valid (hash {plan.content_hash[:12]}, network "
         f"{plan.cluster.network.content_hash[:12]})"
     ]
-    lines += [str(line) for line in standings(plan)]
+    lines += [str(line) for line in bound_bases(plan)]
     show(args.json, [], all_wrapped([*lines, *priced_alone_lines(plan)]))
     return 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-from planner.planning.baselines.plans import BaselinePlans
-from planner.planning.baselines.search import FixedPlan, Tally
-from planner.planning.request import Objective, Question
+from planner.planning.baselines.plans import Baselines
+from planner.planning.baselines.search import BaselinePlan, SearchCounts
+from planner.planning.request import Objective, PlanningProblem
 
 
-def compared(question: Question, known: BaselinePlans, data: dict[str, Any]) -> None:
+def compared(question: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
     """Ranks by region on all devices, and the fastest region alone.
 
     Parameters
@@ -44,9 +44,9 @@ def _decided(found: Any) -> dict[str, Any]:
     values = {one.name: getattr(found, one.name) for one in fields(found)}
     return {
         name: value.decisions()
-        if isinstance(value, FixedPlan)
+        if isinstance(value, BaselinePlan)
         else asdict(value)
-        if isinstance(value, Tally)
+        if isinstance(value, SearchCounts)
         else value
         for name, value in values.items()
     }

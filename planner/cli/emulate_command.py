@@ -65,13 +65,13 @@ def _shrink(text: str) -> float | None:
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be done, then run and compare."""
-    from planner.emulate.emulation import Settings, choose, emulate
+    from planner.emulate.emulation import EmulationSettings, choose, emulate
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
 
     require_outputs(args, [Output("--trace", args.trace, [".json"], MADE)])
-    settings = Settings(
+    settings = EmulationSettings(
         *(args.speed, args.shrink, args.steps, args.rest, args.real_compute),
         jitter_s=args.jitter_ms / 1e3,
     )

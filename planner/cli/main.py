@@ -23,7 +23,7 @@ from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, say
 from planner.cli.progress import PROGRESS
 from planner.search.incumbent import WrongBoundError
 from planner.search.interrupts import INTERRUPTS
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.fonts import MissingGlyphs
 from planner.utils.output_files import NO_ROOM
 
@@ -56,7 +56,7 @@ class _Help(argparse.HelpFormatter):
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Some commands, with an example each; only their modules are loaded."""
-    root = LineParser(
+    root = OneLineParser(
         prog="planner",
         description="Plans for training large models over slow, uneven, unreliable networks.",
         formatter_class=_Help,

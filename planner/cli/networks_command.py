@@ -10,7 +10,7 @@ from planner.cli.output import all_wrapped, show, wrapped
 from planner.network.catalogue import list_networks, load_network
 from planner.network.formats import FORMAT, HEADER, UNITS
 from planner.network.measured.reading import Measured, load_names, read_measured
-from planner.utils.output_files import Output, add_force, is_own, require_outputs
+from planner.utils.output_files import Output, add_force, has_mark, require_outputs
 from planner.utils.validate import real
 
 ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
@@ -100,7 +100,7 @@ def _make(args: argparse.Namespace) -> int:
 
 def _require_no_measurement(out: Path | None, measured: Sequence[Path]) -> None:
     """In a folder that is read, what is there may be one, unless it looks as if we made it."""
-    if out is None or is_own(out, (FORMAT, HEADER)):
+    if out is None or has_mark(out, (FORMAT, HEADER)):
         return
     for folder in measured:
         if folder.is_dir() and folder.resolve() in out.resolve().parents:

@@ -26,7 +26,7 @@ from planner.cli.arguments import (
 )
 from planner.cli.output import BAD_INPUT, save, show
 from planner.planning.pareto_front import NOBODY, WORTH, Front, FrontPoint, pareto
-from planner.planning.request import Within
+from planner.planning.request import InnerAveraging
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
@@ -75,7 +75,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=_words,
         default=[NOBODY],
         help="who averages gradients in every step where sync-every is above 1, of "
-        f"{','.join((NOBODY, *Within))}; default none",
+        f"{','.join((NOBODY, *InnerAveraging))}; default none",
     )
     sub.add_argument(
         "--worth",

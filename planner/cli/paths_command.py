@@ -59,7 +59,7 @@ ARRANGING = 0.25
 
 
 @dataclass(frozen=True)
-class Question:
+class PathsRequest:
     """What the arguments ask.
 
     Attributes
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if result.plan is None:
         show(args.json, data, [f"no paths: {result.stop_reason}"])
         return INVALID_PLAN
-    answer = Answer.of(asked, result.plan)
+    answer = PathsAnswer.of(asked, result.plan)
     answer.require_valid()
     data |= answer.data()
     lines = [certificate_line("makespan", data), *answer.lines()]
@@ -138,7 +138,7 @@ def _text(data: Mapping[str, Any]) -> str:
     return json.dumps(data, allow_nan=False, indent=1) + "\n"
 
 
-def _spare(out: Path, asked: Question) -> Spare:
+def _spare(out: Path, asked: PathsRequest) -> Spare:
     """Paths without a certificate: a search under way has none."""
     from planner.mapf.incumbent import FoundPaths
 
@@ -155,13 +155,13 @@ def _spare(out: Path, asked: Question) -> Spare:
 
     def text(found: FoundPaths) -> str:
         assert isinstance(found.problem, PathProblem)
-        answer = Answer.on(asked, found.problem, found.path_plan())
+        answer = PathsAnswer.on(asked, found.problem, found.path_plan())
         return _text({"format": FORMAT, **answer.data()})
 
     return Spare(out, whole, text)
 
 
-def _question(args: argparse.Namespace) -> Question:
+def _question(args: argparse.Namespace) -> PathsRequest:
     """From a file, or from ``--network``, ``--workload`` and ``--stage-sizes``."""
     named = args.network is not None or args.workload is not None
     if (args.problem is not None) == named:
@@ -179,19 +179,19 @@ def _question(args: argparse.Namespace) -> Question:
     return from_network(cluster_of(args, workload.precision.compute), workload, changes)
 
 
-def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> Question:
+def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> PathsRequest:
     """The problem of a file, with some of its fields changed where they are not None."""
     file = load_path_file(path).with_changes(changes)
     if not arrange:
-        return Question(file.problem(), None, None, None, None, file.ignored)
+        return PathsRequest(file.problem(), None, None, None, None, file.ignored)
     free = file.arranged()
     first = None
     if "stage_devices" in file.values and "stage_sizes" not in file.values:
         first = file.problem().stage_devices
-    return Question(None, free, None, first, None, file.ignored)
+    return PathsRequest(None, free, None, first, None, file.ignored)
 
 
-def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]) -> Question:
+def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]) -> PathsRequest:
     """The problem of a workload on a cluster; ``fields`` as in `FIELDS`."""
     stage_sizes, samples = fields["stage_sizes"], workload.microbatch_samples
     layers = workload.even_split(len(stage_sizes))
@@ -220,11 +220,11 @@ def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]
         max_swaps=1 if fields["max_swaps"] is None else fields["max_swaps"],
         live_memory=fields["live_memory"] is not False,
     )
-    return Question(None, free, assignment, None, cluster.network.ids, ())
+    return PathsRequest(None, free, assignment, None, cluster.network.ids, ())
 
 
 def ask(
-    asked: Question, stop: StoppingCriterion, seed: int, method: str, *, arrange: bool
+    asked: PathsRequest, stop: StoppingCriterion, seed: int, method: str, *, arrange: bool
 ) -> Result[Any]:
     """Solve; ``plan`` is a `PathPlan`, with a free arrangement an `ArrangedPathPlan`."""
     from planner.genetic import solve_assignment
@@ -252,7 +252,7 @@ def ask(
 
 
 @dataclass(frozen=True)
-class Answer:
+class PathsAnswer:
     """Paths on an arrangement, to be printed."""
 
     problem: PathProblem
@@ -260,7 +260,7 @@ class Answer:
     ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, asked: Question, plan: PathPlan | ArrangedPathPlan) -> Answer:
+    def of(cls, asked: PathsRequest, plan: PathPlan | ArrangedPathPlan) -> PathsAnswer:
         """From a solver's plan."""
         if isinstance(plan, PathPlan):
             assert asked.problem is not None
@@ -271,7 +271,7 @@ class Answer:
         return cls.on(asked, problem, paths)
 
     @classmethod
-    def on(cls, asked: Question, problem: PathProblem, paths: PathPlan) -> Answer:
+    def on(cls, asked: PathsRequest, problem: PathProblem, paths: PathPlan) -> PathsAnswer:
         """Paths of a problem, with the names that its devices have."""
         names = tuple(str(d) for d in range(len(problem))) if asked.ids is None else asked.ids
         return cls(problem, paths, names)

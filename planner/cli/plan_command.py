@@ -40,13 +40,13 @@ from planner.cli.time_budget import TimeLeft
 from planner.network.devices_file import describes_all
 from planner.planning.request import (
     EVEN,
+    InnerAveraging,
     Objective,
-    Order,
+    OperationOrder,
+    PlanningProblem,
     PlanRequest,
-    Question,
-    Shares,
-    Wiring,
-    Within,
+    RequestedWiring,
+    ShareRule,
 )
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
@@ -55,7 +55,7 @@ from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
 from planner.simulator.timeline import Timeline
 from planner.training_plan.alternative import Alternative
-from planner.training_plan.choices import Codec, Head, OuterStep, Told
+from planner.training_plan.choices import Codec, Head, OuterStep, RouterFeedback
 from planner.training_plan.model import FORMAT, Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer
 from planner.utils.atomic_write import MADE
@@ -125,7 +125,7 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--wiring",
-        choices=[wiring.value for wiring in Wiring],
+        choices=[wiring.value for wiring in RequestedWiring],
         help="default flow, straight where stages are given; stochastic: a flow that devices begin "
         "with, and choose for themselves while they run",
     )
@@ -138,7 +138,7 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--told",
-        choices=[told.value for told in Told],
+        choices=[told.value for told in RouterFeedback],
         help="stochastic: what counts as response time, until the answer is there (default) or "
         "the work alone",
     )
@@ -180,8 +180,8 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--schedule",
-        default=Order.EAGER_1F1B.value,
-        choices=[order.value for order in Order],
+        default=OperationOrder.EAGER_1F1B.value,
+        choices=[order.value for order in OperationOrder],
         help="order of a device's operations; default %(default)s",
     )
     sub.add_argument(
@@ -201,7 +201,7 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--averaging",
-        choices=[shares.value for shares in Shares],
+        choices=[shares.value for shares in ShareRule],
         help="shares in a stage; default equal in straight pipelines",
     )
     sub.add_argument(
@@ -222,7 +222,7 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--within",
-        choices=[one.value for one in Within],
+        choices=[one.value for one in InnerAveraging],
         help="with --sync-every: devices of a stage in one region average gradients in every step, "
         "and regions their parameters every so many",
     )
@@ -411,7 +411,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
-    asked = Question.of(cluster, workload, request, args.seed, {})
+    asked = PlanningProblem.of(cluster, workload, request, args.seed, {})
     found: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
         compared(asked, result.baselines, found)
@@ -529,7 +529,7 @@ def _page(made: TrainingPlan, path: Path, written: list[str]) -> None:
 
 
 def _random(
-    question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
+    question: PlanningProblem, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
 ) -> None:
     from planner.planning.baselines.random_placements import random_placements
     from planner.planning.shape import Shape
@@ -547,11 +547,11 @@ def _random(
     data["random"] = asdict(found)
 
 
-def _bound_long_run(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> None:
+def _bound_long_run(made: TrainingPlan, asked: PlanningProblem, data: dict[str, Any]) -> None:
     """What no plan beats over many steps; rounds of small groups are not bounded."""
-    from planner.planning.joint_bound import plans_long_run_s
+    from planner.planning.joint_bound import plan_long_run_bound_s
 
-    seconds = plans_long_run_s(asked, made)
+    seconds = plan_long_run_bound_s(asked, made)
     if seconds is None:
         return
     step = made.certificates.get("step")

@@ -12,14 +12,14 @@ from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
 from planner.planning.parallelism_candidates import Candidate
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.report.figures import digits, headline, least, memory, seconds
 from planner.simulator.resources import unstated_sites
 from planner.simulator.timeline import Timeline
-from planner.training_plan.averaging_group import in_levels
+from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import compact, number_ranges, some, stage_words
+from planner.utils.text import counted, name_ranges, number_ranges, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
 MOST_LINES = 3
@@ -41,7 +41,7 @@ def plan_data(
     made: TrainingPlan,
     timeline: Timeline,
     candidates: Sequence[Candidate],
-    asked: Question,
+    asked: PlanningProblem,
     each_device: str,
 ) -> dict[str, Any]:
     """Everything that is printed of a plan, JSON-ready.
@@ -119,7 +119,7 @@ def _stages(made: TrainingPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _left_out(made: TrainingPlan, asked: Question) -> list[dict[str, Any]]:
+def _left_out(made: TrainingPlan, asked: PlanningProblem) -> list[dict[str, Any]]:
     """Devices without a part in the plan, by reason."""
     cluster, reasons = asked.given or asked.cluster, dict[str, list[str]]()
     smallest = min((one.need_bytes for one in memory(made)), default=0.0)
@@ -175,7 +175,7 @@ def _notes(made: TrainingPlan) -> Iterator[str]:
         counts = sorted({len(rounds[0]) for rounds in made.averaging})
         regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
         yield f"Gradients are averaged within regions in every step; {regions} regions to a stage."
-    levels = [j for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
+    levels = [j for j, rounds in enumerate(made.averaging) if is_hierarchical(rounds)]
     if levels and not made.two_clocks:
         own = [str(j) for j in levels if j < len(made.stage_layers)]
         who = f"Stage {', '.join(own)}" if own else "Embedding and head"
@@ -205,7 +205,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         Of `plan_data`, with what was compared and written.
     """
     sizes = [len(stage["devices"]) for stage in data["stages"]]
-    shape = f"{some(len(sizes), 'stage')} x {some(sizes[0], 'pipeline')}"
+    shape = f"{counted(len(sizes), 'stage')} x {counted(sizes[0], 'pipeline')}"
     words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
     out = [name for group in data["left_out"] for name in group["devices"]]
     for names, what in (
@@ -215,7 +215,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     ):
         words += [f"{len(names)} {what}"] * bool(names)
     where = f" on {data['network']}" if data["network"] else ""
-    title = f"{data['workload']}{where}: {some(data['devices'], 'device')}, {', '.join(words)}"
+    title = f"{data['workload']}{where}: {counted(data['devices'], 'device')}, {', '.join(words)}"
     undone = [f"not {what}" for what in data["not_done"]]
     return [
         *wrapped(title),
@@ -318,7 +318,7 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         others = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
         yield (
             "averaging",
-            f"every {some(sync['every_steps'], 'step')}{between}{outer}. A step takes "
+            f"every {counted(sync['every_steps'], 'step')}{between}{outer}. A step takes "
             + f"{seconds(sync['step_alone_s'])} {without}, {seconds(sync['step_that_averages_s'])} "
             + f"with averaging{between}."
             + f" Step time with averaging every {others}." * bool(others),
@@ -334,17 +334,17 @@ def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
         start, stop = stage["layers"]
         layers = f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
         layers += "+head" * (stage["head"] and j < len(data["stages"]) - 1)
-        names = ", ".join(compact(stage["devices"]))
+        names = ", ".join(name_ranges(stage["devices"]))
         if len(names) > MOST_LINES * (WIDTH - 24):
             regions = stage["regions"]
             names = ", ".join(f"{regions.count(r)} of {r}" for r in dict.fromkeys(regions))
         yield f"{j:<5}  {layers:<8}  {stage['memory']:>6.0%}", names
     if data["averaging_only"]:
-        yield "average only", ", ".join(compact(data["averaging_only"]))
+        yield "average only", ", ".join(name_ranges(data["averaging_only"]))
     if idle := data["without_microbatches"]:
-        yield "without microbatches", ", ".join(compact(idle))
+        yield "without microbatches", ", ".join(name_ranges(idle))
     for group in data["left_out"]:
-        yield "left out", f"{', '.join(compact(group['devices']))}: {group['why']}"
+        yield "left out", f"{', '.join(name_ranges(group['devices']))}: {group['why']}"
 
 
 def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
@@ -445,7 +445,7 @@ def baselines(data: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]
 def _decisions(plan: Mapping[str, Any]) -> str:
     samples = plan["microbatch_samples"]
     return (
-        f"{some(plan['stages'], 'stage')} x {some(plan['pipelines'], 'pipeline')}"
+        f"{counted(plan['stages'], 'stage')} x {counted(plan['pipelines'], 'pipeline')}"
         f"{f', microbatches of {samples}' * (samples > 1)}, {plan['order']}"
         f"{', recomputing' * plan['recompute']}"
     )

@@ -29,11 +29,11 @@ from planner.executor.options import (
 )
 from planner.executor.work import summary
 from planner.report.figures import samples
-from planner.simulator.host_prediction import as_executed, predict, require_memory
-from planner.swarm.rebalance_policy import Decision, Rule
+from planner.simulator.host_prediction import as_executed, predict_on_host, require_memory
+from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
-from planner.training_plan.migration import Move
+from planner.training_plan.migration import Migration
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import require_elastic
 from planner.utils.atomic_write import MADE
@@ -97,7 +97,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--rebalance-rule",
-        choices=list(Rule),
+        choices=list(RebalanceRule),
         help="whoever wins most for the rest of the run (planned, the default), or SWARM's "
         "Algorithm 2",
     )
@@ -286,7 +286,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     if asked.calibration is not None:
         calibration = Calibration.load(asked.calibration)
         require_same_way(calibration, asked)
-        predicted = predict(plan, workload, calibration)
+        predicted = predict_on_host(plan, workload, calibration)
     if not _on_gpus(asked.device):
         require_memory(plan, workload)
     stopped: KeyboardInterrupt | None = None
@@ -360,7 +360,9 @@ class _Steps:
             return
         event = json.loads(line)
         if event["event"] == "calibrated":
-            self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+            self._predicted = predict_on_host(
+                self._plan, self._workload, Calibration.load(self._path)
+            )
             self._say_predicted()
         elif event["event"] == "phase":
             self._phase(event["doing"])
@@ -372,8 +374,8 @@ class _Steps:
                 f"{_number(event['perplexity'], '.4g')}"
             )
         elif event["event"] == "move":
-            move = Move(event["device"], event["stage"], event["steps"])
-            decision = Decision(move, event["before_per_s"], event["after_per_s"])
+            move = Migration(event["device"], event["stage"], event["steps"])
+            decision = RebalanceDecision(move, event["before_per_s"], event["after_per_s"])
             self.changes.append(event)
             self._say(decision.said(event["why_not"]))
         elif event["event"] == "loss":

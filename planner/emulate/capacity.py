@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.emulate.fair_rates import fair_rates
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.namespaces import EmulationError
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
@@ -26,7 +26,7 @@ COPIES = 3
 
 
 @dataclass(frozen=True)
-class Need:
+class HostNeed:
     """What a plan asks of the machine, in the plan's own bytes.
 
     Attributes
@@ -77,7 +77,7 @@ class Need:
         return math.ceil(least / step * (1 - 1e-12)) * step if least > 1 else 1.0
 
 
-def need_of(plan: TrainingPlan, links: Links) -> Need:
+def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
     """What a plan needs on a network.
 
     Parameters
@@ -102,7 +102,7 @@ def need_of(plan: TrainingPlan, links: Links) -> Need:
     vectors = sum(gradients[plan.averaged_stage(d)] for d in range(n))
     outputs = [w.stage(*layers).output_bytes * w.microbatch_samples for layers in plan.stage_layers]
     held = max(outputs) * max(sum(s.most_live()) for s in plan.schedules)
-    return Need(float(rate.sum()), n * RANK_BYTES, COPIES * vectors + held)
+    return HostNeed(float(rate.sum()), n * RANK_BYTES, COPIES * vectors + held)
 
 
 def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:

@@ -13,7 +13,7 @@ from planner.emulate.execution import Step, parts_of, planned_steps, steps_of, w
 from planner.emulate.links import links_of
 from planner.emulate.network import Carried, emulated
 from planner.emulate.prediction import Prediction, predict, predict_here
-from planner.emulate.processors import Processors
+from planner.emulate.processors import ProcessorUsage
 from planner.emulate.ranks import Asked, run_ranks
 from planner.simulator.host_prediction import as_executed, require_memory
 from planner.training_plan.model import TrainingPlan
@@ -68,7 +68,7 @@ class Emulation:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EmulationSettings:
     """What a user chooses.
 
     Attributes
@@ -107,7 +107,7 @@ class Settings:
 
 
 def choose(
-    plan: TrainingPlan, settings: Settings, told: Callable[[str], None] = lambda line: None
+    plan: TrainingPlan, settings: EmulationSettings, told: Callable[[str], None] = lambda line: None
 ) -> Asked:
     """Settle how a plan is run here.
 
@@ -181,7 +181,7 @@ def emulate(
     prediction = None if asked.real_compute else predict(plan)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
-        processors = Processors()
+        processors = ProcessorUsage()
 
         def line(text: str) -> None:
             processors.look()

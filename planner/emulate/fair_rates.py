@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 
 @njit(cache=True, nogil=True)
-def fair_rates(links: Links, active: Ints, room: Floats, load: Ints, rate: Floats) -> None:
+def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rate: Floats) -> None:
     """Rates of the active pairs: all rise together until a limit of theirs is reached.
 
     Parameters

@@ -21,7 +21,7 @@ IP_TCP_BYTES = 52
 """Headers of a TCP packet with time stamps."""
 
 
-class Links(NamedTuple):
+class EmulatedLinks(NamedTuple):
     """The imposed network; pair (i, j) of n devices has number ``i * n + j``.
 
     Attributes
@@ -73,7 +73,7 @@ class Links(NamedTuple):
 
 def links_of(
     cluster: Cluster, speed: float = 1.0, shrink: float = 1.0, jitter_s: float = 0.0
-) -> Links:
+) -> EmulatedLinks:
     """Everything that the clock assumes about a cluster's network, defaults included.
 
     Parameters
@@ -118,7 +118,7 @@ def links_of(
         limit(np.outer(sites == site, sites != site), 2, most * speed / shrink)
     for site, most in (cluster.devices.site_download_bytes_per_s or {}).items():
         limit(np.outer(sites != site, sites == site), 3, most * speed / shrink)
-    return Links(
+    return EmulatedLinks(
         rate.ravel(),
         latency.ravel(),
         np.array(capacity, dtype=float),

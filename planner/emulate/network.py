@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.namespaces import (
     INTERFACE,
     EmulationError,
@@ -140,7 +140,7 @@ class EmulatedNetwork:
 
 
 @contextmanager
-def emulated(links: Links) -> Iterator[EmulatedNetwork]:
+def emulated(links: EmulatedLinks) -> Iterator[EmulatedNetwork]:
     """The network, for as long as the block runs.
 
     Parameters
@@ -170,7 +170,7 @@ def emulated(links: Links) -> Iterator[EmulatedNetwork]:
 
 @contextmanager
 def _switch(
-    links: Links, tuns: list[int], longest: int, folder: str
+    links: EmulatedLinks, tuns: list[int], longest: int, folder: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The switch's process, ready to carry packets of at most ``longest`` bytes."""
     np.savez(Path(folder) / "links.npz", **links._asdict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-class Processors:
+class ProcessorUsage:
     """Processor time between the first look and the last one."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from planner.emulate.fair_rates import fair_rates
-from planner.emulate.links import SIDES, Links
+from planner.emulate.links import SIDES, EmulatedLinks
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -81,7 +81,7 @@ class Queues(NamedTuple):
     entry: Ints
 
 
-def empty_queues(links: Links, slots: int, records: int) -> Queues:
+def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
     """Space for packets, and nothing in it.
 
     Parameters
@@ -174,7 +174,7 @@ def pop(q: Queues) -> int:
 
 
 @njit(cache=True, nogil=True)
-def travel(links: Links, q: Queues, slot: int, pair: int, now: float) -> None:
+def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) -> None:
     """A packet leaves for its destination, and overtakes none of its pair."""
     due = now + max(links.latency[pair] + q.lag[pair], 0.0)
     q.due[slot] = q.latest[pair] = max(due, q.latest[pair])
@@ -189,7 +189,7 @@ def release(q: Queues, slot: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def settle(links: Links, q: Queues, now: float) -> None:
+def settle(links: EmulatedLinks, q: Queues, now: float) -> None:
     """New rates from ``now`` on: a pair has become active, or is no longer."""
     active = q.active[: q.numbers[ACTIVE]]
     for pair in active:
@@ -215,7 +215,7 @@ def note_begin(q: Queues, pair: int, now: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def depart(links: Links, q: Queues, pair: int, now: float) -> None:
+def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
     """The first packet has left its queue whole."""
     slot = q.first[pair]
     q.first[pair] = q.behind[slot]
@@ -226,7 +226,7 @@ def depart(links: Links, q: Queues, pair: int, now: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advance(links: Links, q: Queues, now: float) -> None:
+def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
     """All departures up to a time.
 
     Parameters
@@ -259,7 +259,9 @@ def advance(links: Links, q: Queues, now: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def arrive(links: Links, q: Queues, slot: int, pair: int, payload: float, now: float) -> bool:
+def arrive(
+    links: EmulatedLinks, q: Queues, slot: int, pair: int, payload: float, now: float
+) -> bool:
     """A packet comes to its queue, after `advance` to the same time.
 
     Parameters

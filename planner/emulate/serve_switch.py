@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import typeof
 
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.queues import BUSY, LOST, ORDER, empty_queues
 from planner.emulate.switch import carry, ports_of
 
@@ -30,7 +30,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     given = json.loads((folder / "switch.json").read_text())
     arrays = np.load(folder / "links.npz")
-    links = Links(*(arrays[name] for name in Links._fields))
+    links = EmulatedLinks(*(arrays[name] for name in EmulatedLinks._fields))
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     q = empty_queues(links, given["slots"], RECORDS)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.namespaces import HEADER_BYTES
 from planner.emulate.queues import (
     FREE,
@@ -115,7 +115,7 @@ def device_of(packet: Bytes) -> int:
 
 
 @njit(cache=True, nogil=True)
-def take(links: Links, q: Queues, ports: Ports, source: int, now: float) -> bool:
+def take(links: EmulatedLinks, q: Queues, ports: Ports, source: int, now: float) -> bool:
     """Read what a device sends; returns whether rates have to be settled."""
     changed = False
     devices = len(ports.tuns)
@@ -156,7 +156,7 @@ def hand_over(q: Queues, ports: Ports, now: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def carry(links: Links, q: Queues, ports: Ports) -> None:
+def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
     """The switch, until its input ends."""
     devices = len(ports.tuns)
     while True:

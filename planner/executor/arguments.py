@@ -14,10 +14,10 @@ from planner.executor.options import ALONE, EVERY, FILES, NUMBERS, add_device, a
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
-from planner.swarm.rebalance_policy import Rule
+from planner.swarm.rebalance_policy import RebalanceRule
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.calibration import FORMAT
@@ -63,7 +63,7 @@ def arguments(
         As given, not yet looked at together.
     """
     # who looks for an option among words finds it as it is
-    parser = LineParser(prog=prog, description=about, allow_abbrev=False)
+    parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)
@@ -114,8 +114,8 @@ def arguments(
     )
     parser.add_argument(
         "--rebalance-rule",
-        choices=list(Rule),
-        default=Rule.PLANNED,
+        choices=list(RebalanceRule),
+        default=RebalanceRule.PLANNED,
         help="whoever wins most for the rest of the run, or SWARM's Algorithm 2; default "
         "%(default)s",
     )

@@ -24,12 +24,12 @@ from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.warmth import kept_warm
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 
 def main() -> int:
     """Average random vectors; returns the exit code."""
-    parser = LineParser(description=__doc__)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--shares", required=True, help="JSON list, one share a rank")
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
     parser.add_argument("--values", type=int, required=True)

@@ -21,7 +21,7 @@ from planner.executor.pace import Pace
 from planner.executor.peers import Peers
 from planner.executor.side import HOST, Side
 from planner.executor.transport import Outbox
-from planner.training_plan.averaging_group import AveragingGroup, in_levels
+from planner.training_plan.averaging_group import AveragingGroup, is_hierarchical
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Averaging:
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""
-        if len(self.rounds) == 1 or in_levels([self.rounds]):
+        if len(self.rounds) == 1 or is_hierarchical([self.rounds]):
             return 1.0
         last = number == len(self.rounds) - 1
         return (self.devices if last else 1) / len(self.rounds[number].members)

@@ -15,7 +15,7 @@ from planner.executor.prepared import Prepared
 from planner.executor.rebalancing import Rebalancing
 from planner.executor.records import RouteLog, StepRecord, write_records
 from planner.executor.worker import Worker
-from planner.swarm.rebalance_policy import Decision, Rule
+from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
 from planner.training_plan.model import TrainingPlan
 
 
@@ -91,11 +91,11 @@ def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
         memory_bytes = float(on.cluster.memory_bytes[made.ranks.rank])
         return made.need is None or made.need_of(on, made.ranks.rank).total <= memory_bytes
 
-    def told(decision: Decision, why_not: str) -> None:
+    def told(decision: RebalanceDecision, why_not: str) -> None:
         if made.ranks.rank == 0:
             made.progress.moves(decision, why_not)
 
-    how = (made.args.rebalance, Rule(made.args.rebalance_rule), made.args.steps)
+    how = (made.args.rebalance, RebalanceRule(made.args.rebalance_rule), made.args.steps)
     return Rebalancing(plan, *how, made.ranks, fits, told)
 
 

@@ -36,7 +36,7 @@ from planner.executor.roll import CAUSE_S, NEW, Generation, LostError, Roll
 from planner.executor.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 
 LOOK_S = 0.05
 
@@ -238,7 +238,7 @@ class Elastic:
     def _plan_of(self, now: Generation) -> TrainingPlan:
         """The same on all who are there."""
         try:
-            plan = without(self._whole, set(self._all.names) - set(now.members))
+            plan = remove_devices(self._whole, set(self._all.names) - set(now.members))
         except PlanError as error:
             raise EmptyStageError(_because(now, str(error))) from None
         rank = now.members.index(self._roll.name)

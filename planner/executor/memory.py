@@ -22,7 +22,7 @@ from planner.executor.ranks import Ranks
 from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import some
+from planner.utils.text import counted
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.working_memory import MESSAGES
@@ -121,7 +121,7 @@ def need_of(
     message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
     stage_parts = {
         "weights, gradients and optimizer": costs.state_bytes,
-        f"activations of {some(live, 'microbatch')}": live * costs.saved_bytes,
+        f"activations of {counted(live, 'microbatch')}": live * costs.saved_bytes,
         "the largest operation": costs.scratch_bytes,
     }
     beyond: dict[str, float] = {}

@@ -30,7 +30,7 @@ from planner.executor.store import SERVED, PortTakenError, StoreAddress, served
 from planner.executor.store_view import LOOK_S, StoreView
 from planner.training_plan.file import load_plan
 from planner.training_plan.remove_devices import require_elastic
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 WHO = "planner.executor.node"
 RESTARTS = 3
@@ -74,7 +74,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
     tuple[argparse.Namespace, list[str]]
         Its own options, and words for `planner.executor.arguments.arguments`.
     """
-    parser = LineParser(
+    parser = OneLineParser(
         prog=f"python -m {WHO}",
         description=__doc__,
         usage=f"python -m {WHO} plan.json --devices A B ... [options]",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.training_plan.error import PlanError
-from planner.training_plan.migration import Move, moved
+from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import TrainingPlan
 
 
@@ -27,7 +27,7 @@ class Piece:
     plan: TrainingPlan
     begin: int
     end: int
-    move: Move | None = None
+    move: Migration | None = None
 
     @property
     def taker(self) -> int:
@@ -50,7 +50,7 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
     plan
         With which it begins.
     moves
-        As `planner.training_plan.migration.Move.of` reads them, in any order.
+        As `planner.training_plan.migration.Migration.of` reads them, in any order.
     steps
         How many are done at the end.
 
@@ -65,7 +65,7 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
         A move cannot be.
     """
     found = [Piece(plan, 0, steps)]
-    for move in sorted((Move.of(text) for text in moves), key=lambda move: move.after):
+    for move in sorted((Migration.of(text) for text in moves), key=lambda move: move.after):
         last = found[-1]
         if not last.begin < move.after < steps:
             raise PlanError(
@@ -73,5 +73,5 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
                 "apart; correct it"
             )
         found[-1] = replace(last, end=move.after)
-        found.append(Piece(moved(last.plan, move), move.after, steps, move))
+        found.append(Piece(migrated(last.plan, move), move.after, steps, move))
     return found

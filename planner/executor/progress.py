@@ -14,7 +14,7 @@ from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
 from planner.executor.roll import Generation
 from planner.executor.work import Work, summary
-from planner.swarm.rebalance_policy import Decision
+from planner.swarm.rebalance_policy import RebalanceDecision
 from planner.training_plan.model import TrainingPlan
 
 
@@ -111,7 +111,7 @@ class Progress:
             perplexity=found.perplexity,
         )
 
-    def moves(self, decision: Decision, why_not: str) -> None:
+    def moves(self, decision: RebalanceDecision, why_not: str) -> None:
         """A device goes to another stage, or cannot.
 
         Parameters

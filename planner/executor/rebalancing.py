@@ -13,9 +13,9 @@ from dataclasses import replace
 from planner.executor.pieces import Piece
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.swarm.rebalance_policy import Decision, Rule, decide
+from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule, decide
 from planner.training_plan.error import PlanError
-from planner.training_plan.migration import Move, moved, require_agreed, require_routed
+from planner.training_plan.migration import Migration, migrated, require_agreed, require_routed
 from planner.training_plan.model import TrainingPlan
 
 
@@ -49,11 +49,11 @@ class Rebalancing:
         self,
         plan: TrainingPlan,
         every: int,
-        rule: Rule,
+        rule: RebalanceRule,
         steps: int,
         ranks: Ranks,
         fits: Callable[[TrainingPlan], bool],
-        told: Callable[[Decision, str], None],
+        told: Callable[[RebalanceDecision, str], None],
     ) -> None:
         require_movable(plan, every)
         self._plan, self._every, self._rule, self._steps = plan, every, rule, steps
@@ -100,7 +100,7 @@ class Rebalancing:
                 else:
                     piece = made
 
-    def _decide(self, piece: Piece, step_s: float) -> Decision | None:
+    def _decide(self, piece: Piece, step_s: float) -> RebalanceDecision | None:
         """The first rank's decision: sums may differ in the last bit on unlike machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
         name = f"rebalance/{piece.end}"
@@ -116,12 +116,12 @@ class Rebalancing:
         if not told:
             return None
         move, before, after = json.loads(told)
-        return Decision(Move.of(move), before, after)
+        return RebalanceDecision(Migration.of(move), before, after)
 
-    def _made(self, piece: Piece, decision: Decision) -> tuple[Piece | None, str]:
+    def _made(self, piece: Piece, decision: RebalanceDecision) -> tuple[Piece | None, str]:
         """The piece after a move, or why there is none; its device knows what it can hold."""
         try:
-            made = replace(piece, plan=moved(piece.plan, decision.move), move=decision.move)
+            made = replace(piece, plan=migrated(piece.plan, decision.move), move=decision.move)
         except PlanError as error:
             return None, str(error)
         fits = made.taker != self._ranks.rank or self._fits(made.plan)

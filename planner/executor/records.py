@@ -11,7 +11,7 @@ from planner.executor.messages import Message
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
-from planner.utils.output_files import is_own
+from planner.utils.output_files import has_mark
 
 Record = tuple[int, int, str, float, float]
 """``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
@@ -107,7 +107,7 @@ class RouteLog:
             )
         self._names = plan.cluster.network.ids
         self._path = Path(str(path).replace(mark, str(rank)))
-        if not is_own(self._path, '"microbatch"'):
+        if not has_mark(self._path, '"microbatch"'):
             raise ValueError(
                 f"--routes {self._path}: exists, and is no log of routes; name another file"
             )

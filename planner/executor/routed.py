@@ -30,8 +30,8 @@ from planner.executor.records import StepRecord
 from planner.executor.trainer import Trainer
 from planner.executor.transport import Outbox
 from planner.swarm.routing import Router, begun_router
-from planner.training_plan.choices import Head, Told
-from planner.training_plan.initial_routes import beginnings
+from planner.training_plan.choices import Head, RouterFeedback
+from planner.training_plan.initial_routes import initial_routes
 from planner.training_plan.model import TrainingPlan
 
 LEAST_S = 1e-6
@@ -98,7 +98,7 @@ def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     Router[int]
         Of devices.
     """
-    begin = {s: (b.parts, b.usual_s / speed) for s, b in beginnings(plan, rank).items()}
+    begin = {s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()}
     return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
 
 
@@ -287,7 +287,7 @@ class Routed:
                 stage = note.path.index(mail.source)
                 asked_s = self._asked.pop((note.serial, note.microbatch, stage))
                 waited_s = time.monotonic() - asked_s
-                told_s = note.seconds if self._told is Told.WORK else waited_s
+                told_s = note.seconds if self._told is RouterFeedback.WORK else waited_s
                 self._router.report(mail.source, max(told_s, LEAST_S))
             elif self._trainer is not None and self._record is not None:  # FINISHED
                 self._record.routes.append((note.microbatch, note.path))

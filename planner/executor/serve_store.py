@@ -13,12 +13,12 @@ from contextlib import suppress
 
 from planner.executor.process import allow_descriptors
 from planner.executor.store import SERVED, PortTakenError, served
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit code."""
-    parser = LineParser(prog="python -m planner.executor.serve_store", description=__doc__)
+    parser = OneLineParser(prog="python -m planner.executor.serve_store", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="MASTER_PORT of the ranks")
     parser.add_argument(
         "--bind",

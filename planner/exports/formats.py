@@ -21,7 +21,7 @@ from planner.exports.trace import chrome_trace
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.utils.atomic_write import write_text
-from planner.utils.validate import of_kind, short
+from planner.utils.validate import instance_of, short_repr
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,11 @@ def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **o
         The format cannot express the plan, does not read an option, or there is none of that name;
         the plan contradicts itself.
     """
-    of_kind(TrainingPlan, plan, "plan", error=ExportError)
+    instance_of(TrainingPlan, plan, "plan", error=ExportError)
     if not isinstance(to, str) or to not in FORMATS:
-        raise ExportError(f"there is no format {short(to)}; choose one of {', '.join(FORMATS)}")
+        raise ExportError(
+            f"there is no format {short_repr(to)}; choose one of {', '.join(FORMATS)}"
+        )
     chosen = FORMATS[to]
     for name in options:
         if name not in chosen.reads:

@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.exports.error import ExportError
 from planner.training_plan.model import TrainingPlan
 from planner.utils.csv_table import read_csv
-from planner.utils.validate import count, mapping, of_kind
+from planner.utils.validate import count, instance_of, mapping
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """What hosts, interfaces and runs may be called, so that no shell reads more into it."""
@@ -64,16 +64,18 @@ class ExportOptions:
     def __post_init__(self) -> None:
         mapping("hosts", self.hosts, error=ExportError)
         for name in ("run_id", "plan_path", "executor_options"):
-            of_kind(str, getattr(self, name), name, error=ExportError)
+            instance_of(str, getattr(self, name), name, error=ExportError)
         require_name("run_id", self.run_id)
         if self.interface is not None:
-            require_name("interface", of_kind(str, self.interface, "interface", error=ExportError))
+            require_name(
+                "interface", instance_of(str, self.interface, "interface", error=ExportError)
+            )
         if count("port", self.port, error=ExportError) > PORTS:
             raise ExportError(f"port is {self.port}; give 1 to {PORTS}")
         if not self.plan_path or self.plan_path.startswith("-") or _breaks(self.plan_path):
             raise ExportError(f"plan_path is {self.plan_path!r}; give the path of a file")
         for device, host in self.hosts.items():
-            of_kind(str, host, f"host of device {device!r}", error=ExportError)
+            instance_of(str, host, f"host of device {device!r}", error=ExportError)
         try:
             words = shlex.split(self.executor_options)
         except ValueError as error:

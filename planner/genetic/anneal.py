@@ -8,8 +8,8 @@ The objective of eq. 1 takes maxima and so has plateaus. The search sees a smoot
 ``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums; the caller
 lowers w together with the temperature.
 
-A move is drawn, priced against the running sums of `State`, and made if it costs at most ``slack``
-more: Metropolis' rule with the random number drawn first.
+A move is drawn, priced against the running sums of `AnnealState`, and made if it costs at most
+``slack`` more: Metropolis' rule with the random number drawn first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stint(NamedTuple):
     reversals: float
 
 
-class State(NamedTuple):
+class AnnealState(NamedTuple):
     """An arrangement with the sums and maxima that its cost is made of.
 
     Attributes
@@ -82,7 +82,7 @@ class State(NamedTuple):
     hop_sum: Floats
 
 
-class Change(NamedTuple):
+class SlotChange(NamedTuple):
     """What an exchange of two devices would change; room that is used again for every move.
 
     Attributes
@@ -92,7 +92,7 @@ class Change(NamedTuple):
     boundary, level, added
         The boundaries they belong to, with the new largest hop and what is added to the sum.
     group_max
-        ``group_max`` of `State` after the exchange.
+        ``group_max`` of `AnnealState` after the exchange.
     """
 
     slot: Ints
@@ -159,11 +159,11 @@ def anneal(
 
 
 @allocating
-def _weighed(tables: Tables, arrangement: Arrangement) -> State:
+def _weighed(tables: Tables, arrangement: Arrangement) -> AnnealState:
     """The state of an arrangement, whose arrays it shares."""
     device_at, after, before = arrangement
     n, stages = len(device_at), len(tables.sizes)
-    state = State(
+    state = AnnealState(
         device_at,
         after,
         before,
@@ -181,8 +181,8 @@ def _weighed(tables: Tables, arrangement: Arrangement) -> State:
 
 
 @allocating
-def _room(stages: int) -> Change:
-    return Change(
+def _room(stages: int) -> SlotChange:
+    return SlotChange(
         np.empty(4, dtype=np.int64),
         np.empty(4),
         np.empty(4, dtype=np.int64),
@@ -193,13 +193,13 @@ def _room(stages: int) -> Change:
 
 
 @force_inlined
-def _find_slots(state: State) -> None:
+def _find_slots(state: AnnealState) -> None:
     for p in range(len(state.device_at)):
         state.slot_of[state.device_at[p]] = p
 
 
 @allocating
-def _weigh(tables: Tables, state: State) -> None:
+def _weigh(tables: Tables, state: AnnealState) -> None:
     """All sums and maxima from scratch."""
     n, stages = len(state.device_at), len(tables.sizes)
     state.load[:] = 0.0
@@ -227,7 +227,7 @@ def _weigh(tables: Tables, state: State) -> None:
 
 
 @force_inlined
-def _smoothed(tables: Tables, state: State, w: float) -> float:
+def _smoothed(tables: Tables, state: AnnealState, w: float) -> float:
     """The smoothed objective."""
     n = len(state.device_at)
     value: float = _exchange_term(state.group_max, state.group_sum.sum(), n, w)
@@ -250,7 +250,13 @@ def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
 
 @force_inlined
 def _new_level(
-    tables: Tables, state: State, boundary: int, p: int, p_value: float, q: int, q_value: float
+    tables: Tables,
+    state: AnnealState,
+    boundary: int,
+    p: int,
+    p_value: float,
+    q: int,
+    q_value: float,
 ) -> float:
     """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
     old: float = state.hop_max[boundary]
@@ -270,7 +276,9 @@ def _new_level(
 
 
 @force_inlined
-def _exchange_tails(tables: Tables, state: State, word: Words, w: float, slack: float) -> bool:
+def _exchange_tails(
+    tables: Tables, state: AnnealState, word: Words, w: float, slack: float
+) -> bool:
     """Two slots of a stage swap their partners in the next one; False if nothing changed."""
     device_at, after, before, hop_at = state.device_at, state.after, state.before, state.hop_at
     p, q = _draw_tails(tables, state, word)
@@ -306,7 +314,7 @@ def _exchange_tails(tables: Tables, state: State, word: Words, w: float, slack: 
 
 
 @force_inlined
-def _draw_tails(tables: Tables, state: State, word: Words) -> tuple[int, int]:
+def _draw_tails(tables: Tables, state: AnnealState, word: Words) -> tuple[int, int]:
     """Two slots of one stage that is not the last; the second is -1 if none was found.
 
     Half of the time the second is the one whose partner is near the first one's device.
@@ -325,7 +333,9 @@ def _draw_tails(tables: Tables, state: State, word: Words) -> tuple[int, int]:
 
 
 @allocating
-def _reverse_stages(tables: Tables, state: State, word: Words, w: float, slack: float) -> bool:
+def _reverse_stages(
+    tables: Tables, state: AnnealState, word: Words, w: float, slack: float
+) -> bool:
     """Reverse a run of stages; False if nothing was touched."""
     stages = len(tables.sizes)
     low = next_below(word, stages)
@@ -384,7 +394,7 @@ def _mirrored(tables: Tables, slot: int, ends: int) -> int:
 
 @force_inlined
 def _exchange_devices(
-    tables: Tables, state: State, change: Change, word: Words, w: float, slack: float
+    tables: Tables, state: AnnealState, change: SlotChange, word: Words, w: float, slack: float
 ) -> bool:
     """Two slots swap their devices; False if nothing changed."""
     p, q = _draw_devices(tables, state, word)
@@ -418,7 +428,7 @@ def _exchange_devices(
 
 
 @force_inlined
-def _draw_devices(tables: Tables, state: State, word: Words) -> tuple[int, int]:
+def _draw_devices(tables: Tables, state: AnnealState, word: Words) -> tuple[int, int]:
     """Two slots; half of the time the second holds a device near one of the first's partners."""
     n = len(state.device_at)
     p = next_below(word, n)
@@ -435,7 +445,7 @@ def _draw_devices(tables: Tables, state: State, word: Words) -> tuple[int, int]:
 
 
 @force_inlined
-def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) -> int:
+def _changed_hops(tables: Tables, state: AnnealState, change: SlotChange, p: int, q: int) -> int:
     """Note the hops that change when slots p < q swap devices; how many there are."""
     device_at, after, before = state.device_at, state.after, state.before
     a, b = device_at[p], device_at[q]
@@ -467,7 +477,7 @@ def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) 
 
 @force_inlined
 def _price_hops(
-    tables: Tables, state: State, change: Change, hops: int, w: float
+    tables: Tables, state: AnnealState, change: SlotChange, hops: int, w: float
 ) -> tuple[int, float]:
     """Boundaries that change (each has one or two changed hops), and the added pipeline cost."""
     stage, sizes = tables.stage, tables.sizes
@@ -503,8 +513,8 @@ def _price_hops(
 @force_inlined
 def _price_groups(
     tables: Tables,
-    state: State,
-    change: Change,
+    state: AnnealState,
+    change: SlotChange,
     p: int,
     q: int,
     w: float,
@@ -539,7 +549,7 @@ def _price_groups(
 
 
 @force_inlined
-def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> float:
+def _new_load(tables: Tables, state: AnnealState, j: int, gone: int, come: int) -> float:
     """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]
     away, near = exchange[gone], exchange[come]
@@ -552,7 +562,7 @@ def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> flo
 
 
 @force_inlined
-def _replace(tables: Tables, state: State, j: int, gone: int, come: int) -> None:
+def _replace(tables: Tables, state: AnnealState, j: int, gone: int, come: int) -> None:
     """Sums of eq. 2 in group j after device ``come`` took the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]
     for d in range(len(state.device_at)):

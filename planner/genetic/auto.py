@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.genetic.chain import ChainBound
 from planner.genetic.classes import ClassCosts, counts_of, expand, interchangeable, solve_classes
-from planner.genetic.search import Search
+from planner.genetic.search import AssignmentSearch
 from planner.genetic.tables import groups_of
 from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
@@ -92,7 +92,7 @@ class Auto:
     """One solve; plans and bounds go to the search's incumbent."""
 
     def __init__(
-        self, problem: AssignmentProblem, search: Search, params: AutoParams | None = None
+        self, problem: AssignmentProblem, search: AssignmentSearch, params: AutoParams | None = None
     ) -> None:
         self.problem = problem
         self.search = search
@@ -206,7 +206,7 @@ class Auto:
 
 
 def prove_by_classes(
-    search: Search, classes: list[list[int]], params: ClassParams | None = None
+    search: AssignmentSearch, classes: list[list[int]], params: ClassParams | None = None
 ) -> None:
     """CP-SAT on classes of interchangeable devices, from the search's incumbent.
 

@@ -94,7 +94,7 @@ class _Interval:
 
 
 @dataclass(frozen=True)
-class Question:
+class ChainQuery:
     """Can the boundaries of ``mask`` be kept at ``level``, in an interval?
 
     Attributes
@@ -193,7 +193,7 @@ class ChainBound:
             self.upper, self.upper_exchange = cost, float(exchange_cost(self.tables, known))
         self._refresh()
 
-    def questions(self, count: int) -> list[Question]:
+    def questions(self, count: int) -> list[ChainQuery]:
         """The decisions most worth making next, at most ``count``; none if nothing is left.
 
         Parameters
@@ -230,7 +230,7 @@ class ChainBound:
                 break
         return [self._question(interval, key) for key in worthwhile[:count]]
 
-    def learn(self, question: Question, answer: bool | None) -> None:
+    def learn(self, question: ChainQuery, answer: bool | None) -> None:
         """Take in the answer to a question.
 
         Parameters
@@ -252,14 +252,14 @@ class ChainBound:
                 known.effort *= 2
         self._refresh()
 
-    def _question(self, interval: _Interval, key: Key) -> Question:
+    def _question(self, interval: _Interval, key: Key) -> ChainQuery:
         """Proofs are quick well below the true level and slow near it: stride up from below."""
         known = interval.known[key]
         level = self.levels[known.low] + self._stride(known)
         index = int(np.searchsorted(self.levels, level, side="right")) - 1
         index = min(max(index, known.low), known.high - 1)
         mask, level = self.sets.mask_of[key], float(self.levels[index])
-        return Question(interval, key, index, mask, level, known.effort)
+        return ChainQuery(interval, key, index, mask, level, known.effort)
 
     def _stride(self, known: _Level) -> float:
         """How far above the proven level the next decision will be, 0 if that is known."""

@@ -26,7 +26,7 @@ from planner.search.incumbent import Incumbent
 
 
 @dataclass(frozen=True)
-class SearchParams:
+class AssignmentSearchParams:
     """Settings of the search; temperatures are shares of the best cost.
 
     Attributes
@@ -64,7 +64,7 @@ class SearchParams:
     reversals: float = 0.03
 
     @classmethod
-    def for_problem(cls, devices: int, stages: int) -> SearchParams:
+    def for_problem(cls, devices: int, stages: int) -> AssignmentSearchParams:
         """Tuned on 56, 256 and 1024 devices in 8 stages.
 
         In large groups a move changes a mean by about 1 / |C_j| of a link, so temperatures fall
@@ -117,7 +117,7 @@ class _Replica:
         self.cost = float(current_cost(self.tables, self.arrangement))
 
 
-class Search:
+class AssignmentSearch:
     """A search that can be advanced, interrupted and advanced again.
 
     Parameters
@@ -133,11 +133,16 @@ class Search:
     """
 
     def __init__(
-        self, tables: Tables, incumbent: Incumbent[Ints], params: SearchParams | None = None
+        self,
+        tables: Tables,
+        incumbent: Incumbent[Ints],
+        params: AssignmentSearchParams | None = None,
     ) -> None:
         self.tables = tables
         self.incumbent = incumbent
-        self.params = params or SearchParams.for_problem(len(tables.stage), len(tables.sizes))
+        self.params = params or AssignmentSearchParams.for_problem(
+            len(tables.stage), len(tables.sizes)
+        )
         self.descent = self.params.descent
         self.rng = np.random.default_rng(incumbent.seed)
         self.done = 0

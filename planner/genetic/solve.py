@@ -11,17 +11,17 @@ from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent_stop import AssignmentIncumbent, plan_of
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
-from planner.genetic.search import Search, SearchParams
+from planner.genetic.search import AssignmentSearch, AssignmentSearchParams
 from planner.genetic.tables import Tables, tables_of
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.problems.assignment_method import Method
-from planner.problems.quantities import of_kind, seed_of
+from planner.problems.quantities import instance_of, seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 
 MOVES_PER_EFFORT = 6e6
 OFFSPRING_PER_EFFORT = 1e3
@@ -80,8 +80,8 @@ def solve_assignment(
         chosen = Method(method)
     except ValueError:
         words = ", ".join(Method)
-        raise ProblemError(f"method is {short(method)}; it must be one of {words}") from None
-    of_kind(AssignmentProblem, problem)
+        raise ProblemError(f"method is {short_repr(method)}; it must be one of {words}") from None
+    instance_of(AssignmentProblem, problem)
     seed = seed_of(seed)
     # CP-SAT comes with the methods that use it, before the clock starts
     from planner.genetic.auto import Auto, prove_by_classes
@@ -92,7 +92,7 @@ def solve_assignment(
     run = started(stop, steps_per_effort(chosen, tables))
     incumbent = AssignmentIncumbent(run, problem, method=chosen, seed=seed)
     incumbent.tables = tables
-    search = Search(tables, incumbent)
+    search = AssignmentSearch(tables, incumbent)
     with run.interruptible():
         incumbent.raise_bound(quick_bound(tables), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
         match chosen:
@@ -115,7 +115,7 @@ def steps_per_effort(method: Method, tables: Tables) -> float:
     devices = len(tables.stage)
     if method in EVOLUTIONS:
         return OFFSPRING_PER_EFFORT / devices
-    params = SearchParams.for_problem(devices, len(tables.sizes))
+    params = AssignmentSearchParams.for_problem(devices, len(tables.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 
 
@@ -134,7 +134,9 @@ def compile_kernels(evolution: bool) -> None:
     far = np.ones((4, 4))
     problem = AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0)
     tables = tables_of(problem)
-    Search(tables, Incumbent(MaxIterations(1).start(), problem, method="search", seed=0)).run()
+    AssignmentSearch(
+        tables, Incumbent(MaxIterations(1).start(), problem, method="search", seed=0)
+    ).run()
     if evolution:
         group_of, order = tables.stage.copy(), np.arange(2)
         improve_pairs(tables.hop[0], group_of, order)

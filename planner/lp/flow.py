@@ -85,7 +85,7 @@ class StageFlow:
     lack: float = 0.0
 
 
-class Row(enum.StrEnum):
+class FlowRow(enum.StrEnum):
     """What a row of the programme limits."""
 
     BUSY = "busy"
@@ -115,7 +115,7 @@ class FlowProgramme(NamedTuple):
     at_most: Any
     equal: Any
     wanted: Floats
-    rows: list[tuple[Row, int]]
+    rows: list[tuple[FlowRow, int]]
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,9 @@ def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProg
     period = nodes + edges
     lacking = period + 1
     rows: list[tuple[Ints, Ints, Floats]] = []
-    limits: list[tuple[Row, int]] = []
+    limits: list[tuple[FlowRow, int]] = []
 
-    def row_per(kind: Row, columns: Ints, values: Floats, at: int) -> int:
+    def row_per(kind: FlowRow, columns: Ints, values: Floats, at: int) -> int:
         """One row a column: value x column <= period."""
         limits.extend((kind, k) for k in range(len(columns)))
         number = at + np.arange(len(columns))
@@ -231,17 +231,17 @@ def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProg
         rows.append((number, np.full(len(columns), period), np.full(len(columns), -1.0)))
         return at + len(columns)
 
-    count = row_per(Row.BUSY, np.arange(nodes), flow.busy_s, 0)
-    count = row_per(Row.PAIR, nodes + np.arange(edges), flow.pair_s, count)
+    count = row_per(FlowRow.BUSY, np.arange(nodes), flow.busy_s, 0)
+    count = row_per(FlowRow.PAIR, nodes + np.arange(edges), flow.pair_s, count)
     if flow.spare > 1:
         rows.append((count + np.arange(edges), np.full(edges, lacking), np.full(edges, -1.0)))
-        count = row_per(Row.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count)
+        count = row_per(FlowRow.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count)
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
         rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
         row = count + np.arange(len(shared))
         rows.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
-        limits += ((Row.LINE, k) for k in shared.tolist())
+        limits += ((FlowRow.LINE, k) for k in shared.tolist())
         count += len(shared)
     narrow = np.flatnonzero(np.isfinite(flow.room))
     number = np.full(nodes, -1)
@@ -252,7 +252,7 @@ def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProg
     rows.append((number[narrow], narrow, flow.own_s[narrow]))
     rows.append((number[flow.source[beyond]], nodes + beyond, away))
     rows.append((number[narrow], np.full(len(narrow), period), -flow.room[narrow]))
-    limits += ((Row.MEMORY, v) for v in narrow.tolist())
+    limits += ((FlowRow.MEMORY, v) for v in narrow.tolist())
     count += len(narrow)
     equal: list[tuple[Ints, Ints, Floats]] = []
     wanted = np.zeros(2 * nodes + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.lp.flow import FlowProgramme, Row, StageFlow
+from planner.lp.flow import FlowProgramme, FlowRow, StageFlow
 
 ABOUT = (
     "Microbatches as a flow through stages. through_N, over_N_M: parts of all microbatches.",
@@ -61,7 +61,7 @@ def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) 
             for a, b in pairwise(ends)
         ]
 
-    called = {Row.PAIR: pair, Row.SPARE: pair, Row.LINE: None}
+    called = {FlowRow.PAIR: pair, FlowRow.SPARE: pair, FlowRow.LINE: None}
     for left, (kind, of) in zip(sums(programme.at_most), programme.rows, strict=True):
         known = called.get(kind, names)
         model += left <= 0, f"{kind}_{of if known is None else known[of]}"

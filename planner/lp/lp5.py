@@ -22,7 +22,7 @@ from planner.lp.lp5_rows import (
 from planner.lp.lp5_sums import solve_by_sums
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import instance_of
 
 
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
@@ -42,7 +42,7 @@ def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 2-5.
     """
-    n = len(of_kind(AveragingProblem, problem))
+    n = len(instance_of(AveragingProblem, problem))
     if n == 1:
         steps = problem.steps_per_s([0.0], [True])
         rate = np.full((1, 1), steps * problem.gradient_bytes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.lp.lp5_rows import big_m
 from planner.lp.model_file import ModelFormat, model_text
 from planner.problems import AveragingProblem, ProblemError
-from planner.problems.quantities import choice, of_kind
+from planner.problems.quantities import choice, instance_of
 from planner.search.highs import milp
 from planner.utils.atomic_write import write_text
 
@@ -237,7 +237,7 @@ def literal_model(
     """
     import pulp
 
-    of_kind(AveragingProblem, problem)
+    instance_of(AveragingProblem, problem)
     if not problem.overlap:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)

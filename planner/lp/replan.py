@@ -9,7 +9,7 @@ import numpy as np
 from planner.lp.solve import solve_from
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.answers import AveragingPlan
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import instance_of
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion
 
@@ -52,7 +52,7 @@ def replan_averaging(
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.1.
     """
-    of_kind(AveragingProblem, problem)
+    instance_of(AveragingProblem, problem)
     if len(was) != len(problem):
         raise ProblemError(
             f"`was` has {len(was)} entries for {len(problem)} peers; give each peer's former "

@@ -15,7 +15,7 @@ from planner.lp.paper_rule import paper_rule
 from planner.lp.rates import attained_scale
 from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
-from planner.problems.quantities import choice, of_kind
+from planner.problems.quantities import choice, instance_of
 from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result, Sense
@@ -67,7 +67,7 @@ def solve_averaging(
     ProblemError
         ``problem`` or ``method`` is none.
     """
-    of_kind(AveragingProblem, problem)
+    instance_of(AveragingProblem, problem)
     if choice(AveragingMethod, "method", method) is AveragingMethod.RELAXED:
         return _relaxed(problem, stop)
     return solve_from(problem, None, stop)

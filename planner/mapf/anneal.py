@@ -9,11 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.mapf.device_exchange import Setting, empty_role, exchange_devices, exchange_partner
-from planner.mapf.dispatch import LATE, Numbers, State, fill_tail
+from planner.mapf.device_exchange import (
+    ExchangeContext,
+    empty_role,
+    exchange_devices,
+    exchange_partner,
+)
+from planner.mapf.dispatch import LATE, DispatchState, Numbers, fill_tail
 from planner.mapf.fixed_order import timed
 from planner.mapf.moves import (
-    Rules,
+    PathRules,
     Use,
     change_device,
     change_order,
@@ -105,16 +110,16 @@ class Walk(NamedTuple):
         State of the random generator.
     """
 
-    setting: Setting
+    setting: ExchangeContext
     use: Use
-    now: State
-    trial: State
-    best: State
+    now: DispatchState
+    trial: DispatchState
+    best: DispatchState
     word: Words
 
 
 @kernel
-def mean_end(num: Numbers, state: State) -> float:
+def mean_end(num: Numbers, state: DispatchState) -> float:
     """Mean end of the microbatches."""
     total = 0.0
     for b in range(len(state.paths)):
@@ -123,7 +128,7 @@ def mean_end(num: Numbers, state: State) -> float:
 
 
 @kernel
-def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
+def trace(num: Numbers, state: DispatchState, makespan: float, critical: Ints) -> int:
     """Steps on a longest chain of waiting, as ``b * steps + k``; returns how many."""
     count, steps = state.begin.shape
     at = -1
@@ -151,7 +156,7 @@ def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
 
 
 @kernel
-def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
+def overtake(state: DispatchState, nudge: Floats, at: int, pull: float) -> bool:
     """Put a step that waits for its device in front of the one before it.
 
     If its message waited for a link, put the step that sent it in front of the one whose message
@@ -177,7 +182,7 @@ def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
 
 
 @kernel
-def copy_row(source: State, target: State, b: int) -> None:
+def copy_row(source: DispatchState, target: DispatchState, b: int) -> None:
     """Path, tail and nudges of one microbatch."""
     for k in range(source.paths.shape[1]):
         target.paths[b, k] = source.paths[b, k]
@@ -187,14 +192,14 @@ def copy_row(source: State, target: State, b: int) -> None:
 
 
 @kernel
-def copy_rows(source: State, target: State) -> None:
+def copy_rows(source: DispatchState, target: DispatchState) -> None:
     """Paths, tails and nudges of all microbatches."""
     for b in range(len(source.paths)):
         copy_row(source, target, b)
 
 
 @kernel
-def copy_times(source: State, target: State) -> None:
+def copy_times(source: DispatchState, target: DispatchState) -> None:
     """What `timed` fills."""
     for b in range(source.begin.shape[0]):
         for k in range(source.begin.shape[1]):
@@ -209,7 +214,13 @@ def copy_times(source: State, target: State) -> None:
 
 @kernel
 def propose(
-    rules: Rules, use: Use, now: State, trial: State, word: Words, cycle: Cycle, at: int
+    rules: PathRules,
+    use: Use,
+    now: DispatchState,
+    trial: DispatchState,
+    word: Words,
+    cycle: Cycle,
+    at: int,
 ) -> int:
     """Change ``trial`` at a step; the other microbatch changed (or the same), -1 for nothing."""
     steps = now.begin.shape[1]
@@ -240,7 +251,9 @@ def propose(
 
 
 @kernel
-def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool:
+def settle(
+    num: Numbers, rules: PathRules, now: DispatchState, trial: DispatchState, b: int
+) -> bool:
     """Bring a changed path into a valid order and measure its chain; False if it is unchanged."""
     same = True
     for k in range(trial.paths.shape[1]):
@@ -295,7 +308,9 @@ def keep_rearrange(walk: Walk) -> None:
 
 
 @kernel
-def count_change(use: Use, stage: Ints, now: State, trial: State, b: int, c: int) -> None:
+def count_change(
+    use: Use, stage: Ints, now: DispatchState, trial: DispatchState, b: int, c: int
+) -> None:
     """Bring the counts from the paths of ``now`` to those of ``trial``."""
     count_path(use, stage, now.paths[b], -1)
     count_path(use, stage, trial.paths[b], 1)
@@ -314,7 +329,9 @@ def keep_best(walk: Walk) -> None:
 
 
 @kernel
-def objective(num: Numbers, rules: Rules, state: State, rounds: Floats, makespan: float) -> float:
+def objective(
+    num: Numbers, rules: PathRules, state: DispatchState, rounds: Floats, makespan: float
+) -> float:
     """The makespan, or where averaging counts the longest span of a stage."""
     if len(rounds) == 0 or makespan >= LATE:
         return makespan

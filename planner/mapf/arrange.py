@@ -20,13 +20,13 @@ from planner.mapf.device_exchange import DeviceNumbers
 from planner.mapf.dispatch import plan_of
 from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.search import Search, SearchParams, first_plans
+from planner.mapf.search import PathSearch, PathSearchParams, first_plans
 from planner.mapf.solve import improve, inner_run, steps_per_effort
-from planner.mapf.stage_spans import Averaging, span_of
+from planner.mapf.stage_spans import StageAveragingSpans, span_of
 from planner.mapf.warm_up import compile_kernels
 from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import instance_of
 from planner.search.arrays import Floats, Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
@@ -51,8 +51,8 @@ class ArrangeParams:
         Iterations of which these are shares under a count limit, at most.
     """
 
-    search: SearchParams = field(
-        default_factory=lambda: SearchParams(
+    search: PathSearchParams = field(
+        default_factory=lambda: PathSearchParams(
             first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
         )
     )
@@ -94,7 +94,7 @@ def arrange_paths(
     SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
     Networks, 2025, section 3.2.
     """
-    of_kind(ArrangedPathProblem, problem)
+    instance_of(ArrangedPathProblem, problem)
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
     given = [] if first is None else [_groups(first)]
@@ -150,8 +150,8 @@ def _search(
     seed: int,
     params: ArrangeParams,
 ) -> None:
-    averaging = Averaging.of(problem)
-    search = Search(best.arrays, best, seed, params.search, _device_numbers(problem), averaging)
+    averaging = StageAveragingSpans.of(problem)
+    search = PathSearch(best.arrays, best, seed, params.search, _device_numbers(problem), averaging)
     while run.check() is None and best.arrays.path_stages > 1:
         for share in (params.exploring, params.rearranging):
             if run.paced_by_time:
@@ -304,7 +304,7 @@ def _paths_alone(
     rows = device_of[best.rows]
     ends = best.times[:, -1] + found.arrays.backward[rows[:, 0]]
     found.offer_times(rows, best.times, float(ends.max()))
-    search = Search(found.arrays, found, seed)
+    search = PathSearch(found.arrays, found, seed)
     search.settled = True
     try:
         improve(search, Exact(at, found.arrays, found, seed), inner)

@@ -18,12 +18,12 @@ import numpy as np
 
 from planner.mapf import conflict_search
 from planner.mapf.arrays import PathArrays
-from planner.mapf.conflict_search import Branch, ConflictSearch, Objective, Options
+from planner.mapf.conflict_search import Branch, ConflictObjective, ConflictSearch, Options
 from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden, Stay, conflicts
 from planner.mapf.moves import count_swaps
-from planner.mapf.router import ALWAYS, SWAPS, Route, Router
+from planner.mapf.router import ALWAYS, SWAPS, PathRouter, Route
 from planner.search.stop import StopRun
 
 
@@ -52,10 +52,10 @@ Conflict = Crowd | Collision
 Node = conflict_search.Node[Route, Forbidden, Conflict]
 
 
-BEST_FIRST = Options(Objective.MAKESPAN, classified=1, bypass=False)
+BEST_FIRST = Options(ConflictObjective.MAKESPAN, classified=1, bypass=False)
 """High level of CC3, as in the paper."""
 
-NEARLY_BEST = Options(Objective.MAKESPAN, suboptimality=1.5)
+NEARLY_BEST = Options(ConflictObjective.MAKESPAN, suboptimality=1.5)
 """High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
 
 The paper's is best first, which takes far longer to come to a first schedule.
@@ -63,7 +63,7 @@ The paper's is best first, which takes far longer to come to a first schedule.
 
 
 @dataclass(frozen=True)
-class Settings:
+class CbsSettings:
     """How to search, as far as the paper leaves it open.
 
     Attributes
@@ -86,7 +86,7 @@ class Settings:
     collisions: Options = NEARLY_BEST
 
 
-class Microbatches:
+class MicrobatchAgents:
     """One agent per microbatch.
 
     Parameters
@@ -97,11 +97,13 @@ class Microbatches:
         How to search.
     """
 
-    def __init__(self, router: Router, blind: bool, settings: Settings | None = None) -> None:
+    def __init__(
+        self, router: PathRouter, blind: bool, settings: CbsSettings | None = None
+    ) -> None:
         self.arrays = router.arrays
         self.router = router
         self.blind = blind
-        self.settings = settings or Settings()
+        self.settings = settings or CbsSettings()
 
     @property
     def agents(self) -> int:
@@ -222,7 +224,7 @@ def _sender(route: Route, message: Stay) -> Stay:
     return route.stays[hops[route.messages.index(message)] - 1]
 
 
-class PathSearch:
+class CbsSearch:
     """The phases of Algorithm 1; every set of paths that is valid is offered."""
 
     def __init__(
@@ -230,27 +232,27 @@ class PathSearch:
         arrays: PathArrays,
         incumbent: PathIncumbent,
         run: StopRun,
-        settings: Settings | None = None,
+        settings: CbsSettings | None = None,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
         self.run = run
-        self.settings = settings or Settings()
+        self.settings = settings or CbsSettings()
 
     def search(self) -> None:
         """32 candidates by CC3, from these TC1 and TC2; then the next 32."""
-        router = Router(self.arrays)
+        router = PathRouter(self.arrays)
         stages = ConflictSearch(
-            Microbatches(router, True, self.settings), self.run, self.settings.stages
+            MicrobatchAgents(router, True, self.settings), self.run, self.settings.stages
         )
         root = stages.root()
         if root is None:
             return
         candidates = stages.solutions([root])
         while batch := list(itertools.islice(candidates, self.settings.candidates)):
-            self._below(Microbatches(router, False, self.settings), batch)
+            self._below(MicrobatchAgents(router, False, self.settings), batch)
 
-    def _below(self, domain: Microbatches, candidates: list[Node]) -> None:
+    def _below(self, domain: MicrobatchAgents, candidates: list[Node]) -> None:
         search = ConflictSearch(domain, self.run, self.settings.collisions)
 
         def look(node: Node) -> None:

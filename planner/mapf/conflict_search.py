@@ -26,7 +26,7 @@ Branch = Sequence[tuple[int, RuleT]]
 """Further rules and the agents that they bind."""
 
 
-class Objective(enum.StrEnum):
+class ConflictObjective(enum.StrEnum):
     """What a node costs: the sum of its routes' costs, or the largest of them."""
 
     SUM = "sum"
@@ -34,7 +34,7 @@ class Objective(enum.StrEnum):
 
     def of(self, costs: Iterable[float]) -> float:
         """Cost of a node."""
-        return sum(costs) if self is Objective.SUM else max(costs, default=0.0)
+        return sum(costs) if self is ConflictObjective.SUM else max(costs, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Options:
         Conflicts of a node that are tried for the one whose branches cost most; 1 takes the first.
     """
 
-    objective: Objective = Objective.SUM
+    objective: ConflictObjective = ConflictObjective.SUM
     suboptimality: float = 1.0
     bypass: bool = True
     classified: int = 8

@@ -13,8 +13,8 @@ import numpy as np
 
 from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import Numbers
-from planner.mapf.moves import Rules, Use, place_of
-from planner.mapf.stage_spans import Averaging
+from planner.mapf.moves import PathRules, Use, place_of
+from planner.mapf.stage_spans import StageAveragingSpans
 from planner.search.arrays import Floats2, Ints, Ints2, Words
 from planner.search.compiled import entry, kernel
 from planner.search.rng import next_below
@@ -58,7 +58,7 @@ class DeviceNumbers(NamedTuple):
         )
 
 
-class Setting(NamedTuple):
+class ExchangeContext(NamedTuple):
     """What an exchange of devices changes, and where it reads what to write there.
 
     Attributes
@@ -72,13 +72,13 @@ class Setting(NamedTuple):
     """
 
     num: Numbers
-    rules: Rules
+    rules: PathRules
     devices: DeviceNumbers
-    averaging: Averaging
+    averaging: StageAveragingSpans
 
 
 @entry
-def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> None:
+def put_device(setting: ExchangeContext, device_of: Ints, role: int, device: int) -> None:
     """Let a device fill a role: write its numbers into those of the role."""
     num, rules, devices = setting.num, setting.rules, setting.devices
     s = rules.stage[role]
@@ -98,7 +98,7 @@ def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> Non
 
 
 @entry
-def exchange_devices(setting: Setting, device_of: Ints, one: int, other: int) -> None:
+def exchange_devices(setting: ExchangeContext, device_of: Ints, one: int, other: int) -> None:
     """Exchange the devices of two roles."""
     device = device_of[one]
     device_of[one] = device_of[other]
@@ -108,7 +108,9 @@ def exchange_devices(setting: Setting, device_of: Ints, one: int, other: int) ->
 
 
 @entry
-def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, word: Words) -> int:
+def exchange_partner(
+    setting: ExchangeContext, use: Use, device_of: Ints, role: int, word: Words
+) -> int:
     """Another role whose device may take this one's place, and the other way (TC1); or -1."""
     rules, devices = setting.rules, setting.devices
     other = next_below(word, len(device_of))
@@ -128,7 +130,7 @@ def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, wor
 
 
 @kernel
-def empty_role(rules: Rules, use: Use, paths: Ints, role: int, word: Words) -> bool:
+def empty_role(rules: PathRules, use: Use, paths: Ints, role: int, word: Words) -> bool:
     """Send every path through a role to others of its stage; False if they have no room.
 
     Counts in ``use.device`` even then.

@@ -26,7 +26,7 @@ PULL = 0.01
 """Weight of the rest of the chain against an earlier start."""
 
 
-class Links(NamedTuple):
+class LinkQueues(NamedTuple):
     """Links that queue; 0 x 0 where they do not.
 
     Attributes
@@ -43,7 +43,7 @@ class Links(NamedTuple):
     last: Ints2
 
     @classmethod
-    def of(cls, arrays: PathArrays) -> Links:
+    def of(cls, arrays: PathArrays) -> LinkQueues:
         """Copies, as in `Numbers`; no message has left."""
         link = arrays.link
         return cls(link.copy(), np.zeros(link.shape), np.zeros(link.shape, dtype=np.int64))
@@ -53,7 +53,7 @@ class Numbers(NamedTuple):
     """The problem's numbers that compiled code reads; as in `PathArrays`."""
 
     hop: Floats2
-    links: Links
+    links: LinkQueues
     forward: Floats
     backward: Floats
     head: Floats
@@ -64,7 +64,7 @@ class Numbers(NamedTuple):
         """Copies of the arrays' arrays, as exchanging devices changes them."""
         return cls(
             arrays.hop.copy(),
-            Links.of(arrays),
+            LinkQueues.of(arrays),
             arrays.forward.copy(),
             arrays.backward.copy(),
             arrays.head.copy(),
@@ -72,7 +72,7 @@ class Numbers(NamedTuple):
         )
 
 
-class Scratch(NamedTuple):
+class DispatchScratch(NamedTuple):
     """What a scheduler needs while it works.
 
     Attributes
@@ -107,7 +107,7 @@ class Scratch(NamedTuple):
     last: Floats
 
     @classmethod
-    def of(cls, arrays: PathArrays) -> Scratch:
+    def of(cls, arrays: PathArrays) -> DispatchScratch:
         """Room for a problem."""
         n, count, stages = len(arrays.stage), arrays.microbatches, len(arrays.fewest)
         by_device, others = np.zeros((3, n), dtype=np.int64), np.zeros((6, count), dtype=np.int64)
@@ -134,7 +134,7 @@ class Scratch(NamedTuple):
         )
 
 
-class State(NamedTuple):
+class DispatchState(NamedTuple):
     """Paths, priorities and times, changed in place; rows are microbatches, columns steps.
 
     Attributes
@@ -165,10 +165,10 @@ class State(NamedTuple):
     device_of: Ints
     key: Floats
     order: Ints
-    scratch: Scratch
+    scratch: DispatchScratch
 
     @classmethod
-    def of(cls, arrays: PathArrays, paths: Ints, nudge: Floats | None = None) -> State:
+    def of(cls, arrays: PathArrays, paths: Ints, nudge: Floats | None = None) -> DispatchState:
         """A state with given paths and nudges."""
         shape = (arrays.microbatches, arrays.steps)
         return cls(
@@ -182,7 +182,7 @@ class State(NamedTuple):
             np.arange(len(arrays.stage)),
             np.zeros(shape[0] * shape[1]),
             np.arange(shape[0] * shape[1]),
-            Scratch.of(arrays),
+            DispatchScratch.of(arrays),
         )
 
 
@@ -218,7 +218,7 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
 
 
 @kernel
-def leave(links: Links, behind: Ints, b: int, k: int, u: int, v: int, end: float) -> Any:
+def leave(links: LinkQueues, behind: Ints, b: int, k: int, u: int, v: int, end: float) -> Any:
     """When the message for step k of b, handed over at ``end``, takes the link from u to v."""
     free = links.free[u, v]
     if free > end:
@@ -238,7 +238,7 @@ def earlier(key: Floats, b: int, c: int) -> bool:
 
 
 @kernel
-def sift_up(scratch: Scratch, b: int) -> None:
+def sift_up(scratch: DispatchScratch, b: int) -> None:
     """Bring a microbatch whose key has fallen nearer the root of the heap."""
     key, heap, place = scratch.key, scratch.heap, scratch.place
     k = place[b]
@@ -250,7 +250,7 @@ def sift_up(scratch: Scratch, b: int) -> None:
 
 
 @kernel
-def sift_down(scratch: Scratch, b: int) -> None:
+def sift_down(scratch: DispatchScratch, b: int) -> None:
     """Bring a microbatch whose key has risen farther from the root of the heap."""
     key, heap, place = scratch.key, scratch.heap, scratch.place
     k = place[b]
@@ -267,7 +267,7 @@ def sift_down(scratch: Scratch, b: int) -> None:
 
 
 @kernel
-def change_key(scratch: Scratch, b: int, key: float) -> None:
+def change_key(scratch: DispatchScratch, b: int, key: float) -> None:
     """Give a microbatch another key."""
     before = scratch.key[b]
     scratch.key[b] = key
@@ -278,7 +278,7 @@ def change_key(scratch: Scratch, b: int, key: float) -> None:
 
 
 @kernel
-def move_to(scratch: Scratch, b: int, d: int) -> None:
+def move_to(scratch: DispatchScratch, b: int, d: int) -> None:
     """Take a microbatch from its device's list to that of another, or of none (-1)."""
     here, after, ahead = scratch.here, scratch.after, scratch.ahead
     if after[b] >= 0:
@@ -297,7 +297,7 @@ def move_to(scratch: Scratch, b: int, d: int) -> None:
 
 
 @kernel
-def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
+def decode(num: Numbers, state: DispatchState, pull: float, limit: float) -> float:
     """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
 
     Reads ``paths``, ``tail`` and ``nudge`` of the state, fills the rest.

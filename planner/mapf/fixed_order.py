@@ -13,9 +13,9 @@ from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import (
     LATE,
     PULL,
+    DispatchScratch,
+    DispatchState,
     Numbers,
-    Scratch,
-    State,
     decode,
     device_at,
     fill_tail,
@@ -56,7 +56,7 @@ def fill_keys(nudge: Floats, key: Floats) -> None:
 
 
 @kernel
-def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: Scratch) -> int:
+def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: DispatchScratch) -> int:
     """Of the microbatches that stand aside and could go on now, the first by key; or -1."""
     count, length = paths.shape
     steps = 2 * length + 1
@@ -71,7 +71,7 @@ def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: Scratch) -> int
 
 
 @kernel
-def follow(num: Numbers, state: State, limit: float) -> float:
+def follow(num: Numbers, state: DispatchState, limit: float) -> float:
     """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
 
     Reads ``paths``, ``tail``, ``nudge`` and, as a first guess, ``order``; fills the rest.
@@ -146,7 +146,7 @@ def follow(num: Numbers, state: State, limit: float) -> float:
 
 
 @entry
-def timed(num: Numbers, state: State, pull: float, limit: float) -> float:
+def timed(num: Numbers, state: DispatchState, pull: float, limit: float) -> float:
     """`decode` with a pull, or `follow` with FOLLOW."""
     if pull < 0.0:
         return follow(num, state, limit)
@@ -157,7 +157,7 @@ def scheduled(
     arrays: PathArrays, paths: Ints, nudge: Floats | None = None, pull: float = PULL
 ) -> tuple[float, Floats]:
     """Makespan and start of every step; infinite in a deadlock. ``pull`` as in `timed`."""
-    state = State.of(arrays, paths, nudge)
+    state = DispatchState.of(arrays, paths, nudge)
     num = Numbers.of(arrays)
     for b in range(arrays.microbatches):
         fill_tail(num, state.paths[b], state.tail[b])

@@ -27,7 +27,7 @@ class Forbidden(NamedTuple):
     end: float
 
 
-class Entry(NamedTuple):
+class EntryRule(NamedTuple):
     """Rule for one agent: who comes to the place in ``[first, last)`` is gone before ``before``.
 
     With ``before = -inf`` nobody may come then, with ``inf`` one may come but not stay for good.
@@ -48,7 +48,7 @@ class Window(NamedTuple):
     final: bool
 
 
-def windows(rules: Iterable[Entry]) -> list[Window]:
+def windows(rules: Iterable[EntryRule]) -> list[Window]:
     """Times at which a place may be entered, in ascending order (the safe intervals of SIPP).
 
     All rules must be of the same place.

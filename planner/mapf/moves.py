@@ -15,7 +15,7 @@ from planner.search.compiled import entry, kernel
 from planner.search.rng import next_below, next_unit
 
 
-class Rules(NamedTuple):
+class PathRules(NamedTuple):
     """What paths must satisfy; as in `PathArrays`."""
 
     stage: Ints
@@ -28,7 +28,7 @@ class Rules(NamedTuple):
     max_total_swaps: int
 
     @classmethod
-    def of(cls, arrays: PathArrays) -> Rules:
+    def of(cls, arrays: PathArrays) -> PathRules:
         """From the arrays."""
         return cls(
             arrays.stage,
@@ -102,7 +102,7 @@ def count_swaps(path: Ints, stage: Ints) -> int:
 
 
 @kernel
-def too_many_swaps(rules: Rules, paths: Ints) -> bool:
+def too_many_swaps(rules: PathRules, paths: Ints) -> bool:
     """Whether all paths together have more swaps than they may (D.2)."""
     if rules.max_total_swaps >= len(paths) * rules.max_swaps:
         return False
@@ -134,7 +134,7 @@ def place_of(path: Ints, stage: Ints, s: int) -> int:
 
 
 @kernel
-def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Words) -> int:
+def change_device(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) -> int:
     """Another device of the same stage, in exchange with a path through it if it is full.
 
     Returns the other microbatch, ``b`` if there is none, -1 if nothing was changed.
@@ -163,7 +163,7 @@ def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Words) -> i
 
 
 @kernel
-def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Words) -> int:
+def change_stage(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) -> int:
     """Another stage; in exchange with a path that has it and lacks ours, if CC3 demands it.
 
     Returns as `change_device` does.
@@ -205,7 +205,7 @@ def exchange_paths(paths: Ints, b: int, word: Words) -> int:
 
 
 @kernel
-def change_order(rules: Rules, paths: Ints, b: int, word: Words) -> int:
+def change_order(rules: PathRules, paths: Ints, b: int, word: Words) -> int:
     """Swap two neighbouring places (CC2), or swap them back."""
     length = paths.shape[1]
     if length < 3 or rules.max_swaps == 0:

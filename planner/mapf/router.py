@@ -103,7 +103,7 @@ class Blocks(NamedTuple):
         )
 
 
-class Router:
+class PathRouter:
     """Fastest routes; the rest of a chain is never longer than the heuristic says."""
 
     def __init__(self, arrays: PathArrays) -> None:

@@ -20,21 +20,21 @@ from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.device_exchange import (
     DeviceNumbers,
-    Setting,
+    ExchangeContext,
     exchange_devices,
     exchange_partner,
     put_device,
 )
-from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
+from planner.mapf.dispatch import PULL, DispatchState, Numbers, fill_tail
 from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.moves import Rules, Use
-from planner.mapf.stage_spans import Averaging
+from planner.mapf.moves import PathRules, Use
+from planner.mapf.stage_spans import StageAveragingSpans
 from planner.search.arrays import Floats, Ints, Words
 
 
 @dataclass(frozen=True)
-class SearchParams:
+class PathSearchParams:
     """Settings of the search; temperatures are shares of the incumbent's makespan.
 
     Attributes
@@ -85,7 +85,7 @@ class SearchParams:
     tolls: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
 
 
-class Worker:
+class SearchWorker:
     """One state with its generator and its best."""
 
     def __init__(
@@ -93,34 +93,34 @@ class Worker:
         arrays: PathArrays,
         rng: np.random.Generator,
         devices: DeviceNumbers | None,
-        params: SearchParams,
-        averaging: Averaging | None = None,
+        params: PathSearchParams,
+        averaging: StageAveragingSpans | None = None,
     ) -> None:
         self.arrays = arrays
         self.params = params
         self.rng = rng
         numbers = devices or DeviceNumbers.fixed(arrays)
-        rounds = averaging or Averaging.none()
-        self.setting = Setting(Numbers.of(arrays), Rules.of(arrays), numbers, rounds)
+        rounds = averaging or StageAveragingSpans.none()
+        self.setting = ExchangeContext(Numbers.of(arrays), PathRules.of(arrays), numbers, rounds)
         self.free = devices is not None
         self.word: Words = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
     def begin(self, paths: Ints, pull: float, times: Floats | None, device_of: Ints) -> None:
         """Begin a cycle with these paths: no nudges, or the times of a schedule to follow."""
-        now = State.of(self.arrays, paths, times)
+        now = DispatchState.of(self.arrays, paths, times)
         if self.free:
             for role, device in enumerate(device_of.tolist()):
                 put_device(self.setting, now.device_of, role, device)
         for b in range(len(paths)):
             fill_tail(self.setting.num, now.paths[b], now.tail[b])
-        trial, best = State.of(self.arrays, paths), State.of(self.arrays, paths)
+        trial, best = DispatchState.of(self.arrays, paths), DispatchState.of(self.arrays, paths)
         use = Use.of(self.arrays, paths)
         self.walk = Walk(self.setting, use, now, trial, best, self.word)
         self.makespan, self.pull = math.inf, pull
 
     @property
-    def best(self) -> State:
+    def best(self) -> DispatchState:
         """The best state of the cycle."""
         return self.walk.best
 
@@ -156,7 +156,7 @@ class Worker:
         self.makespan = anneal(self.walk, cycle, self.makespan)
 
 
-class Search:
+class PathSearch:
     """A search that can be advanced one iteration at a time.
 
     Attributes
@@ -174,15 +174,15 @@ class Search:
         arrays: PathArrays,
         incumbent: PathIncumbent,
         seed: int,
-        params: SearchParams | None = None,
+        params: PathSearchParams | None = None,
         devices: DeviceNumbers | None = None,
-        averaging: Averaging | None = None,
+        averaging: StageAveragingSpans | None = None,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
-        self.params = params or SearchParams()
+        self.params = params or PathSearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [Worker(arrays, rng, devices, self.params, averaging) for rng in rngs]
+        self.workers = [SearchWorker(arrays, rng, devices, self.params, averaging) for rng in rngs]
         size = arrays.microbatches * arrays.steps
         share = self.params.work // (size * arrays.microbatches)
         self.moves = min(self.params.most_moves, max(16, share))
@@ -240,18 +240,18 @@ class Search:
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 
-    def _start(self, worker: Worker) -> Ints:
+    def _start(self, worker: SearchWorker) -> Ints:
         toll = float(worker.rng.choice(self.params.tolls)) * float(np.mean(self.arrays.backward))
         return construct(self.arrays, by_chain(self.arrays, worker.rng), toll)
 
 
 def first_plans(
-    arrays: PathArrays, incumbent: PathIncumbent, params: SearchParams | None = None
+    arrays: PathArrays, incumbent: PathIncumbent, params: PathSearchParams | None = None
 ) -> None:
     """Constructed paths, dispatched; at least one is valid, and no baseline is better."""
     unit = float(np.mean(arrays.forward + arrays.backward))
     order = by_chain(arrays)
-    for toll in (*(params or SearchParams()).tolls, None):
+    for toll in (*(params or PathSearchParams()).tolls, None):
         paths = unit_cost_paths(arrays) if toll is None else construct(arrays, order, toll * unit)
         for pull in (PULL, 0.0):
             makespan, begin = scheduled(arrays, paths, pull=pull)

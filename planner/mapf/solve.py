@@ -17,18 +17,18 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import PathSearch
+from planner.mapf.cbs import CbsSearch
 from planner.mapf.exact import Exact
 from planner.mapf.fixed_order import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import count_swaps, in_order
-from planner.mapf.search import Search, SearchParams, first_plans
+from planner.mapf.search import PathSearch, PathSearchParams, first_plans
 from planner.mapf.warm_up import compile_kernels
 from planner.mapf.waves import even, in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.problems.path_method import PathMethod
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import instance_of
 from planner.search.arrays import Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
@@ -153,9 +153,9 @@ def solve_paths(
     SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
     Networks, 2025, sections 3 and 4.
     """
-    of_kind(PathProblem, problem)
+    instance_of(PathProblem, problem)
     if first is not None:
-        of_kind(PathPlan, first, "first")
+        instance_of(PathPlan, first, "first")
     try:
         chosen = PathMethod(method)
     except ValueError:
@@ -195,7 +195,7 @@ def solve_paths(
 
 def steps_per_effort(arrays: PathArrays) -> float:
     """Iterations of annealing in one unit of `planner.search.stop.Effort`."""
-    params = SearchParams()
+    params = PathSearchParams()
     size = arrays.microbatches * arrays.steps * arrays.microbatches
     return ITERATIONS_PER_EFFORT * max(1.0, params.work / (params.most_moves * size))
 
@@ -224,7 +224,7 @@ def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
     incumbent.raise_bound(bound.seconds, bound.basis, bound.witness)
 
 
-def improve(search: Search, exact: Exact, run: StopRun, params: PathParams = PARAMS) -> None:
+def improve(search: PathSearch, exact: Exact, run: StopRun, params: PathParams = PARAMS) -> None:
     """Annealing and CP-SAT in turn until the rule says stop."""
     if run.check() is not None:
         return
@@ -269,7 +269,7 @@ def _auto(
     # F, H and B of one device without transfers: any order without gaps is best
     if run.check() is not None or arrays.path_stages == 1:
         return
-    search = Search(arrays, incumbent, seed)
+    search = PathSearch(arrays, incumbent, seed)
     search.settled = settled
     wave = None if settled else wave_problem(problem)
     if wave is not None and arrays.microbatches > params.few:
@@ -319,12 +319,12 @@ def _conflict_based(
         inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
         own = PathArrays.of(wave)
         best = PathIncumbent(own, inner, wave, seed=seed)
-        PathSearch(own, best, inner).search()
+        CbsSearch(own, best, inner).search()
         run.update(inner.iterations)
         if best.plan is not None:
             offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
     if run.check() is None:
-        PathSearch(arrays, incumbent, run).search()
+        CbsSearch(arrays, incumbent, run).search()
 
 
 def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:
@@ -362,7 +362,7 @@ def _reuse(
     incumbent.offer_times(*in_turn(arrays, best.rows, best.times, best.objective))
 
 
-def _by_time(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
+def _by_time(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
     """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
     begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
     short = min(params.settled_annealing, params.short_annealing_s / limit)
@@ -384,7 +384,7 @@ def _by_time(search: Search, exact: Exact, run: StopRun, params: PathParams) -> 
             run.update()
 
 
-def _by_effort(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
+def _by_effort(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
     """As `_by_time`, with effort in the place of seconds and one worker."""
     limit = run.remaining_effort
     short = min(params.settled_annealing, params.short_annealing_s / max(limit, LEAST_EFFORT))
@@ -404,7 +404,7 @@ def _by_effort(search: Search, exact: Exact, run: StopRun, params: PathParams) -
             run.spend(max(exact.take_work(), LEAST_EFFORT))
 
 
-def _by_count(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
+def _by_count(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
     """Steps with limits in deterministic units; each counts as one iteration.
 
     Seconds, where the rule has them too, only cut a step off.

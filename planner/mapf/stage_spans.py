@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.dispatch import LATE, Numbers, State
-from planner.mapf.moves import Rules
+from planner.mapf.dispatch import LATE, DispatchState, Numbers
+from planner.mapf.moves import PathRules
 from planner.problems import ArrangedPathProblem
 from planner.search.arrays import Floats, Floats2, Ints
 from planner.search.compiled import entry
 
 
-class Averaging(NamedTuple):
+class StageAveragingSpans(NamedTuple):
     """As in `planner.problems.GroupAveraging`, the vacant device last; empty where none counts.
 
     Attributes
@@ -39,12 +39,12 @@ class Averaging(NamedTuple):
     vacant: int
 
     @classmethod
-    def none(cls) -> Averaging:
+    def none(cls) -> StageAveragingSpans:
         """Averaging does not count: the objective is the makespan."""
         return cls(np.zeros(0), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)), -1)
 
     @classmethod
-    def of(cls, problem: ArrangedPathProblem) -> Averaging:
+    def of(cls, problem: ArrangedPathProblem) -> StageAveragingSpans:
         """What a problem says of it."""
         given = problem.averaging
         if given is None:
@@ -59,7 +59,9 @@ class Averaging(NamedTuple):
 
 
 @entry
-def fill_rounds(averaging: Averaging, rules: Rules, device_of: Ints, rounds: Floats) -> None:
+def fill_rounds(
+    averaging: StageAveragingSpans, rules: PathRules, device_of: Ints, rounds: Floats
+) -> None:
     """Seconds of every stage's round with the devices that fill its roles now."""
     for s in range(len(rounds)):
         pair, line, away, members = 0.0, 0.0, 0.0, 0
@@ -81,7 +83,7 @@ def fill_rounds(averaging: Averaging, rules: Rules, device_of: Ints, rounds: Flo
 
 
 @entry
-def longest_span(num: Numbers, rules: Rules, state: State, rounds: Floats) -> float:
+def longest_span(num: Numbers, rules: PathRules, state: DispatchState, rounds: Floats) -> float:
     """The longest of any stage's first F to the end of its round, seconds."""
     count, length = state.paths.shape
     first, last = state.scratch.first, state.scratch.last
@@ -124,10 +126,10 @@ def span_of(
         Seconds.
     """
     rounds = np.zeros(len(arrays.fewest))
-    rules, num = Rules.of(arrays), Numbers.of(arrays)
+    rules, num = PathRules.of(arrays), Numbers.of(arrays)
     filled = np.flatnonzero(device_of < len(problem))
     num.backward[filled] = problem.backward_s[arrays.stage[filled], device_of[filled]]
-    fill_rounds(Averaging.of(problem), rules, device_of, rounds)
-    state = State.of(arrays, paths)
+    fill_rounds(StageAveragingSpans.of(problem), rules, device_of, rounds)
+    state = DispatchState.of(arrays, paths)
     state.begin[:] = begin
     return float(longest_span(num, rules, state, rounds))

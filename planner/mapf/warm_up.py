@@ -10,8 +10,8 @@ from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import PULL
 from planner.mapf.fixed_order import FOLLOW
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.router import Router
-from planner.mapf.search import SearchParams, Worker, first_plans
+from planner.mapf.router import PathRouter
+from planner.mapf.search import PathSearchParams, SearchWorker, first_plans
 from planner.problems import PathProblem
 from planner.search.stop import MaxIterations
 
@@ -27,8 +27,8 @@ def compile_kernels() -> None:
     arrays = PathArrays.of(problem)
     incumbent = PathIncumbent(arrays, MaxIterations(1).start(), problem)
     first_plans(arrays, incumbent)
-    worker = Worker(arrays, np.random.default_rng(0), None, SearchParams())
+    worker = SearchWorker(arrays, np.random.default_rng(0), None, PathSearchParams())
     for pull in (PULL, FOLLOW):
         worker.begin(incumbent.rows, pull, incumbent.times, incumbent.device_of)
         worker.work(1, 1.0, 0.5, 1.0)
-    Router(arrays).route(0, {})
+    PathRouter(arrays).route(0, {})

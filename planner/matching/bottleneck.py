@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating_entry
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 
 
 class MatchingError(ValueError):
@@ -71,11 +71,11 @@ def numbers(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
         matrix = np.array(cost, dtype=np.float64, order="C")
     except (TypeError, ValueError, OverflowError):
         raise MatchingError(
-            f"cost must be a matrix of numbers, found {short(cost)}; give rows of equal length"
+            f"cost must be a matrix of numbers, found {short_repr(cost)}; give rows of equal length"
         ) from None
     if matrix.ndim != 2:
         raise MatchingError(
-            f"cost must have two dimensions, found {matrix.ndim} in {short(cost)}; reshape it"
+            f"cost must have two dimensions, found {matrix.ndim} in {short_repr(cost)}; reshape it"
         )
     bad = np.isnan(matrix)
     if finite:

@@ -16,18 +16,18 @@ from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS, find_gpu, unknown_gpu
 from planner.network.html_repr import cluster_html
 from planner.network.network import Network
-from planner.utils.text import quantity, some, span
+from planner.utils.text import counted, quantity, quantity_range
 from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     choice,
+    in_safe_range,
+    instance_of,
     mapping,
     numbers,
-    of_kind,
     real,
-    sensible,
-    several,
-    short,
+    sequence,
+    short_repr,
 )
 
 Floats = NDArray[np.float64]
@@ -145,19 +145,19 @@ class Devices:
             return "Devices(not valid yet)"
 
     def _words(self) -> list[str]:
-        words = [span(self.flops, "FLOP/s"), span(self.memory_bytes, "B")]
+        words = [quantity_range(self.flops, "FLOP/s"), quantity_range(self.memory_bytes, "B")]
         for name in ("upload", "download"):
             rates = getattr(self, f"{name}_bytes_per_s")
             if rates is not None:
-                words.append(f"{name} {span(np.asarray(rates, dtype=float) * 8, 'b/s')}")
+                words.append(f"{name} {quantity_range(np.asarray(rates, dtype=float) * 8, 'b/s')}")
         if self.sites is not None:
-            words.append(some(len(set(self.sites)), "site"))
+            words.append(counted(len(set(self.sites)), "site"))
         for name in ("compute", "aggregate"):
             can = np.asarray(getattr(self, f"can_{name}"), dtype=bool)
             if not can.all():
                 words.append(f"{int((~can).sum())} cannot {name}")
         if self.usd_per_hour is not None:
-            words.append(span(self.usd_per_hour, "$/h"))
+            words.append(quantity_range(self.usd_per_hour, "$/h"))
         return words
 
     def broadcast(self, n: int) -> Devices:
@@ -213,7 +213,7 @@ class Devices:
         full = self._array(field, n, np.float64)
         if full is None:
             return None
-        bad = np.flatnonzero(~(np.isfinite(full) & (full > 0) & sensible(full)))
+        bad = np.flatnonzero(~(np.isfinite(full) & (full > 0) & in_safe_range(full)))
         if len(bad):
             raise ValueError(
                 f"devices.{field} of device {bad[0]} is {full[bad[0]]:g}; it must be > 0 and "
@@ -231,7 +231,7 @@ class Devices:
     def _interfaces(self, n: int) -> tuple[str, ...] | None:
         if self.interfaces is None:
             return None
-        names = tuple(str(name) for name in several("devices.interfaces", self.interfaces))
+        names = tuple(str(name) for name in sequence("devices.interfaces", self.interfaces))
         if len(names) != n:
             raise ValueError(
                 f"devices.interfaces must name {n} interfaces, found {len(names)}; one a device"
@@ -239,7 +239,8 @@ class Devices:
         for name in names:
             if name and not INTERFACE.fullmatch(name):
                 raise ValueError(
-                    f"devices.interfaces has {short(name)}; give at most 15 letters, digits and "
+                    f"devices.interfaces has {short_repr(name)}; give at most 15 letters, "
+                    "digits and "
                     ". _ : -, such as eth1"
                 )
         return names if any(names) else None
@@ -253,7 +254,8 @@ class Devices:
         for name in names:
             if name and name not in GPUS:
                 raise ValueError(
-                    f"devices.gpus has {short(name)}; it must be one of {', '.join(GPUS)}, or empty"
+                    f"devices.gpus has {short_repr(name)}; it must be one of {', '.join(GPUS)}, "
+                    "or empty"
                 )
         return names if any(names) else None
 
@@ -261,7 +263,7 @@ class Devices:
         sites = (
             None
             if self.sites is None
-            else tuple(str(site) for site in several("devices.sites", self.sites))
+            else tuple(str(site) for site in sequence("devices.sites", self.sites))
         )
         if sites is not None and len(sites) != n:
             raise ValueError(f"devices.sites must name {n} sites, found {len(sites)}; one a device")
@@ -306,8 +308,10 @@ class Cluster:
     devices: Devices
 
     def __post_init__(self) -> None:
-        n = len(of_kind(Network, self.network, "network"))
-        object.__setattr__(self, "devices", of_kind(Devices, self.devices, "devices").broadcast(n))
+        n = len(instance_of(Network, self.network, "network"))
+        object.__setattr__(
+            self, "devices", instance_of(Devices, self.devices, "devices").broadcast(n)
+        )
 
     def __len__(self) -> int:
         return len(self.network)

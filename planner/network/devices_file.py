@@ -18,7 +18,7 @@ from planner.network.link import Link
 from planner.network.network import Network
 from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.utils.text import did_you_mean
-from planner.utils.validate import LARGEST, SMALLEST, choice, of_kind, sensible
+from planner.utils.validate import LARGEST, SMALLEST, choice, in_safe_range, instance_of
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -132,9 +132,9 @@ def load_devices(
     NetworkError
         One line with the path, the row and what is wrong.
     """
-    of_kind(Network, network, "network")
+    instance_of(Network, network, "network")
     if inside is not None:
-        of_kind(Link, inside, "inside")
+        instance_of(Link, inside, "inside")
     table = read_csv(path, error=NetworkError)
     try:
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
@@ -200,7 +200,7 @@ def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], flo
             kind = "a whole number" if whole else "a number"
             remedy = number_remedy(value, f"give {kind} > 0, or nothing")
             raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
-        if not sensible(number * factor):
+        if not in_safe_range(number * factor):
             raise NetworkError(
                 f"line {line}: {column} is {value!r}; in SI units it must be {SMALLEST:g} to "
                 f"{LARGEST:g}"

@@ -21,8 +21,8 @@ from planner.network.summaries import refuse_summary
 from planner.utils.atomic_write import write_text
 from planner.utils.csv_table import number_in, number_remedy, parse_csv
 from planner.utils.input_files import parse_json, read_text
-from planner.utils.text import name_of, nearest, printable
-from planner.utils.validate import LARGEST, SMALLEST, sensible, short
+from planner.utils.text import closest_match, name_of, printable
+from planner.utils.validate import LARGEST, SMALLEST, in_safe_range, short_repr
 
 FORMAT = "planner.network"
 HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
@@ -165,7 +165,7 @@ def from_frame(frame: Any) -> Matrices:
         One line with what is wrong.
     """
     if not all(hasattr(frame, name) for name in ("astype", "notna", "columns")):
-        raise NetworkError(f"frame must be a pandas frame, found {short(frame)}")
+        raise NetworkError(f"frame must be a pandas frame, found {short_repr(frame)}")
     columns = [name_of(c).strip() for c in frame.columns]
     if columns and not set(ENDS) & set(columns) and columns == list(map(name_of, frame.index)):
         raise NetworkError(
@@ -279,7 +279,9 @@ def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
     for name in names:
         plain = "_".join(name.lower().split())
         meant = next((w for w in wanted if plain in OTHER_NAMES.get(w, ())), None)
-        if name not in (*ENDS, *UNITS) and (meant or (meant := nearest(plain, wanted, ALIKE))):
+        if name not in (*ENDS, *UNITS) and (
+            meant or (meant := closest_match(plain, wanted, ALIKE))
+        ):
             return f" ({name!r} is called {meant!r} here)"
     return ""
 
@@ -335,21 +337,23 @@ def si_value(value: Any, column: str, where: str) -> float:
         number = math.nan
     if math.isnan(number):
         remedy = number_remedy(str(value), "give a number, or leave it empty if not measured")
-        raise NetworkError(f"{where}: {column} is {short(value)}; {remedy}")
+        raise NetworkError(f"{where}: {column} is {short_repr(value)}; {remedy}")
     if not math.isfinite(number):
-        raise NetworkError(f"{where}: {column} is {short(value)}; it must be finite")
+        raise NetworkError(f"{where}: {column} is {short_repr(value)}; it must be finite")
     if column in LATENCY_COLUMNS and number < 0:
         raise NetworkError(
-            f"{where}: {column} is {short(value)}; it must be >= 0, measure it again"
+            f"{where}: {column} is {short_repr(value)}; it must be >= 0, measure it again"
         )
     if column in BANDWIDTH_COLUMNS and number <= 0:
         raise NetworkError(
-            f"{where}: {column} is {short(value)}; it must be > 0, for a bandwidth of 0 or less is "
+            f"{where}: {column} is {short_repr(value)}; it must be > 0, for a bandwidth of 0 or "
+            "less is "
             "no measurement; measure it again"
         )
-    if not sensible(number * UNITS[column]):
+    if not in_safe_range(number * UNITS[column]):
         raise NetworkError(
-            f"{where}: {column} is {short(value)}; in SI units it must be 0 or {SMALLEST:g} to "
+            f"{where}: {column} is {short_repr(value)}; in SI units it must be 0 or "
+            f"{SMALLEST:g} to "
             f"{LARGEST:g}"
         )
     return number * UNITS[column]
@@ -518,7 +522,7 @@ def from_networkx(graph: Any) -> Matrices:
     if isinstance(graph, type) or not all(
         hasattr(graph, name) for name in ("nodes", "edges", "is_directed")
     ):
-        raise NetworkError(f"graph must be a NetworkX graph, found {short(graph)}")
+        raise NetworkError(f"graph must be a NetworkX graph, found {short_repr(graph)}")
     place = {node: k for k, node in enumerate(graph.nodes)}
     if not place:
         raise NetworkError("the graph has no nodes; add one per device")

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from planner.network.dtype import Dtype
-from planner.utils.text import nearest, quantity
-from planner.utils.validate import short
+from planner.utils.text import closest_match, quantity
+from planner.utils.validate import short_repr
 
 USABLE = 0.95
 """Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""
@@ -297,10 +297,11 @@ def find_gpu(name: str) -> str | None:
 def unknown_gpu(name: object) -> str:
     """What is said of a GPU that `find_gpu` does not know, with the nearest and the remedy."""
     plain = {_plain(key): key for key in GPUS}
-    near = nearest(_plain(str(name)), plain)
+    near = closest_match(_plain(str(name)), plain)
     hint = "" if near is None else f" (did you mean {plain[near]!r}?)"
     return (
-        f"{short(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or give "
+        f"{short_repr(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or "
+        "give "
         "tflops and memory_gb in a devices file"
     )
 

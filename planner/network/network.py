@@ -20,16 +20,16 @@ from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
 from planner.network.html_repr import network_html
-from planner.utils.text import listed, name_of, some, span
+from planner.utils.text import counted, joined, name_of, quantity_range
 from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     count,
+    in_safe_range,
     mapping,
     numbers,
     real,
-    sensible,
-    several,
+    sequence,
 )
 
 Floats = NDArray[np.float64]
@@ -87,7 +87,7 @@ class Network:
         names = _names("ids", (labels or range(n)) if ids is None else ids)
         if labels is not None and labels != names:
             raise NetworkError(
-                f"ids are {listed(names)}, the frames' labels {listed(labels)}; leave ids out, or "
+                f"ids are {joined(names)}, the frames' labels {joined(labels)}; leave ids out, or "
                 "give arrays"
             )
         places = names if regions is None else _names("regions", regions)
@@ -105,7 +105,7 @@ class Network:
         _reject(latency, names, off & ~(np.isnan(latency) | (latency >= 0)), "latency_s", ">= 0")
         _reject(latency, names, off & np.isinf(latency), "latency_s", "finite")
         for array, field in ((latency, "latency_s"), (bandwidth, "bandwidth_bytes_per_s")):
-            odd = off & np.isfinite(array) & ~sensible(array)
+            odd = off & np.isfinite(array) & ~in_safe_range(array)
             _reject(array, names, odd, field, f"0 or {SMALLEST:g} to {LARGEST:g}")
         good = np.isnan(bandwidth) | ((bandwidth > 0) & np.isfinite(bandwidth))
         _reject(bandwidth, names, off & ~good, "bandwidth_bytes_per_s", "> 0 and finite")
@@ -283,10 +283,10 @@ class Network:
 
     def __repr__(self) -> str:
         off = ~np.eye(len(self), dtype=bool)
-        latency = span(self.latency_s[off], "s")
-        bandwidth = span(self.bandwidth_bytes_per_s[off] * 8, "b/s")
+        latency = quantity_range(self.latency_s[off], "s")
+        bandwidth = quantity_range(self.bandwidth_bytes_per_s[off] * 8, "b/s")
         missing = len(self.missing_pairs())
-        lacks = f", {some(missing, 'missing pair')}" if missing else ""
+        lacks = f", {counted(missing, 'missing pair')}" if missing else ""
         return f"Network({self.size_words()}, {latency}, {bandwidth}{lacks})"
 
     def _repr_html_(self) -> str:
@@ -295,8 +295,8 @@ class Network:
     def size_words(self) -> str:
         """How many devices, and in how many regions where these are fewer."""
         regions = len(set(self.regions))
-        where = f" in {some(regions, 'region')}" if regions < len(self) else ""
-        return f"{some(len(self), 'device')}{where}"
+        where = f" in {counted(regions, 'region')}" if regions < len(self) else ""
+        return f"{counted(len(self), 'device')}{where}"
 
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
@@ -355,7 +355,7 @@ class Network:
         names += ", ..." if len(devices) > MOST_NAMES else ""
         i, j = missing[0]
         return (
-            f"{some(len(missing), 'ordered pair')} {'is' if len(missing) == 1 else 'are'} not "
+            f"{counted(len(missing), 'ordered pair')} {'is' if len(missing) == 1 else 'are'} not "
             f"measured, the first is {self.ids[i]!r} to {self.ids[j]!r}; without {names} "
             f"({len(devices)} of {len(self)}) none is missing"
         )
@@ -416,7 +416,7 @@ class Network:
         NetworkError
             There is no such device.
         """
-        index = [self.index_of(d) for d in several("devices", devices, error=NetworkError)]
+        index = [self.index_of(d) for d in sequence("devices", devices, error=NetworkError)]
         grid = np.ix_(index, index)
         ids, regions = (tuple(names[i] for i in index) for names in (self.ids, self.regions))
         make = Network.of_valid if 0 < len(set(index)) == len(index) else Network
@@ -544,7 +544,7 @@ class Network:
 
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(map(name_of, several(field, values, error=NetworkError)))
+    return tuple(map(name_of, sequence(field, values, error=NetworkError)))
 
 
 def _labels(**frames: Any) -> tuple[str, ...] | None:
@@ -557,7 +557,7 @@ def _labels(**frames: Any) -> tuple[str, ...] | None:
         numbered = tuple(map(str, range(len(rows))))
         if columns not in (rows, numbered) and rows != numbered:
             raise NetworkError(
-                f"{field} has rows {listed(rows)} and columns {listed(columns)}; name the same "
+                f"{field} has rows {joined(rows)} and columns {joined(columns)}; name the same "
                 "devices in the same order along both sides"
             )
         if (labels := rows if columns == numbered else columns) != numbered:
@@ -565,7 +565,7 @@ def _labels(**frames: Any) -> tuple[str, ...] | None:
     if len(set(found.values())) > 1:
         (a, first), (b, second) = found.items()
         raise NetworkError(
-            f"{a} is of {listed(first)}, {b} of {listed(second)}; give the same devices in the "
+            f"{a} is of {joined(first)}, {b} of {joined(second)}; give the same devices in the "
             "same order"
         )
     return next(iter(found.values()), None)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from planner.network.error import NetworkError
 from planner.network.network import Network
 from planner.utils.csv_table import number_in, number_remedy, read_csv
-from planner.utils.text import did_you_mean, listed, printable, some
-from planner.utils.validate import mapping, real, several
+from planner.utils.text import counted, did_you_mean, joined, printable
+from planner.utils.validate import mapping, real, sequence
 
 Floats = NDArray[np.float64]
 
@@ -53,8 +53,8 @@ class Prices:
         for name in ("between_regions", "between_providers"):
             object.__setattr__(self, name, real(f"prices.{name}", getattr(self, name), 0))
         rules = []
-        for k, rule in enumerate(several("prices.rules", self.rules)):
-            parts = several(f"prices.rules[{k}]", rule)
+        for k, rule in enumerate(sequence("prices.rules", self.rules)):
+            parts = sequence(f"prices.rules[{k}]", rule)
             if len(parts) != 3 or not all(isinstance(region, str) for region in parts[:2]):
                 raise ValueError(
                     f"prices.rules[{k}] must be two regions and a price, found {rule!r}; correct it"
@@ -65,7 +65,7 @@ class Prices:
     def __repr__(self) -> str:
         return (
             f"Prices({self.between_regions:g} $/GB between regions, {self.between_providers:g} "
-            f"between providers, {some(len(self.rules), 'rule')})"
+            f"between providers, {counted(len(self.rules), 'rule')})"
         )
 
     @classmethod
@@ -120,7 +120,7 @@ class Prices:
                 if known is not None and region not in known:
                     raise NetworkError(
                         f"{path}, line {line}: {region!r} is no region of the network"
-                        f"{did_you_mean(region, known)}; name one of {listed(sorted(known))}, or "
+                        f"{did_you_mean(region, known)}; name one of {joined(sorted(known))}, or "
                         "take the row out"
                     )
             if lines.setdefault((here, there), line) != line:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.simulator import predict
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.model import TrainingPlan
@@ -30,7 +30,7 @@ LEAST_GAIN = 1e-9
 """Relative, of a round that a helper shortens."""
 
 
-def with_helpers(question: Question, plan: TrainingPlan) -> TrainingPlan:
+def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the helpers that make its step shorter, and all others left out.
 
     Parameters
@@ -119,7 +119,7 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
     )
 
 
-def helped_group(
+def group_with_aggregators(
     cluster: Cluster, members: Sequence[int], helpers: Sequence[int]
 ) -> AveragingGroup | None:
     """All members' gradients averaged at the highest rate, with some devices that only sum.
@@ -167,7 +167,7 @@ def _helped(
     plan: TrainingPlan, helpers: Sequence[int]
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
     """The plan's averaging, with helpers where they make it shorter."""
-    cluster, links = plan.cluster, Links.of(plan.cluster)
+    cluster, links = plan.cluster, LinkResources.of(plan.cluster)
     size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
     held = plan.averaging[: len(plan.stage_layers)]
     group = {j: rounds[0][0] for j, rounds in enumerate(held) if len(rounds) == 1}
@@ -180,7 +180,7 @@ def _helped(
         found = [
             (round_s(g, size[j], links), h, g)
             for h in {kind[h]: h for h in reversed(free)}.values()
-            if (g := helped_group(cluster, stages[j], [*group[j].helpers, h])) is not None
+            if (g := group_with_aggregators(cluster, stages[j], [*group[j].helpers, h])) is not None
         ]
         best = min(found, key=lambda one: one[:2], default=None)
         if best is None or best[0] >= hopes[j] * (1 - LEAST_GAIN):

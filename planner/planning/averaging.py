@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import two_levels
-from planner.planning.request import Shares
-from planner.planning.two_frequency_averaging import on_two_clocks
+from planner.planning.hierarchical_averaging import hierarchical_rounds
+from planner.planning.request import ShareRule
+from planner.planning.two_frequency_averaging import two_frequency_rounds
 from planner.problems import AveragingProblem, ProblemError
 from planner.simulator.averaging_rounds import round_s, rounds_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec
 from planner.training_plan.shares import shares_of
@@ -71,28 +71,28 @@ def averaging_rounds(
     Appendix C.
     """
     unable = [d for d in group if not np.asarray(cluster.devices.can_aggregate)[d]]
-    if shares == Shares.EQUAL and unable and len(group) > 1:
+    if shares == ShareRule.EQUAL and unable and len(group) > 1:
         raise ProblemError(
             f"device {cluster.network.ids[unable[0]]!r} cannot aggregate, so shares cannot be "
             "equal; ask for averaging='adaptive'"
         )
 
     def make(m: tuple[int, ...], size: float) -> AveragingGroup:
-        if shares == Shares.EQUAL:
+        if shares == ShareRule.EQUAL:
             return AveragingGroup.equal(m)
         return adaptive_group(cluster, m, size)
 
     if two_clocks:
-        return on_two_clocks(cluster, group, make, vector_bytes, codec)
+        return two_frequency_rounds(cluster, group, make, vector_bytes, codec)
     rounds = [[tuple(group)]]
     if group_size is not None and len(group) > 1:
         rounds = _schedule(group, min(group_size, len(group)))
     size = vector_bytes * codec.wire_ratio
     made = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
-    two = two_levels(cluster, group) if levels else None
+    two = hierarchical_rounds(cluster, group) if levels else None
     if two is None:
         return made
-    links = Links.of(cluster)
+    links = LinkResources.of(cluster)
     return min((made, two), key=lambda one: rounds_s(one, vector_bytes, links, codec))
 
 
@@ -141,7 +141,7 @@ def adaptive_group(
     """
     if len(members) == 1:
         return AveragingGroup.equal(members)
-    links = Links.of(cluster)
+    links = LinkResources.of(cluster)
     found = [_lp_group(cluster, members)]
     sums = np.asarray(cluster.devices.can_aggregate)[list(members)]
     if sums.any():

@@ -17,7 +17,7 @@ import numpy as np
 from planner.network.cluster import Cluster, device_limits
 from planner.planning.averaging_bound import AveragingBound, averaging_bound
 from planner.planning.cycle_bounds import cycle_bound_s
-from planner.planning.request import Question, Shares
+from planner.planning.request import PlanningProblem, ShareRule
 from planner.planning.shape import Shape
 from planner.search.certificate import Witness
 from planner.training_plan.choices import Codec
@@ -42,7 +42,7 @@ class StepBound(NamedTuple):
     witness: Witness | None
 
 
-def step_bound(question: Question, shape: Shape) -> StepBound | None:
+def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
     """A bound for every placement with this shape; None where compute times were measured.
 
     Parameters
@@ -84,7 +84,7 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
     return StepBound(seconds, "fullest stage, link or device between two step ends", witness)
 
 
-def one_round(question: Question, shape: Shape) -> AveragingBound:
+def one_round(question: PlanningProblem, shape: Shape) -> AveragingBound:
     """Bounds on averaging in one round over each stage.
 
     Parameters
@@ -108,12 +108,12 @@ def one_round(question: Question, shape: Shape) -> AveragingBound:
         question.cluster,
         shape.sizes,
         [vector * wire for vector in vectors[: shape.stages]],
-        equal_shares=request.shares == Shares.EQUAL,
+        equal_shares=request.shares == ShareRule.EQUAL,
         helped=bool(question.helpers),
     )
 
 
-def straight_bound_s(question: Question, shape: Shape) -> float:
+def straight_bound_s(question: PlanningProblem, shape: Shape) -> float:
     """Seconds that no placement in straight pipelines beats.
 
     With averaging in one round every pipeline has a device that begins at T, so the one with most
@@ -136,7 +136,7 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
     return question.request.sync.mean_s(_step_s(question, shape, together=False), averages_s)
 
 
-def _step_s(question: Question, shape: Shape, *, together: bool) -> float:
+def _step_s(question: PlanningProblem, shape: Shape, *, together: bool) -> float:
     """Of one step, at whose begin the devices of a stage begin together or one does."""
     cluster, costs = question.cluster, shape.costs(question.workload)
     together = together and shape.starts > 1

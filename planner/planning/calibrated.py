@@ -21,7 +21,7 @@ ALIKE = 1.03
 alike is searched once."""
 
 
-def as_measured(cluster: Cluster, workload: Workload, calibration: Calibration) -> Cluster:
+def calibrated(cluster: Cluster, workload: Workload, calibration: Calibration) -> Cluster:
     """The devices with the FLOP/s that F and B had on them.
 
     Parameters
@@ -60,7 +60,7 @@ def as_measured(cluster: Cluster, workload: Workload, calibration: Calibration) 
     return _with_flops(cluster, speed)
 
 
-def at_most(cluster: Cluster, workload: Workload, calibration: Calibration | None) -> Cluster:
+def optimistic(cluster: Cluster, workload: Workload, calibration: Calibration | None) -> Cluster:
     """The devices with FLOP/s that none of F, B and H exceeded on them.
 
     Parameters

@@ -64,7 +64,7 @@ def step_tokens(workload: Workload) -> int | None:
 
 
 @dataclass(frozen=True)
-class Merit:
+class ObjectiveFunction:
     """What of a plan is to be least: its seconds, or seconds at their price and messages.
 
     Attributes
@@ -79,7 +79,7 @@ class Merit:
     wait_usd_per_s: float
 
     @classmethod
-    def of(cls, request: PlanRequest) -> Merit:
+    def of(cls, request: PlanRequest) -> ObjectiveFunction:
         """As asked."""
         return cls(request.objective == Objective.COST, request.hour_usd / HOUR_S)
 
@@ -107,5 +107,5 @@ class Merit:
         return self.value(plan.cluster, plan.predicted.step_s, messages)
 
 
-BY_TIME = Merit(False, 0.0)
+BY_TIME = ObjectiveFunction(False, 0.0)
 """Seconds."""

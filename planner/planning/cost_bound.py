@@ -8,11 +8,11 @@ import numpy as np
 
 from planner.planning.bounds import StepBound
 from planner.planning.cost import HOUR_S
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.workload.costs import stage_costs
 
 
-def cost_bound(question: Question, step: StepBound | None) -> StepBound | None:
+def cost_bound(question: PlanningProblem, step: StepBound | None) -> StepBound | None:
     """Dollars: each FLOP on the device that does it for least, and waiting for the shortest step.
 
     A device is paid for all of a step, and is busy for part of it at most.

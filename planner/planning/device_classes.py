@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster, device_limits
 from planner.network.prices import Prices
 from planner.planning.cost import HOUR_S
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Places:
+class DeviceClasses:
     """Classes of devices with the same links, limits, speed and memory.
 
     Attributes
@@ -66,7 +66,7 @@ class Places:
     @classmethod
     def of(
         cls, cluster: Cluster, prices: Prices | None = None, *, by_region: bool = False
-    ) -> Places:
+    ) -> DeviceClasses:
         """The places of the devices that can compute.
 
         Parameters
@@ -101,7 +101,7 @@ class Places:
             members += map(tuple, kinds.values())
         first = [m[0] for m in members]
         other = [m[-1] for m in members]
-        links = Links.of(cluster)
+        links = LinkResources.of(cluster)
         out, into = links.capacity_bytes_per_s[2 * len(cluster) :].reshape(2, -1)
         line = np.minimum(out, into)
         latency = _between(network.latency_s, first)

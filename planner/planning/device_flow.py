@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow
 from planner.planning.device_classes import Floats
-from planner.planning.layout_flow import Nodes
+from planner.planning.layout_flow import FlowNodes
 
 TINY = 1e-12
 
@@ -38,7 +38,7 @@ class Spread(enum.StrEnum):
 
 def device_flow(
     node_of: Sequence[Sequence[int]],
-    nodes: Nodes,
+    nodes: FlowNodes,
     flow: StageFlow,
     rates: FlowRates,
     spread: Spread,
@@ -74,7 +74,7 @@ def _boundary(
     here: Floats,
     there: Floats,
     each: Floats,
-    nodes: Nodes,
+    nodes: FlowNodes,
     flow: StageFlow,
     rates: FlowRates,
     spread: Spread,

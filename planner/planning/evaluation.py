@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.planning.averaging import averaging_rounds
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape
 from planner.planning.straight import straight_schedule
 from planner.problems import ProblemError
@@ -18,7 +18,9 @@ from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 
-def straight_plan(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+def straight_plan(
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
+) -> TrainingPlan:
     """The plan of straight pipelines for an assignment with a grid.
 
     Parameters
@@ -43,7 +45,7 @@ def straight_plan(question: Question, shape: Shape, assignment: AssignmentPlan) 
     return _with_times(_straight(question, shape, assignment))
 
 
-def straight_step_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+def straight_step_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
     """The predicted step of `straight_plan` alone, in seconds.
 
     Parameters
@@ -59,13 +61,15 @@ def straight_step_s(question: Question, shape: Shape, assignment: AssignmentPlan
     return step_s(_straight(question, shape, assignment))
 
 
-def _straight(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+def _straight(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
     times = compute_times(question, shape, assignment)
     schedule = straight_schedule(question, shape, assignment, times)
     return _unpriced(question, shape, assignment, times, (schedule,))
 
 
-def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) -> ComputeTimes:
+def compute_times(
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
+) -> ComputeTimes:
     """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs.
 
     Parameters
@@ -92,7 +96,7 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
 
 
 def stage_averaging(
-    question: Question, shape: Shape, groups: Sequence[Sequence[int]]
+    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> list[tuple[StageAveraging, float]]:
     """How every stage averages, and bytes of its vector; at last what first and last stage share.
 
@@ -155,8 +159,8 @@ def stage_averaging(
     return found
 
 
-def priced(
-    question: Question,
+def evaluated(
+    question: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -185,8 +189,8 @@ def priced(
     return _with_times(_unpriced(question, shape, assignment, times, schedules))
 
 
-def chained_s(
-    question: Question,
+def chained_step_s(
+    question: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -197,7 +201,7 @@ def chained_s(
     Parameters
     ----------
     question, shape, assignment, times
-        As in `priced`.
+        As in `evaluated`.
     schedule
         The only one.
 
@@ -210,7 +214,7 @@ def chained_s(
 
 
 def _unpriced(
-    question: Question,
+    question: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
-from planner.planning.cost import Merit
-from planner.planning.device_classes import Floats, Places
+from planner.planning.cost import ObjectiveFunction
+from planner.planning.device_classes import DeviceClasses, Floats
 from planner.planning.device_flow import Spread, device_flow
-from planner.planning.evaluation import chained_s, compute_times, priced, stage_averaging
+from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
-from planner.planning.layout_flow import Nodes, flow_of, most_held
-from planner.planning.request import Question
+from planner.planning.layout_flow import FlowNodes, flow_of, most_held
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight import eagerly_served
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import rounds_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.traffic import averaged_bytes
 from planner.training_plan.averaging_group import within
 from planner.training_plan.choices import Codec, Head
@@ -31,7 +31,7 @@ from planner.workload.compute_times import ComputeTimes
 
 
 @dataclass(frozen=True)
-class Prepared:
+class LayoutContext:
     """A layout with all that its drafts have in common.
 
     Attributes
@@ -59,16 +59,16 @@ class Prepared:
     """
 
     layout: Layout
-    question: Question
+    question: PlanningProblem
     shape: Shape
     assignment: AssignmentPlan
     times: ComputeTimes
     room: Mapping[int, int]
-    links: Links
-    nodes: Nodes
+    links: LinkResources
+    nodes: FlowNodes
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
-    merit: Merit
+    merit: ObjectiveFunction
     usd_per_byte: Floats
     averaging_usd: float
     averaging_s: tuple[float, ...]
@@ -77,7 +77,9 @@ class Prepared:
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, question: Question, places: Places, layout: Layout, in_flight: float) -> Prepared:
+    def of(
+        cls, question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+    ) -> LayoutContext:
         """Of the devices that take part.
 
         Parameters
@@ -112,14 +114,14 @@ class Prepared:
         costs = shape.costs(workload)
         nodes, flow = flow_of(places, layout, costs, in_flight, most_held(question))
         assignment = AssignmentPlan(groups, None)
-        times, links = compute_times(asked, shape, assignment), Links.of(cluster)
+        times, links = compute_times(asked, shape, assignment), LinkResources.of(cluster)
         codec = Codec(question.request.codec)
         averaging = stage_averaging(asked, shape, groups)
         averaging_s, within_s = (
             tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
             for part in (tuple, within)
         )
-        merit, paid = Merit.of(question.request), np.zeros((len(cluster), len(cluster)))
+        merit, paid = ObjectiveFunction.of(question.request), np.zeros((len(cluster), len(cluster)))
         averaging_usd = 0.0
         if merit.by_cost:
             paid = question.request.prices.usd_per_byte(cluster.network)
@@ -145,7 +147,7 @@ class Prepared:
         most_in_flight: float = math.inf,
         slower: Floats | None = None,
         spread: Spread = Spread.EVEN,
-    ) -> Draft:
+    ) -> CandidatePlan:
         """Paths that follow the flow, in the order in which devices serve what comes.
 
         Parameters
@@ -200,7 +202,7 @@ class Prepared:
             averages = max(alone.max(), averages - alone.max())
         seconds = sync.mean_s(alone.max(), averages)
         usd = self._messages_usd(paths)
-        return Draft(self, schedule, float(seconds), slower, late, spread, usd)
+        return CandidatePlan(self, schedule, float(seconds), slower, late, spread, usd)
 
     def _messages_usd(self, paths: Sequence[Sequence[int]]) -> float:
         """What messages cost, where dollars count: activations there and gradients back."""
@@ -225,7 +227,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Draft:
+class CandidatePlan:
     """A layout with paths and an order, before its steps are chained.
 
     Attributes
@@ -250,7 +252,7 @@ class Draft:
         Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
     """
 
-    prepared: Prepared
+    prepared: LayoutContext
     schedule: Schedule
     seconds: float
     slower: Floats
@@ -285,15 +287,15 @@ class Draft:
         """How many a step has: what pricing takes grows with them."""
         return sum(map(len, self.schedule.order))
 
-    def with_next_step(self) -> Draft:
+    def with_next_step(self) -> CandidatePlan:
         """The same draft with the seconds that it takes where a step follows."""
         if self.chained:
             return self
         p = self.prepared
-        with_next = chained_s(p.question, p.shape, p.assignment, p.times, self.schedule)
+        with_next = chained_step_s(p.question, p.shape, p.assignment, p.times, self.schedule)
         return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan, priced on the clock."""
         p = self.prepared
-        return priced(p.question, p.shape, p.assignment, p.times, (self.schedule,))
+        return evaluated(p.question, p.shape, p.assignment, p.times, (self.schedule,))

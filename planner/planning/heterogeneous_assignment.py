@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.planning.layer_split import balanced_split
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -21,7 +21,7 @@ from planner.search.stop import StopRun
 Groups = tuple[tuple[int, ...], ...]
 
 
-def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
+def estimated_step_s(question: PlanningProblem, shape: Shape, groups: Groups) -> float:
     """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
 
     Of data parallelism the share that falls on a step, where one in several averages.
@@ -56,7 +56,7 @@ def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
     return problem.cost(groups) - seldom * problem.data_parallel_s(groups) + busiest
 
 
-def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+def improve_groups(question: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
     """Exchange unlike devices of two stages while that lowers `estimated_step_s`.
 
     Parameters
@@ -105,7 +105,7 @@ def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRu
     return best
 
 
-def sorted_by_speed(question: Question, shape: Shape) -> Groups:
+def sorted_by_speed(question: PlanningProblem, shape: Shape) -> Groups:
     """Stages of like devices, slowest first: the start that ignores the network.
 
     Parameters
@@ -125,7 +125,7 @@ def sorted_by_speed(question: Question, shape: Shape) -> Groups:
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
-def matched(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
+def match_stages(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
     """The grid that realises the bottleneck matchings of given groups.
 
     Parameters

@@ -15,14 +15,14 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Phase
 from planner.training_plan.shares import shares_of
-from planner.training_plan.slice_owners import exchanged, holders
+from planner.training_plan.slice_owners import exchanged, slice_owners
 
 
-def has_levels(cluster: Cluster) -> bool:
+def has_hierarchy(cluster: Cluster) -> bool:
     """Whether devices of a site share a line, and there are other sites.
 
     Parameters
@@ -36,7 +36,7 @@ def has_levels(cluster: Cluster) -> bool:
     return bool(lines) and sites is not None and 1 < len(set(sites)) < len(sites)
 
 
-def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
+def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
     """Rounds that reduce, exchange and spread; None where there is nothing to win by them.
 
     Parameters
@@ -52,7 +52,7 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
         Everybody contributes. None without shared lines, with one site, with one device in every
         site, and where all of a site cannot sum.
     """
-    if not has_levels(cluster):
+    if not has_hierarchy(cluster):
         return None
     sites = cluster.devices.sites
     assert sites is not None
@@ -64,7 +64,7 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
     sums = np.asarray(cluster.devices.can_aggregate)
     if not all(sums[here].any() for here in at.values()):
         return None
-    held, spread = holders(cluster, list(at.values()))
+    held, spread = slice_owners(cluster, list(at.values()))
     between = _exchange_shares(cluster, list(at), held)
     flags = (True,) * len(at)
     exchange = exchanged(held, lambda members: AveragingGroup(members, between, flags))
@@ -72,13 +72,13 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
 
 
 def _exchange_shares(
-    cluster: Cluster, sites: Sequence[str], holders: Sequence[Sequence[int]]
+    cluster: Cluster, sites: Sequence[str], slice_owners: Sequence[Sequence[int]]
 ) -> tuple[float, ...]:
     """Each site's share of what all exchange: as if a site were one device."""
     from planner.lp.capacity import Limits
     from planner.lp.rates import best_rates
 
-    links = Links.of(cluster)
+    links = LinkResources.of(cluster)
     capacity, n, number = links.capacity_bytes_per_s, len(cluster), links.site_of
     lines = []
     for first, own in ((2 * n, 0), (2 * n + links.sites, n)):
@@ -88,10 +88,10 @@ def _exchange_shares(
                     float(capacity[first + number[held[0]]]),
                     float(capacity[own + np.array(held)].sum()),
                 )
-                for held in holders
+                for held in slice_owners
             ]
         )
-    index = np.array(holders)
+    index = np.array(slice_owners)
     pairs = cluster.network.bandwidth_bytes_per_s[index[:, None], index[None, :]].sum(axis=2)
     problem = AveragingProblem(1.0, lines[0], lines[1], 1.0, 1.0, pairs)
     rates = best_rates(Limits(problem), problem.contributors).rates

@@ -31,9 +31,9 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.planning.bounds import StepBound
-from planner.planning.calibrated import at_most
-from planner.planning.request import Question
-from planner.planning.stage_requirements import Fleet, Floats, Need, StageNeeds
+from planner.planning.calibrated import optimistic
+from planner.planning.request import PlanningProblem
+from planner.planning.stage_requirements import DevicePool, Floats, Requirement, StageRequirements
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -61,7 +61,7 @@ A_LITTLE = 0.01
 """How much faster something is, relatively, where it is asked whether the bound stands on it."""
 
 
-def whole_bound(
+def joint_bound(
     cluster: Cluster,
     workload: Workload,
     wire_ratio: float = 1.0,
@@ -92,7 +92,7 @@ def whole_bound(
     two_clocks
         Whether stages average within regions in every step, and between them in one of H.
     measured
-        Whether devices' FLOP/s are the most that any operation had on them (`at_most`); a plan's
+        Whether devices' FLOP/s are the most that any operation had on them (`optimistic`); a plan's
         times are then those measured, which only take longer, and so do updates.
 
     Returns
@@ -100,10 +100,10 @@ def whole_bound(
     StepBound or None
         Of the distance of two step ends; None where memory holds no split.
     """
-    fleet = Fleet.of(cluster, helped_in, two_clocks=two_clocks)
+    fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
     workload = _of_steps(workload, every)
     asked = (workload, wire_ratio, recomputes, every)
-    needs = StageNeeds(fleet, *asked)
+    needs = StageRequirements(fleet, *asked)
     seconds, price = _best(fleet, lambda price: _any_stage(needs, price), needs.scale_s)
     if not np.isfinite(seconds):
         return None
@@ -128,7 +128,7 @@ def whole_bound(
     names = [
         name
         for name, other in faster.items()
-        if _any_stage(StageNeeds(other, *asked), price)(less_s) <= PAID
+        if _any_stage(StageRequirements(other, *asked), price)(less_s) <= PAID
     ]
     what = ", ".join(names) or "the number, memory and latencies"
     basis = f"{what} of all devices, whatever stages they are in"
@@ -148,7 +148,7 @@ def _of_steps(workload: Workload, every: int) -> Workload:
     return workload.replace(batch_samples=workload.batch_samples * every)
 
 
-def long_run_s(
+def long_run_bound_s(
     cluster: Cluster,
     workload: Workload,
     wire_ratio: float = 1.0,
@@ -165,15 +165,15 @@ def long_run_s(
     Parameters
     ----------
     cluster, workload, wire_ratio, every, helped_in, two_clocks
-        As in `whole_bound`.
+        As in `joint_bound`.
 
     Returns
     -------
     float
         Seconds; infinite where memory holds no split.
     """
-    fleet = Fleet.of(cluster, helped_in, two_clocks=two_clocks)
-    needs = StageNeeds(fleet, _of_steps(workload, every), wire_ratio, True, every)
+    fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
+    needs = StageRequirements(fleet, _of_steps(workload, every), wire_ratio, True, every)
     lasting = needs.lasting()
 
     def prices(price: Price) -> PriceAt:
@@ -182,13 +182,13 @@ def long_run_s(
     return _best(fleet, prices, needs.scale_s)[0] / every
 
 
-def plans_long_run_s(question: Question, plan: TrainingPlan) -> float | None:
+def plan_long_run_bound_s(question: PlanningProblem, plan: TrainingPlan) -> float | None:
     """What no plan is faster than over many steps, as a found one averages.
 
     Parameters
     ----------
     question
-        What was asked, with nothing fixed that `whole_bound` leaves open.
+        What was asked, with nothing fixed that `joint_bound` leaves open.
     plan
         What was found.
 
@@ -199,8 +199,8 @@ def plans_long_run_s(question: Question, plan: TrainingPlan) -> float | None:
     """
     if question.request.group_size is not None or question.request.delayed:
         return None
-    return long_run_s(
-        at_most(question.cluster, plan.workload, question.request.calibration),
+    return long_run_bound_s(
+        optimistic(question.cluster, plan.workload, question.request.calibration),
         plan.workload,
         plan.codec.wire_ratio,
         every=plan.sync.every_steps,
@@ -209,7 +209,9 @@ def plans_long_run_s(question: Question, plan: TrainingPlan) -> float | None:
     )
 
 
-def _best(fleet: Fleet, prices: Callable[[Price], PriceAt], scale_s: float) -> tuple[float, Price]:
+def _best(
+    fleet: DevicePool, prices: Callable[[Price], PriceAt], scale_s: float
+) -> tuple[float, Price]:
     """The highest bound of all prices, and which gives it."""
     best, chosen = 0.0, PRICES[0]
     for price in PRICES[:1] if fleet.alike else PRICES:
@@ -219,7 +221,7 @@ def _best(fleet: Fleet, prices: Callable[[Price], PriceAt], scale_s: float) -> t
     return best, chosen
 
 
-def _any_stage(needs: StageNeeds, price: Price) -> PriceAt:
+def _any_stage(needs: StageRequirements, price: Price) -> PriceAt:
     """What the cheapest split costs, whichever stage's round ended the step before."""
     home, ends, beyond = needs.home(), needs.ending(), needs.beyond()
     ahead = [needs.ahead(again) for again in needs.choices]
@@ -233,7 +235,7 @@ def _any_stage(needs: StageNeeds, price: Price) -> PriceAt:
     return price_at
 
 
-def _costs(needs: StageNeeds, need: Need, price: Price, limit: float) -> Floats:
+def _costs(needs: StageRequirements, need: Requirement, price: Price, limit: float) -> Floats:
     """Least price of the devices of every part, infinite where no number of them will do.
 
     Parameters

@@ -13,29 +13,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.planning.aggregators import with_helpers
+from planner.planning.aggregators import with_aggregators
 from planner.planning.baselines.rank_order import rank_layouts, region_order
 from planner.planning.bounds import StepBound
-from planner.planning.cost import Merit, with_cost
-from planner.planning.device_classes import Floats, Places
+from planner.planning.cost import ObjectiveFunction, with_cost
+from planner.planning.device_classes import DeviceClasses, Floats
 from planner.planning.device_flow import Spread
-from planner.planning.flow_plan import Draft, Prepared
+from planner.planning.flow_plan import CandidatePlan, LayoutContext
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import pipeline_s
 from planner.planning.layout_kernel import IN_FLIGHT
-from planner.planning.layout_search import Estimated, Given, LayoutSearch, Start
+from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch, ScoredLayout
 from planner.planning.nothing_fits import nothing_fits
-from planner.planning.request import PlanRequest, Question, Shares, Wiring
+from planner.planning.request import PlanningProblem, PlanRequest, RequestedWiring, ShareRule
 from planner.planning.shape import layers_of, microbatches_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.alternative import Alternative
-from planner.training_plan.averaging_group import in_levels
+from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import some
+from planner.utils.text import counted
 
 ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
 """Of the layout search in one round, at most, and after a limit within which nothing was found."""
@@ -81,8 +81,8 @@ IDLE = (
 )
 
 
-def best_whole(
-    question: Question,
+def search_jointly(
+    question: PlanningProblem,
     stop: StoppingCriterion,
     bound: StepBound | None = None,
     baselines: Sequence[TrainingPlan] = (),
@@ -124,7 +124,7 @@ def best_whole(
     return min(found, more, key=lambda one: one.objective or math.inf)
 
 
-def _given(question: Question, devices: int) -> Given:
+def _given(question: PlanningProblem, devices: int) -> Constraints:
     """What the request fixes of layouts."""
     request, stages = question.request, question.request.fixed_stages
     most = min(devices, len(question.workload.layers))
@@ -137,10 +137,12 @@ def _given(question: Question, devices: int) -> Given:
     if stages is not None:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
-    equal = request.shares == Shares.EQUAL
+    equal = request.shares == ShareRule.EQUAL
     parts = (stages, layers, request.recompute, request.in_flight, equal)
     two_clocks = request.within is not None
-    return Given(*parts, request.sync_every, request.delayed, two_clocks, Merit.of(request))
+    return Constraints(
+        *parts, request.sync_every, request.delayed, two_clocks, ObjectiveFunction.of(request)
+    )
 
 
 class _Search:
@@ -148,16 +150,16 @@ class _Search:
 
     def __init__(
         self,
-        question: Question,
+        question: PlanningProblem,
         stop: StoppingCriterion,
         bound: StepBound | None,
         baselines: Sequence[TrainingPlan] = (),
     ) -> None:
         self.question, self.stop = question, stop
-        self.merit = Merit.of(question.request)
+        self.merit = ObjectiveFunction.of(question.request)
         prices = question.request.prices if self.merit.by_cost else None
         by_region = question.request.within is not None
-        self.places = Places.of(question.cluster, prices, by_region=by_region)
+        self.places = DeviceClasses.of(question.cluster, prices, by_region=by_region)
         wire = Codec(question.request.codec).wire_ratio
         given = _given(question, int(self.places.size.sum()))
         self.random = np.random.default_rng((question.seed, 1))
@@ -174,12 +176,12 @@ class _Search:
         calibration = question.request.calibration
         self.lasting = question.request.sync_every > 1 or self.merit.by_cost
         self.lasting |= calibration is not None and calibration.updates
-        self.routed = question.request.wiring == Wiring.STOCHASTIC
+        self.routed = question.request.wiring == RequestedWiring.STOCHASTIC
         self.refuted: list[tuple[float, TrainingPlan]] = []
-        self.leader: Draft | None = None
-        self.everybody: Draft | None = None
-        self.unpriced: list[Draft] = []
-        self.parents: dict[int, Draft] = {}
+        self.leader: CandidatePlan | None = None
+        self.everybody: CandidatePlan | None = None
+        self.unpriced: list[CandidatePlan] = []
+        self.parents: dict[int, CandidatePlan] = {}
         self.visits: dict[int, int] = {}
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
@@ -227,7 +229,7 @@ class _Search:
     def _offer_baselines(self) -> None:
         """Baselines are candidates like all others, priced on the same clock."""
         for one in self.baselines:
-            plan = with_cost(with_helpers(self.question, one), self.question.request)
+            plan = with_cost(with_aggregators(self.question, one), self.question.request)
             value = self.merit.of_plan(plan)
             if not self._refutes(value):
                 self.best.offer(value, plan)
@@ -297,17 +299,19 @@ class _Search:
         why = "memory does not hold it" if value is None else ""
         return Alternative(*words, value, "$" if self.merit.by_cost else "s", why)
 
-    def _averaging_otherwise(self, best: Draft) -> Iterator[Alternative]:
+    def _averaging_otherwise(self, best: CandidatePlan) -> Iterator[Alternative]:
         """One round with equal shares instead, which is taken if it turns out to be better.
 
         Shares are chosen for averaging by itself; beside messages others may be faster.
         """
         plan, taken = self.best.plan, self.best.objective
-        levels = plan is not None and any(map(in_levels, plan.averaging)) and not plan.two_clocks
+        levels = (
+            plan is not None and any(map(is_hierarchical, plan.averaging)) and not plan.two_clocks
+        )
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )
-        equal = self.question.request.replace(averaging=Shares.EQUAL)
+        equal = self.question.request.replace(averaging=ShareRule.EQUAL)
         draft = self._drafted_again(best, best.layout, equal)
         if draft is None:
             return
@@ -318,12 +322,12 @@ class _Search:
                 words, value = ("equal shares", words[0]), taken
         yield self._alternative(words, value)
 
-    def _rivals(self) -> list[tuple[tuple[str, str], Draft]]:
+    def _rivals(self) -> list[tuple[tuple[str, str], CandidatePlan]]:
         """The best draft with another number of stages, and with a stage for everybody.
 
         One that turns out to be better than the best plan takes its place.
         """
-        rivals: list[tuple[tuple[str, str], Draft]] = []
+        rivals: list[tuple[tuple[str, str], CandidatePlan]] = []
         for _ in range(LAST_LOOKS):
             best = self.leader
             if best is None:
@@ -333,7 +337,7 @@ class _Search:
             rivals = []
             if others:
                 one = min(others, key=lambda draft: draft.value)
-                rivals.append(((some(mine, "stage"), str(len(one.layout.layers))), one))
+                rivals.append(((counted(mine, "stage"), str(len(one.layout.layers))), one))
             if self._idle(best) > 0 and self.everybody is not None:
                 rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
             if not self._asks_again(best):
@@ -348,21 +352,23 @@ class _Search:
                 break
         return rivals
 
-    def _drafted_again(self, best: Draft, layout: Layout, request: PlanRequest) -> Draft | None:
+    def _drafted_again(
+        self, best: CandidatePlan, layout: Layout, request: PlanRequest
+    ) -> CandidatePlan | None:
         """The best with one thing otherwise, spread like it; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            prepared = Prepared.of(asked, self.places, layout, IN_FLIGHT)
+            prepared = LayoutContext.of(asked, self.places, layout, IN_FLIGHT)
             return prepared.draft(slower=best.slower, spread=best.spread).with_next_step()
         except ProblemError:
             return None
 
-    def _asks_again(self, draft: Draft) -> bool:
+    def _asks_again(self, draft: CandidatePlan) -> bool:
         """Whether drafts like this one may be made after the search."""
         most = MOST_ASKED_AGAIN // (10 if self.run.paced_by_time else 1)
         return draft.operations <= most and self.run.reason != "interrupted"
 
-    def _idle(self, draft: Draft) -> int:
+    def _idle(self, draft: CandidatePlan) -> int:
         """Devices that could compute and hold no stage."""
         return int(self.places.size.sum()) - len(draft.prepared.question.cluster)
 
@@ -376,12 +382,12 @@ class _Search:
         """The best layouts from new starts, drafted and priced; then changes of good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
-        hopeful = [one.layout for one in self.layouts.ranked(first=Start.KEPT)]
+        hopeful = [one.layout for one in self.layouts.ranked(first=InitialLayout.KEPT)]
         ranks = []
         if not self.drafted:
             ranks = list(dict.fromkeys([*self._baseline_layouts(), *self._by_rank()]))
         hopeful = [one for one in hopeful if one not in ranks]
-        drafts: list[Draft] = []
+        drafts: list[CandidatePlan] = []
         first = [*hopeful[:1], *ranks]
         if self.run.check() is not None:
             # one draft is all that there is time for
@@ -400,7 +406,9 @@ class _Search:
             parent = self._parent()
             self._price_best([*self._changed(parent), *self._reproportioned(parent)])
 
-    def _far_better(self, drafts: Sequence[Draft], ranks: Sequence[Layout]) -> list[Draft]:
+    def _far_better(
+        self, drafts: Sequence[CandidatePlan], ranks: Sequence[Layout]
+    ) -> list[CandidatePlan]:
         """What is estimated by far the best, where the limit came before it was drafted."""
         every = [*self.layouts.ranked()[:1], *map(self.layouts.estimated, ranks)]
         known = [self.layouts.estimated(one.layout).value for one in drafts]
@@ -429,7 +437,7 @@ class _Search:
 
     def _ranked(
         self, ranks: Sequence[int], layers: Mapping[int, Sequence[tuple[int, int]]]
-    ) -> list[Estimated]:
+    ) -> list[ScoredLayout]:
         """The best of ranks in this order, as estimated."""
         found = map(self.layouts.estimated, rank_layouts(ranks, self.places, layers))
         fits = [one for one in found if one.value < math.inf]
@@ -440,7 +448,7 @@ class _Search:
         order: Sequence[int],
         layers: Mapping[int, Sequence[tuple[int, int]]],
         least: float,
-    ) -> list[Estimated]:
+    ) -> list[ScoredLayout]:
         """The best where one region or device works alone, if all others are estimated slower."""
         regions = self.question.cluster.network.regions
         names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
@@ -456,7 +464,7 @@ class _Search:
         better.sort(key=lambda one: one.value)
         return [one for one in better[:1] if one.value < least]
 
-    def _parent(self) -> Draft:
+    def _parent(self) -> CandidatePlan:
         """Of the best draft for each number of stages, the best that was not changed too often."""
         stages = min(
             self.parents,
@@ -465,9 +473,9 @@ class _Search:
         self.visits[stages] += 1
         return self.parents[stages]
 
-    def _changed(self, parent: Draft) -> list[Draft]:
+    def _changed(self, parent: CandidatePlan) -> list[CandidatePlan]:
         """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
-        drafts: list[Draft] = []
+        drafts: list[CandidatePlan] = []
         slack = SLACK + WIDER * self.visits[len(parent.layout.layers)]
         most = slack * self.layouts.estimated(parent.layout).value
         near = self.layouts.near(parent.layout, CHANGES)
@@ -482,7 +490,7 @@ class _Search:
             self.visits[len(parent.layout.layers)] += EXHAUSTED
         return drafts
 
-    def _reproportioned(self, parent: Draft) -> list[Draft]:
+    def _reproportioned(self, parent: CandidatePlan) -> list[CandidatePlan]:
         """The same layout with other parts for its places, from one that is better to the next."""
         best, better = parent, []
         for k in range(PROPORTIONS):
@@ -521,7 +529,7 @@ class _Search:
     def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
         return pipeline_s(self.question, self.places, layout, in_flight)
 
-    def _draft(self, layout: Layout, *, always: bool = False) -> Draft | None:
+    def _draft(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
         """The best of some; None where there was one before or memory does not hold it.
 
         Over other pairs only where the first is promising, or ``always``.
@@ -530,7 +538,7 @@ class _Search:
             return None
         self.drafted.add(layout)
         try:
-            prepared = Prepared.of(self.question, self.places, layout, IN_FLIGHT)
+            prepared = LayoutContext.of(self.question, self.places, layout, IN_FLIGHT)
             first, *others = prepared.spreads
             best = self._made(prepared, spread=first)
         except ProblemError as error:
@@ -551,23 +559,23 @@ class _Search:
             self.parents[stages], self.visits[stages] = best, 0
         return best
 
-    def _worth(self, draft: Draft, most: float) -> bool:
+    def _worth(self, draft: CandidatePlan, most: float) -> bool:
         """Whether to make it another way too: it is at most so many times as long as the best."""
         best_s = min([self.best.objective, *(one.value for one in self.parents.values())])
         return draft.value <= most * best_s and self.run.check() is None
 
     def _made(
         self,
-        prepared: Prepared,
+        prepared: LayoutContext,
         most: float = math.inf,
         slower: Floats | None = None,
         spread: Spread = Spread.EVEN,
-    ) -> Draft:
+    ) -> CandidatePlan:
         draft = prepared.draft(most, slower, spread)
         self._spend(draft, 1)
         return draft
 
-    def _price_best(self, drafts: list[Draft]) -> None:
+    def _price_best(self, drafts: list[CandidatePlan]) -> None:
         """The best of all drafts so far that may be better than the best plan."""
         hopeful = [*self.unpriced, *drafts]
         self.unpriced = [one for one in hopeful if one.value < self.best.objective]
@@ -615,7 +623,7 @@ class _Search:
             if draft.value < self.best.objective:
                 self._price(draft)
 
-    def _variants(self, draft: Draft) -> Iterator[Draft]:
+    def _variants(self, draft: CandidatePlan) -> Iterator[CandidatePlan]:
         """The same layout with less in flight, and spread anew by what its devices took."""
         for most in (*MOST_IN_FLIGHT, math.inf):
             if self.run.check() is not None:
@@ -623,10 +631,10 @@ class _Search:
             slower = draft.slower * draft.late if most == math.inf else draft.slower
             yield self._made(draft.prepared, most, slower, draft.spread)
 
-    def _over(self, drafts: list[Draft]) -> bool:
+    def _over(self, drafts: list[CandidatePlan]) -> bool:
         return bool(drafts) and self.run.check() is not None
 
-    def _price(self, draft: Draft) -> float:
+    def _price(self, draft: CandidatePlan) -> float:
         """Seconds of its step on the clock, or dollars; the best plan so far is kept."""
         busy = draft.without_idle() if self.routed else draft.layout
         if busy != draft.layout:
@@ -634,7 +642,7 @@ class _Search:
             self.refused = self.refused or ProblemError(IDLE)
             again = self._draft(busy, always=True)
             return math.inf if again is None else self._price(again.with_next_step())
-        plan = with_cost(with_helpers(self.question, draft.plan()), self.question.request)
+        plan = with_cost(with_aggregators(self.question, draft.plan()), self.question.request)
         value = self.merit.of_plan(plan)
         if self._refutes(value):
             self.refuted.append((value, plan))
@@ -645,14 +653,14 @@ class _Search:
         self._spend(draft, PASSES * (2 if self.question.helpers else 1))
         return value
 
-    def _update_parent(self, draft: Draft, seconds: float) -> None:
+    def _update_parent(self, draft: CandidatePlan, seconds: float) -> None:
         """Averaging and pipelines slow each other down."""
         known = self.parents[len(draft.layout.layers)]
         later = replace(draft, seconds=max(seconds, draft.seconds), chained=True)
         if known.layout == draft.layout and (not known.chained or later.value < known.value):
             self.parents[len(draft.layout.layers)] = later
 
-    def _spend(self, draft: Draft, passes: int) -> None:
+    def _spend(self, draft: CandidatePlan, passes: int) -> None:
         self.run.spend((passes * draft.operations + MAKING) / OPERATIONS_PER_EFFORT)
 
     def _price_anything(self) -> None:

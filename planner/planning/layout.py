@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Layout:
         """
         return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
 
-    def groups(self, places: Places) -> tuple[tuple[int, ...], ...]:
+    def groups(self, places: DeviceClasses) -> tuple[tuple[int, ...], ...]:
         """Devices of every stage; which of a place they are makes no difference.
 
         Parameters

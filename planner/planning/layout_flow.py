@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.lp.flow import SharedLines, StageFlow, solve_flow
-from planner.planning.device_classes import Floats, Ints, Places
+from planner.planning.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.layout import Layout
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 
@@ -25,7 +25,7 @@ ANY = 1e12
 """So many microbatches are no limit."""
 
 
-class Nodes(NamedTuple):
+class FlowNodes(NamedTuple):
     """The places of every stage, one after the other.
 
     Attributes
@@ -39,13 +39,13 @@ class Nodes(NamedTuple):
     devices: Ints
 
     @classmethod
-    def of(cls, layout: Layout) -> Nodes:
+    def of(cls, layout: Layout) -> FlowNodes:
         """Of all places that a stage has devices of."""
         counts = np.array(layout.counts, dtype=np.int64)
         stage, place = np.nonzero(counts)
         return cls(stage, place, counts[stage, place])
 
-    def by_stage(self, places: Places, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    def by_stage(self, places: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
         """The node of every device of every stage.
 
         Parameters
@@ -62,12 +62,12 @@ class Nodes(NamedTuple):
 
 
 def flow_of(
-    places: Places,
+    places: DeviceClasses,
     layout: Layout,
     costs: tuple[StageCosts, ...],
     in_flight: float,
     most_held: float = math.inf,
-) -> tuple[Nodes, StageFlow]:
+) -> tuple[FlowNodes, StageFlow]:
     """The linear programme of a layout: alike devices of a stage share its work evenly.
 
     Parameters
@@ -86,7 +86,7 @@ def flow_of(
     tuple[Nodes, StageFlow]
         The places of each stage, and what flows between them.
     """
-    nodes = Nodes.of(layout)
+    nodes = FlowNodes.of(layout)
     stage, place, count = nodes
     out = np.array([cost.output_bytes for cost in costs])
     out[-1] = 0.0
@@ -120,7 +120,7 @@ def flow_of(
     )
 
 
-def _lines(places: Places, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
+def _lines(places: DeviceClasses, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
     """Edges between sites, over the lines of both: activations one way, gradients the other."""
     if len(places.line) == 0:
         return None
@@ -131,13 +131,15 @@ def _lines(places: Places, here: Ints, there: Ints, size: Floats) -> SharedLines
     return SharedLines(line, edge, size[edge] / places.line[line])
 
 
-def most_held(question: Question) -> float:
+def most_held(question: PlanningProblem) -> float:
     """Microbatches that a device may hold as asked, infinite for any."""
     asked = question.request.in_flight
     return math.inf if asked is None else float(asked)
 
 
-def pipeline_s(question: Question, places: Places, layout: Layout, in_flight: float) -> float:
+def pipeline_s(
+    question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+) -> float:
     """What the pipelines of a layout take when its flow is spread evenly over the step.
 
     Parameters

@@ -36,7 +36,7 @@ ALONG = 0.5
 """Of devices that move, and stages: with layers in proportion, or with theirs."""
 
 
-class Model(NamedTuple):
+class ModelArrays(NamedTuple):
     """What is trained, by layer.
 
     Attributes
@@ -108,10 +108,10 @@ FEW = 12
 """Pairs in use are sorted rather than looked for among so many times as many."""
 
 
-class Links(NamedTuple):
-    """Where: see `planner.planning.device_classes.Places`; ``near``, ``far`` are the ends of pairs
-    of places, nearest first, and ``rank`` is where each pair is among them; ``equal``: shares must
-    be; ``usd_per_s``, ``usd_per_byte``: of devices and of messages."""
+class ClassLinks(NamedTuple):
+    """Where: see `planner.planning.device_classes.DeviceClasses`; ``near``, ``far`` are the ends of
+    pairs of places, nearest first, and ``rank`` is where each pair is among them; ``equal``: shares
+    must be; ``usd_per_s``, ``usd_per_byte``: of devices and of messages."""
 
     size: Ints
     there_and_back_s: Floats2
@@ -132,7 +132,7 @@ class Links(NamedTuple):
     usd_per_byte: Floats2
 
 
-class State(NamedTuple):
+class LayoutState(NamedTuple):
     """A layout under search, for up to ``len(cuts) - 1`` stages.
 
     Attributes
@@ -153,7 +153,7 @@ class State(NamedTuple):
     recompute: Bools
 
 
-class Scratch(NamedTuple):
+class LayoutScratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
     place; delays, compute, periods, rooms and dollars for a microbatch's messages by stage; by
     site, bytes of each stage's messages over its line, bytes of averaging, and a stage's devices;
@@ -268,7 +268,7 @@ def averaging_s(
             seconds = max(seconds, crossing / links.line[s] + back_s)
     levels = np.inf
     if used < members and least > 0 and not links.equal:
-        levels = _two_levels_s(size, plain, row, links, held, used, least)
+        levels = _hierarchical_s(size, plain, row, links, held, used, least)
     for s in range(sites):
         if held[s] > 0 and levels < seconds:
             sent[s] += 2 * (used - 1) / used * size
@@ -294,7 +294,7 @@ def _crossing(held: float, members: float, part: float) -> float:
 
 
 @kernel
-def _two_levels_s(
+def _hierarchical_s(
     size: float, plain: float, row: Any, links: Any, held: Floats, used: int, least: float
 ) -> float:
     """Seconds to reduce, exchange and spread, with ``least`` slices between ``used`` sites."""
@@ -369,7 +369,7 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
 
 
 @kernel
-def two_clocks_s(
+def two_frequency_s(
     size: float, plain: float, row: Any, links: Any, scratch: Any, enough: float
 ) -> tuple[float, float]:
     """Seconds in which regions average ``plain`` bytes each, and then ``size`` between them.
@@ -421,7 +421,7 @@ def two_clocks_s(
 
 
 @kernel
-def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, float]:
+def capacity(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, float]:
     """Microbatches that a device of a place holds on a stage, without and with recomputation."""
     last = j == state.stages[0] - 1
     a, b = state.cuts[j], state.cuts[j + 1]
@@ -460,7 +460,7 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     plain_room, again_room = 0.0, 0.0
     for c in range(places):
         if row[c] > 0:
-            plain, again = rooms(model, links, state, j, c)
+            plain, again = capacity(model, links, state, j, c)
             if plain < 1 and model.recompute_free:
                 state.recompute[j] = True
             if (again if state.recompute[j] else plain) < 1:
@@ -558,7 +558,9 @@ def _boundary_period(
 
 
 @entry
-def estimate(model: Model, links: Links, state: State, scratch: Scratch, most: float) -> float:
+def estimate(
+    model: ModelArrays, links: ClassLinks, state: LayoutState, scratch: LayoutScratch, most: float
+) -> float:
     """Estimated seconds or dollars of a step; sets which stages recompute.
 
     Infinite where memory does not hold it, or where it is seen early that it is above ``most``: by
@@ -700,7 +702,9 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         if tied and j == 0:
             enough = ends - way
         if model.two_clocks:
-            within, between = two_clocks_s(size, plain, row, links, scratch, max(each - way, 0.0))
+            within, between = two_frequency_s(
+                size, plain, row, links, scratch, max(each - way, 0.0)
+            )
             each = max(each, way + within)
             longest = max(longest, way + within + between)
             continue
@@ -974,8 +978,13 @@ def _make(model: Any, links: Any, state: Any, random: Any) -> bool:
 
 
 @entry
-def change(
-    model: Model, links: Links, state: State, scratch: Scratch, random: Words, fixed: bool
+def mutate(
+    model: ModelArrays,
+    links: ClassLinks,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    random: Words,
+    fixed: bool,
 ) -> bool:
     """One random change; whether there was one.
 
@@ -1002,12 +1011,12 @@ def change(
 
 @entry
 def anneal(
-    model: Model,
-    links: Links,
-    state: State,
-    tried: State,
-    best: State,
-    scratch: Scratch,
+    model: ModelArrays,
+    links: ClassLinks,
+    state: LayoutState,
+    tried: LayoutState,
+    best: LayoutState,
+    scratch: LayoutScratch,
     random: Words,
     values: Floats,
     trials: int,
@@ -1021,7 +1030,7 @@ def anneal(
     """
     for k in range(trials):
         _copy(state, tried)
-        if not change(model, links, tried, scratch, random, fixed):
+        if not mutate(model, links, tried, scratch, random, fixed):
             continue
         heat = warm * (cold / warm) ** (k / trials) * values[0]
         most = values[0] - heat * math.log(max(next_unit(random), 1e-300))

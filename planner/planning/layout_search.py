@@ -13,18 +13,18 @@ from typing import Literal
 
 import numpy as np
 
-from planner.planning.cost import BY_TIME, Merit
-from planner.planning.device_classes import Floats, Ints, Places
+from planner.planning.cost import BY_TIME, ObjectiveFunction
+from planner.planning.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.planning.layout import Layout
 from planner.planning.layout_kernel import (
-    Links,
-    Model,
-    Scratch,
-    State,
+    ClassLinks,
+    LayoutScratch,
+    LayoutState,
+    ModelArrays,
     anneal,
-    change,
     estimate,
+    mutate,
 )
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
@@ -52,7 +52,7 @@ MOST_FEW, LEAST_FEW, FEW_PLACES = 32, 4, 2048
 """Starts of a few places that are compared, fewer where chains are long: so many places in all."""
 
 
-class Start(enum.Enum):
+class InitialLayout(enum.Enum):
     """Where a search for a number of stages begins, and how freely it wanders."""
 
     NEAR = "stages of near places"
@@ -62,20 +62,25 @@ class Start(enum.Enum):
     FOUND = "one found or new, whose number of stages may change"
 
 
-PARTS = {Start.NEAR: 1.0, Start.DEALT: 1.0, Start.KEPT: 1.0, Start.FEW: 0.3}
+PARTS = {
+    InitialLayout.NEAR: 1.0,
+    InitialLayout.DEALT: 1.0,
+    InitialLayout.KEPT: 1.0,
+    InitialLayout.FEW: 0.3,
+}
 """Of the trials for a number of stages."""
 HEAT = {
-    Start.NEAR: (0.2, 0.003),
-    Start.FEW: (0.05, 0.0005),
-    Start.DEALT: (0.2, 0.003),
-    Start.KEPT: (1e-4, 1e-6),
-    Start.FOUND: (0.05, 0.0005),
+    InitialLayout.NEAR: (0.2, 0.003),
+    InitialLayout.FEW: (0.05, 0.0005),
+    InitialLayout.DEALT: (0.2, 0.003),
+    InitialLayout.KEPT: (1e-4, 1e-6),
+    InitialLayout.FOUND: (0.05, 0.0005),
 }
 """Temperatures at begin and end, relative to the estimate."""
 
 
 @dataclass(frozen=True)
-class Estimated:
+class ScoredLayout:
     """A layout and its estimated step, in seconds or dollars."""
 
     value: float
@@ -83,7 +88,7 @@ class Estimated:
 
 
 @dataclass(frozen=True)
-class Given:
+class Constraints:
     """What layouts must have.
 
     Attributes
@@ -113,10 +118,10 @@ class Given:
     every: int = 1
     delayed: bool = False
     two_clocks: bool = False
-    merit: Merit = BY_TIME
+    merit: ObjectiveFunction = BY_TIME
 
 
-def model_of(workload: Workload, given: Given, most: int) -> Model:
+def model_of(workload: Workload, given: Constraints, most: int) -> ModelArrays:
     """A workload as the compiled search reads it.
 
     Parameters
@@ -140,7 +145,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         [workload.stem.parameters, *(layer.parameters for layer in workload.layers)]
     ).astype(float)
     parameters[0] = 0.0
-    return Model(
+    return ModelArrays(
         np.array([0.0, *(costs.forward_flops for costs in upto)]),
         parameters,
         np.cumsum([0.0, *(layer.saved_bytes * samples for layer in workload.layers)])
@@ -195,13 +200,13 @@ class LayoutSearch:
 
     def __init__(
         self,
-        places: Places,
+        places: DeviceClasses,
         workload: Workload,
         wire_ratio: float = 1.0,
         seed: int = 0,
-        given: Given | None = None,
+        given: Constraints | None = None,
     ) -> None:
-        self.given = given or Given()
+        self.given = given or Constraints()
         self.workload, self.layers = workload, len(workload.layers)
         self.most = min(self.layers, int(places.size.sum()))
         model = model_of(workload, self.given, self.most)
@@ -210,7 +215,7 @@ class LayoutSearch:
             gradient_bytes=model.gradient_bytes * wire_ratio, wire_ratio=wire_ratio
         )
         order = np.argsort(places.there_and_back_s.ravel(), kind="stable").astype(np.int64)
-        self.links = Links(
+        self.links = ClassLinks(
             places.size,
             places.there_and_back_s,
             places.bandwidth,
@@ -229,12 +234,12 @@ class LayoutSearch:
             places.usd_per_s,
             places.usd_per_byte,
         )
-        self.found: dict[tuple[int, Start], Estimated] = {}
+        self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
         self._numpy = np.random.default_rng(seed)
         self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
         self._tried, self._best = self._empty(), self._empty()
         width = (self.most, len(places))
-        self._scratch = Scratch(
+        self._scratch = LayoutScratch(
             np.zeros(width),
             np.zeros((2, len(places))),
             np.zeros(len(places)),
@@ -273,7 +278,7 @@ class LayoutSearch:
             return few
         return sorted({round(s) for s in np.linspace(least, self.most, MORE_STAGES)})
 
-    def ranked(self, first: Start | None = None) -> list[Estimated]:
+    def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
         """The best of every number of stages and start, fastest first, each once.
 
         Parameters
@@ -310,11 +315,13 @@ class LayoutSearch:
                 if k % 2:
                     stages = numbers[int(self._numpy.integers(len(numbers)))]
                     dealt = bool(self._numpy.integers(2))
-                    state = self._start(stages, Start.DEALT if dealt else Start.NEAR)
+                    state = self._start(
+                        stages, InitialLayout.DEALT if dealt else InitialLayout.NEAR
+                    )
                 else:
                     known = self.ranked()[:LAST]
                     state = self._state(known[k // 2 % len(known)].layout)
-                self._anneal(run, state, max(1, int(left / pieces)), Start.FOUND)
+                self._anneal(run, state, max(1, int(left / pieces)), InitialLayout.FOUND)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
         """The same share for each number of stages; of each start its part."""
@@ -328,12 +335,12 @@ class LayoutSearch:
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
         state = self._start(self.given.stages or min(4, self.most))
-        self._round(state, self._value(state), 1, *HEAT[Start.NEAR], True)
+        self._round(state, self._value(state), 1, *HEAT[InitialLayout.NEAR], True)
         began = time.perf_counter()
-        self._round(state, self._value(state), CHUNK, *HEAT[Start.NEAR], True)
+        self._round(state, self._value(state), CHUNK, *HEAT[InitialLayout.NEAR], True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def near(self, layout: Layout, trials: int) -> list[Estimated]:
+    def near(self, layout: Layout, trials: int) -> list[ScoredLayout]:
         """Layouts up to three changes away, with the least estimates first.
 
         Parameters
@@ -353,26 +360,26 @@ class LayoutSearch:
             if value < math.inf:
                 found[self._layout(state)] = value
         found.pop(layout, None)
-        return sorted((Estimated(s, one) for one, s in found.items()), key=lambda one: one.value)
+        return sorted((ScoredLayout(s, one) for one, s in found.items()), key=lambda one: one.value)
 
-    def _change(self, state: State) -> bool:
+    def _change(self, state: LayoutState) -> bool:
         fixed = self.given.stages is not None
-        return bool(change(self.model, self.links, state, self._scratch, self._random, fixed))
+        return bool(mutate(self.model, self.links, state, self._scratch, self._random, fixed))
 
-    def _estimate(self, state: State) -> float:
+    def _estimate(self, state: LayoutState) -> float:
         """In full, however much it is."""
         return float(estimate(self.model, self.links, state, self._scratch, math.inf))
 
-    def estimated(self, layout: Layout) -> Estimated:
+    def estimated(self, layout: Layout) -> ScoredLayout:
         """A layout with its estimate, infinite where memory does not hold it.
 
         Which stages recompute is chosen anew.
         """
         state = self._state(layout)
         value = self._estimate(state)
-        return Estimated(value, self._layout(state))
+        return ScoredLayout(value, self._layout(state))
 
-    def with_better_layers(self, layout: Layout) -> Estimated:
+    def with_better_layers(self, layout: Layout) -> ScoredLayout:
         """A layout whose stages have other layers, as long as a shift by one lowers the estimate.
 
         Parameters
@@ -388,7 +395,7 @@ class LayoutSearch:
             best = least if improved else best
         return best
 
-    def _anneal(self, run: StopRun, state: State, trials: int, start: Start) -> None:
+    def _anneal(self, run: StopRun, state: LayoutState, trials: int, start: InitialLayout) -> None:
         """From warm to cold in chunks, so that the stopping rule is heard in between."""
         warm, cold = HEAT[start]
         value = self._value(state)
@@ -396,14 +403,14 @@ class LayoutSearch:
         for k in range(chunks):
             begin, end = (warm * (cold / warm) ** (part / chunks) for part in (k, k + 1))
             count = min(CHUNK, trials - k * CHUNK)
-            fixed = start is not Start.FOUND or self.given.stages is not None
+            fixed = start is not InitialLayout.FOUND or self.given.stages is not None
             self._round(state, value, count, begin, end, fixed)
             if run.update(count) is not None:
                 break
         self._keep(start, self._best, float(value[1]))
 
     def _round(
-        self, state: State, value: Floats, count: int, warm: float, cold: float, fixed: bool
+        self, state: LayoutState, value: Floats, count: int, warm: float, cold: float, fixed: bool
     ) -> None:
         anneal(
             self.model,
@@ -420,25 +427,25 @@ class LayoutSearch:
             fixed,
         )
 
-    def _value(self, state: State) -> Floats:
+    def _value(self, state: LayoutState) -> Floats:
         """The estimate of a state, which is the best so far."""
         value = self._estimate(state)
-        for name in State._fields:
+        for name in LayoutState._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # where memory does not hold the start, anything that it holds is better
         return np.full(2, value if value < math.inf else 1e300)
 
-    def _keep(self, start: Start, state: State, value: float) -> None:
+    def _keep(self, start: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
         known = self.found.get((stages, start))
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # which stages recompute is what the estimate chose last; ask again
         again = self._estimate(state)
-        self.found[stages, start] = Estimated(again, self._layout(state))
+        self.found[stages, start] = ScoredLayout(again, self._layout(state))
 
     @staticmethod
-    def _layout(state: State) -> Layout:
+    def _layout(state: LayoutState) -> Layout:
         stages = int(state.stages[0])
         return Layout.of(
             state.counts[:stages].tolist(),
@@ -446,16 +453,16 @@ class LayoutSearch:
             state.recompute[:stages].tolist(),
         )
 
-    def _empty(self) -> State:
+    def _empty(self) -> LayoutState:
         most = self.most
-        return State(
+        return LayoutState(
             np.zeros(1, dtype=np.int64),
             np.zeros((most, len(self.places)), dtype=np.int64),
             np.zeros(most + 1, dtype=np.int64),
             np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, start: Start = Start.NEAR) -> State:
+    def _start(self, stages: int, start: InitialLayout = InitialLayout.NEAR) -> LayoutState:
         """All devices along a chain of near places, cut into stages of equal size.
 
         Or dealt: given out to the stages one by one, so that each place has a pipeline, as ranks
@@ -463,9 +470,9 @@ class LayoutSearch:
         places with little memory, and those that do not aggregate, are left out one by one; then
         the devices with the most memory are filled evenly.
         """
-        if start is Start.FEW:
+        if start is InitialLayout.FEW:
             return self._few(stages)
-        chain, dealt = self._chain(), start is not Start.NEAR
+        chain, dealt = self._chain(), start is not InitialLayout.NEAR
         if self.given.merit.by_cost:
             # a few places may do it for less
             chain = self._some(chain, stages)
@@ -481,7 +488,7 @@ class LayoutSearch:
                 return state
         return self._filled(stages)
 
-    def _filled(self, stages: int) -> State:
+    def _filled(self, stages: int) -> LayoutState:
         """The stages of `tightest`; whoever has none is left out."""
         filled, places = self.tightest(stages)
         state = self._empty()
@@ -540,7 +547,7 @@ class LayoutSearch:
             found.append((filled(ends), ends))
         return min(found, key=lambda one: one[0].share)
 
-    def _few(self, stages: int) -> State:
+    def _few(self, stages: int) -> LayoutState:
         """The best of some starts of places that are near each other."""
         count = max(LEAST_FEW, min(MOST_FEW, FEW_PLACES // len(self.places)))
         some = (self._some(self._chain(), stages) for _ in range(count))
@@ -552,7 +559,7 @@ class LayoutSearch:
         enough = int(np.searchsorted(self.places.size[chain].cumsum(), stages)) + 1
         return chain[: int(self._numpy.integers(enough, len(chain) + 1))]
 
-    def _spread(self, chain: Ints, stages: int, dealt: bool) -> State:
+    def _spread(self, chain: Ints, stages: int, dealt: bool) -> LayoutState:
         state = self._empty()
         state.stages[0] = stages
         devices = np.repeat(chain, self.places.size[chain])
@@ -576,7 +583,7 @@ class LayoutSearch:
             chain.append(left.pop(int(np.argmin(away[chain[-1], left]))))
         return np.array(chain, dtype=np.int64)
 
-    def _state(self, layout: Layout) -> State:
+    def _state(self, layout: Layout) -> LayoutState:
         state = self._empty()
         stages = len(layout.layers)
         state.stages[0] = stages

@@ -10,7 +10,7 @@ import numpy as np
 from planner.lp.flow import StageFlow
 from planner.lp.model_file import labels
 from planner.network.cluster import device_limits
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import ANY, flow_of
 from planner.planning.layout_kernel import IN_FLIGHT
@@ -69,7 +69,7 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
             "a flow ends with the head on the last stage, and this plan has it on the first; plan "
             "with --head last"
         )
-    places = Places.of(plan.cluster)
+    places = DeviceClasses.of(plan.cluster)
     place_of = {d: c for c, members in enumerate(places.members) for d in members}
     counts = [[0] * len(places) for _ in range(stages)]
     first: dict[tuple[int, int], int] = {}

@@ -10,16 +10,18 @@ import numpy as np
 
 from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
-from planner.planning.heterogeneous_assignment import matched
-from planner.planning.placement import Arranged, appraised, arrange
-from planner.planning.request import Question
+from planner.planning.heterogeneous_assignment import match_stages
+from planner.planning.placement import Placement, evaluate_placement, place_stages
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import MaxIterations, StoppingCriterion
 
 
-def arrange_rarely(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+def place_for_local_sgd(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+) -> Placement:
     """The best on the clock of some arrangements of equal devices.
 
     The optimum of eq. 1, that of eq. 1 with the bytes that a step averages in the mean, and ranks
@@ -47,7 +49,7 @@ def arrange_rarely(question: Question, shape: Shape, stop: StoppingCriterion) ->
     from planner.genetic.solve import solve_assignment
 
     half = stop.portion(0.5)
-    first = arrange(question, shape, half)
+    first = place_stages(question, shape, half)
     reason = first.certificate.stop_reason
     problem = assignment_problem(question.cluster, question.workload, shape)
     seldom = AssignmentProblem(
@@ -62,9 +64,11 @@ def arrange_rarely(question: Question, shape: Shape, stop: StoppingCriterion) ->
     ranks = region_order(question.cluster.network)
     grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
     # pipelines that eq. 3 asks for, of the stages that ranks have
-    by_rank = [matched(problem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
+    by_rank = [match_stages(problem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
     found = [first.assignment, second, *by_rank]
     plans = [straight_plan(question, shape, one) for one in found]
     best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
-    certificate = appraised(question, shape, found[best], reason) if best else first.certificate
-    return Arranged(shape, found[best], certificate, plans[best])
+    certificate = (
+        evaluate_placement(question, shape, found[best], reason) if best else first.certificate
+    )
+    return Placement(shape, found[best], certificate, plans[best])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.planning.layer_split import Filled, evenly_filled
 from planner.planning.layout_search import LayoutSearch
-from planner.utils.text import quantity, some
+from planner.utils.text import counted, quantity
 from planner.workload.workload import Workload
 
 SHORTEST = 128
@@ -36,7 +36,7 @@ def nothing_fits(layouts: LayoutSearch) -> str:
         f"{quantity(costs.scratch_bytes, 'B')} of the largest operation",
     ]
     samples = workload.microbatch_samples
-    at = f"microbatches of {some(samples, 'sample')}"
+    at = f"microbatches of {counted(samples, 'sample')}"
     if workload.architecture is not None:
         at += f" of {workload.architecture.sequence} tokens"
     layers = f"layer {start}" if stop == start + 1 else f"layers {start} to {stop - 1}"
@@ -45,7 +45,7 @@ def nothing_fits(layouts: LayoutSearch) -> str:
     named = " and ".join([layers, *extra])
     helps = [*_helps(layouts, best), "devices with more memory"]
     return (
-        f"no layout fits the devices' memory: of {some(stages, 'stage')}, the one with {named} "
+        f"no layout fits the devices' memory: of {counted(stages, 'stage')}, the one with {named} "
         f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(parts)}) for {at}, and its "
         f"device has {quantity(memory[stage], 'B')}; what would help: {', '.join(helps)}"
     )

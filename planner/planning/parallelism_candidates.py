@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.search.result import Result
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import some
+from planner.utils.text import counted
 
 NO_SHAPE = "no number of stages divides devices and layers"
 """Why there are no `candidates`."""
@@ -41,7 +41,7 @@ class Candidate:
     refused: str = ""
 
     @classmethod
-    def of(cls, question: Question, result: Result[TrainingPlan]) -> Candidate:
+    def of(cls, question: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
         """A shape that was planned.
 
         Parameters
@@ -54,7 +54,7 @@ class Candidate:
         return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
-    def refusal(cls, question: Question, why: str) -> Candidate:
+    def refusal(cls, question: PlanningProblem, why: str) -> Candidate:
         """A shape that does not fit.
 
         Parameters
@@ -84,7 +84,7 @@ class Candidate:
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
 
 
-def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
+def runners_up(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
     """Shapes that were tried and not taken.
 
     Parameters
@@ -105,10 +105,12 @@ def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative,
 
 
 def _shape(stages: int, pipelines: int, samples: int) -> str:
-    return f"{some(stages, 'stage')} x {some(pipelines, 'pipeline')}, microbatches of {samples}"
+    return (
+        f"{counted(stages, 'stage')} x {counted(pipelines, 'pipeline')}, microbatches of {samples}"
+    )
 
 
-def candidates(question: Question) -> list[Question]:
+def candidates(question: PlanningProblem) -> list[PlanningProblem]:
     """The question for all stages and microbatch sizes that divide devices and batch.
 
     Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or

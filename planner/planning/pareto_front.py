@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster
-from planner.planning.request import Objective, PlanRequest, Within
+from planner.planning.request import InnerAveraging, Objective, PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
@@ -19,7 +19,7 @@ from planner.search.result import Result
 from planner.search.stop import INTERRUPTED, StoppingCriterion
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import some, span
+from planner.utils.text import counted, quantity_range
 from planner.utils.validate import choice, real
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
@@ -97,10 +97,10 @@ class Front:
     refused: tuple[tuple[str, str], ...]
 
     def __repr__(self) -> str:
-        seconds = span([point.step_s for point in self.points], "s")
-        dollars = span([point.step_usd for point in self.points], "$")
+        seconds = quantity_range([point.step_s for point in self.points], "s")
+        dollars = quantity_range([point.step_usd for point in self.points], "$")
         return (
-            f"Front({some(len(self.points), 'plan')}, {sum(p.on_front for p in self.points)} on "
+            f"Front({counted(len(self.points), 'plan')}, {sum(p.on_front for p in self.points)} on "
             f"the front, {seconds}, {dollars} a step, {len(self.refused)} refused)"
         )
 
@@ -165,7 +165,7 @@ def pareto(
     for kind, name, words in (
         (Codec, "codec", codecs),
         (BoundaryCodec, "boundary_codec", boundary_codecs),
-        (Within, "within", [who for who in within if who != NOBODY]),
+        (InnerAveraging, "within", [who for who in within if who != NOBODY]),
     ):
         for word in words:
             choice(kind, name, word, error=ProblemError)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape
 from planner.search.stop import Around
 from planner.training_plan.model import TrainingPlan
@@ -17,7 +17,7 @@ Later = Callable[[], tuple[float, TrainingPlan]]
 
 
 @dataclass(frozen=True)
-class Completing(Around):
+class PartialSearchStop(Around):
     """A criterion that hears of assignments as of the straight plans that they make.
 
     Attributes
@@ -26,7 +26,7 @@ class Completing(Around):
         Of the plans.
     """
 
-    question: Question
+    question: PlanningProblem
     shape: Shape
 
     def found(self, objective: float, plan: Any) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from planner.planning.layer_split import least_largest
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Layers, Shape
 from planner.simulator.averaging_rounds import round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from planner.workload.costs import StageCosts, stage_costs
@@ -19,7 +19,9 @@ LIMITS = 24
 """On averaging, for each of which the quickest layers are looked at."""
 
 
-def splits(question: Question, shape: Shape, groups: Sequence[Sequence[int]]) -> list[Layers]:
+def splits(
+    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
+) -> list[Layers]:
     """Layers worth a try for devices of stages: the shape's own first.
 
     Others make least: the slowest stage's computing for the microbatches that visit it; that and
@@ -85,7 +87,7 @@ def _ranges(layers: int) -> list[tuple[int, int]]:
     return [(a, b) for a in range(layers) for b in range(a + 1, layers + 1)]
 
 
-def visited_share(question: Question, shape: Shape) -> float:
+def visited_share(question: PlanningProblem, shape: Shape) -> float:
     """Of all layers, those that a microbatch visits, in the mean over the cycle.
 
     Parameters
@@ -105,7 +107,7 @@ def visited_share(question: Question, shape: Shape) -> float:
     return sum(n * s for n, s in zip(count, share, strict=True)) / sum(count)
 
 
-def _visiting(question: Question, shape: Shape) -> list[float]:
+def _visiting(question: PlanningProblem, shape: Shape) -> list[float]:
     """Of the microbatches, those that visit each stage, in the mean over the cycle (CC3)."""
     path_stages, cycle = question.request.path_stages or 0, question.request.cycle(shape.stages)
     full = cycle.count(1) / len(cycle)
@@ -116,7 +118,7 @@ def _visiting(question: Question, shape: Shape) -> list[float]:
 
 
 def _computing_s(
-    question: Question, shape: Shape, groups: Sequence[Sequence[int]]
+    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
     """Start devices have as many microbatches each; those of another stage by their speed."""
     speed = [[float(question.cluster.flops[d]) for d in group] for group in groups]
@@ -126,14 +128,14 @@ def _computing_s(
 
 
 def _averaging_s(
-    question: Question, groups: Sequence[Sequence[int]]
+    question: PlanningProblem, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
     """A round of equal shares; its seconds grow with the bytes from what latency takes.
 
     In the mean, where one step in several averages.
     """
     every = question.request.sync_every
-    links, wire = Links.of(question.cluster), Codec(question.request.codec).wire_ratio
+    links, wire = LinkResources.of(question.cluster), Codec(question.request.codec).wire_ratio
     alike = [AveragingGroup.equal(tuple(group)) for group in groups]
     away = [round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in alike]
     giga = [round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in alike]

@@ -12,16 +12,16 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.planning.evaluation import compute_times, priced
-from planner.planning.heterogeneous_assignment import matched
+from planner.planning.evaluation import compute_times, evaluated
+from planner.planning.heterogeneous_assignment import match_stages
 from planner.planning.partial_path_layers import splits, visited_share
 from planner.planning.partial_path_schedules import (
     arranged_problem,
+    partial_path_schedules,
     paths_certificate,
-    skipping_schedules,
 )
-from planner.planning.placement import appraised, arrange
-from planner.planning.request import Question
+from planner.planning.placement import evaluate_placement, place_stages
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Layers, Shape, assignment_problem, memory_room, sent_bytes
 from planner.planning.straight import eagerly_ordered
 from planner.problems import ProblemError
@@ -30,7 +30,7 @@ from planner.problems.path_method import PathMethod
 from planner.search.certificate import Certificate
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
@@ -45,7 +45,7 @@ FULL = 0.25
 Groups = tuple[tuple[int, ...], ...]
 
 
-class SkippingPlan(NamedTuple):
+class PartialPathPlan(NamedTuple):
     """A priced plan and what its parts say of themselves.
 
     Attributes
@@ -74,9 +74,9 @@ class _Trial(NamedTuple):
     merit_s: float
 
 
-def skipping_plan(
-    question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> SkippingPlan:
+def partial_path_plan(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+) -> PartialPathPlan:
     """The best plan that was tried.
 
     Parameters
@@ -100,14 +100,14 @@ def skipping_plan(
     ProblemError
         Memory does not hold a stage and one microbatch, or there are no paths.
     """
-    return _Trials(question, shape, stop, run).result()
+    return _Search(question, shape, stop, run).result()
 
 
-class _Trials:
+class _Search:
     """Plans that were tried, the best of them first."""
 
     def __init__(
-        self, question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun
+        self, question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
     ) -> None:
         self.question, self.shape, self.stop, self.run = question, shape, stop, run
         self.interrupted = False
@@ -116,15 +116,15 @@ class _Trials:
         self.refused: ProblemError | None = None
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
 
-    def result(self) -> SkippingPlan:
+    def result(self) -> PartialPathPlan:
         """All trials, then the best one's paths with what is left."""
-        arranged = arrange(self.question, self.shape, self.stop.portion(ARRANGING))
+        arranged = place_stages(self.question, self.shape, self.stop.portion(ARRANGING))
         self.interrupted = arranged.certificate.stop_reason == "interrupted"
         groups = arranged.assignment.groups
         self._try(groups, self.shape.layers, FIRST)
         self._try_layers(groups)
         if self.best is not None and self.question.request.path_method == PathMethod.AUTO:
-            other = self._together(self.best)
+            other = self._joint(self.best)
             if other is not None:
                 self._try_layers(other)
         if self.best is not None:
@@ -136,9 +136,11 @@ class _Trials:
         same = best.plan.assignment.groups == groups and best.shape.layers == self.shape.layers
         if not same:
             reason = certificate.stop_reason
-            certificate = appraised(self.question, best.shape, best.plan.assignment, reason)
+            certificate = evaluate_placement(
+                self.question, best.shape, best.plan.assignment, reason
+            )
         paths = paths_certificate(self.question, best.plan, best.solved, self.run)
-        return SkippingPlan(
+        return PartialPathPlan(
             best.plan,
             best.shape,
             {"assignment": certificate, "paths": paths},
@@ -154,7 +156,7 @@ class _Trials:
         for layers in several:
             self._try(groups, layers, TRYING / len(several))
 
-    def _together(self, best: _Trial) -> Groups | None:
+    def _joint(self, best: _Trial) -> Groups | None:
         """Devices of every stage, searched with paths, averaging in the cost; or None."""
         from planner.mapf.arrange import arrange_paths
 
@@ -204,7 +206,7 @@ class _Trials:
         if len(set(map(len, groups))) > 1:
             return AssignmentPlan.of_groups(groups)
         problem = assignment_problem(self.question.cluster, self.question.workload, shape)
-        return matched(problem, groups)
+        return match_stages(problem, groups)
 
     def _priced(
         self,
@@ -225,16 +227,16 @@ class _Trials:
             left_s = max(0.0, self.run.remaining_s - self.pricing_s)
             return self.stop.portion(part, min(part * self.stop.seconds(), left_s))
 
-        schedules, solved = skipping_schedules(
+        schedules, solved = partial_path_schedules(
             question, shape, assignment, times, next_stop, before
         )
         began = time.perf_counter()
-        made = priced(question, shape, assignment, times, schedules)
+        made = evaluated(question, shape, assignment, times, schedules)
         self.pricing_s = time.perf_counter() - began
         in_time = self.run.check() is None and self.run.remaining_s > self.pricing_s
         if question.request.path_method == PathMethod.AUTO and in_time:
             served = self._served(shape, assignment, times, schedules)
-            other = priced(question, shape, assignment, times, served)
+            other = evaluated(question, shape, assignment, times, served)
             made = min(made, other, key=lambda plan: plan.predicted.step_s)
         return made, solved
 
@@ -250,5 +252,5 @@ class _Trials:
         cluster, workload = question.cluster, question.workload
         room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
-        links = Links.of(cluster)
+        links = LinkResources.of(cluster)
         return tuple(eagerly_ordered(one, times, sent, links, room) for one in schedules)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.network.cluster import Cluster, Devices
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape, memory_room
 from planner.problems import ArrangedPathProblem, GroupAveraging, PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathPlan
@@ -29,8 +29,8 @@ NextStop = Callable[[Sequence[Result[PathPlan]]], StoppingCriterion]
 """The limit of the next schedule's search, from the results so far."""
 
 
-def skipping_schedules(
-    question: Question,
+def partial_path_schedules(
+    question: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -96,7 +96,7 @@ def skipping_schedules(
 
 
 def path_problem(
-    question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
     """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers in queues.
 
@@ -137,7 +137,7 @@ def path_problem(
     )
 
 
-def arranged_problem(question: Question, shape: Shape) -> ArrangedPathProblem:
+def arranged_problem(question: PlanningProblem, shape: Shape) -> ArrangedPathProblem:
     """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
 
     Compute times are those by FLOPs: what was measured is known for one stage a device.
@@ -185,7 +185,7 @@ def _name(problem: PathProblem) -> str:
 
 
 def paths_certificate(
-    question: Question, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    question: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement.
 

@@ -27,7 +27,7 @@ from planner.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class _Cast:
+class _PeerRoles:
     """Peers that take part, by their numbers in the file.
 
     Attributes
@@ -46,7 +46,7 @@ class _Cast:
     helps: list[int]
 
     @classmethod
-    def of(cls, solved: AveragingPlan, batch: int) -> _Cast:
+    def of(cls, solved: AveragingPlan, batch: int) -> _PeerRoles:
         samples = integer_parts(solved.samples_per_step, batch).tolist()
         trains = [i for i, count in enumerate(samples) if count]
         shares = solved.shares if len(trains) > 1 else np.eye(len(samples))[trains[0]]
@@ -96,7 +96,7 @@ def peers_plan(
             f"microbatch_samples must be 1 in a plan from peers, found "
             f"{workload.microbatch_samples}; leave it out"
         )
-    cast = _Cast.of(solved, workload.batch_samples)
+    cast = _PeerRoles.of(solved, workload.batch_samples)
     here = sorted({*cast.trains, *cast.helps})
     number = {i: d for d, i in enumerate(here)}
     cluster = _cluster(peers, problem, workload, links, cast, here)
@@ -124,7 +124,7 @@ def _cluster(
     problem: AveragingProblem,
     workload: Workload,
     links: Network | None,
-    cast: _Cast,
+    cast: _PeerRoles,
     here: list[int],
 ) -> Cluster:
     """Those who take part as devices; one that only sums may be without speed."""
@@ -151,7 +151,7 @@ def _cluster(
     )
 
 
-def _schedule(cast: _Cast, number: dict[int, int]) -> Schedule:
+def _schedule(cast: _PeerRoles, number: dict[int, int]) -> Schedule:
     """One microbatch after the other, on the peer that it belongs to."""
     paths: list[tuple[int, ...]] = []
     order: list[tuple[tuple[str, int], ...]] = [()] * len(number)
@@ -162,7 +162,7 @@ def _schedule(cast: _Cast, number: dict[int, int]) -> Schedule:
     return Schedule("peers", Head.LAST, tuple(paths), tuple(order))
 
 
-def _group(cast: _Cast, number: dict[int, int]) -> AveragingGroup:
+def _group(cast: _PeerRoles, number: dict[int, int]) -> AveragingGroup:
     members = [*cast.trains, *cast.helps]
     shares = shares_of([cast.shares[i] for i in members])
     flags = (*(True for _ in cast.trains), *(False for _ in cast.helps))

@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.planning.evaluation import compute_times, stage_averaging
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.choices import Codec
 
 Floats = NDArray[np.float64]
 
 
-def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+def placed_bound_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
     """Seconds that no order of operations beats with these devices in these places.
 
     Parameters
@@ -70,11 +70,11 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     return question.request.sync.mean_s(step_s(update_s, False), found)
 
 
-def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:
+def _averaging_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
     """Per stage, its round by itself; several rounds, or levels, are not counted."""
     if not question.ends_together or shape.starts == 1:
         return np.zeros(shape.stages)
-    links = Links.of(question.cluster)
+    links = LinkResources.of(question.cluster)
     averaging = stage_averaging(question, shape, assignment.groups)
     codec = Codec(question.request.codec)
     # what two stages share comes after, in a round whose time is not counted
@@ -97,7 +97,7 @@ class _Way:
     @classmethod
     def of(
         cls,
-        question: Question,
+        question: PlanningProblem,
         shape: Shape,
         grid: NDArray[np.int64],
         forward_s: tuple[float, ...],

@@ -11,11 +11,11 @@ from planner.planning.evaluation import straight_plan
 from planner.planning.heterogeneous_assignment import (
     Groups,
     improve_groups,
-    matched,
+    match_stages,
     sorted_by_speed,
 )
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem, memory_room
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -29,7 +29,7 @@ TRIALS_PER_EFFORT = 200.0
 """Exchanges of two unlike devices that are tried in a unit of effort."""
 
 
-class Arranged(NamedTuple):
+class Placement(NamedTuple):
     """An assignment, the layers that go with it, and how good eq. 1 says it is.
 
     Attributes
@@ -50,7 +50,7 @@ class Arranged(NamedTuple):
     made: TrainingPlan | None = None
 
 
-def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+def place_stages(question: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
     """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
 
     Parameters
@@ -83,10 +83,12 @@ def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arrang
         memory_room(question.cluster, question.workload, shape, anyone)
     solved = _solve(question, shape, stop)
     assert solved.plan is not None
-    return Arranged(shape, solved.plan, solved.certificate())
+    return Placement(shape, solved.plan, solved.certificate())
 
 
-def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+def place_heterogeneous(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+) -> Placement:
     """For straight pipelines of devices that differ in speed or memory, or of unlike layers.
 
     Starts from the network alone and from speed alone, improved for both together; layers follow
@@ -134,7 +136,7 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     reason = "interrupted" if interrupted else again.stop_reason
     if other is not None and other.predicted.step_s < best.predicted.step_s:
         certificate = replace(again.certificate(), stop_reason=reason)
-        return Arranged(fitted, again.plan, certificate, other)
+        return Placement(fitted, again.plan, certificate, other)
     problem = assignment_problem(question.cluster, question.workload, fitted)
     kept: Incumbent[AssignmentPlan] = Incumbent(
         run, problem, method=f"{question.request.method}, speed and network", seed=question.seed
@@ -143,11 +145,11 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     if again.bound is not None:
         kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
     certificate = replace(kept.result().certificate(), stop_reason=reason)
-    return Arranged(fitted, best.assignment, certificate, best)
+    return Placement(fitted, best.assignment, certificate, best)
 
 
-def appraised(
-    question: Question, shape: Shape, assignment: AssignmentPlan, reason: str
+def evaluate_placement(
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
 ) -> Certificate:
     """What eq. 1 says of an assignment that was found in another way.
 
@@ -181,7 +183,7 @@ def appraised(
     return replace(kept.result().certificate(), stop_reason=reason)
 
 
-def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
+def _priced(question: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
     """Every arrangement that memory holds, as a plan; raises if there is none."""
     refused: ProblemError | None = None
     found = False
@@ -199,7 +201,7 @@ def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[T
                     )
                 )
             problem = assignment_problem(question.cluster, question.workload, fitted)
-            made = straight_plan(question, fitted, matched(problem, groups))
+            made = straight_plan(question, fitted, match_stages(problem, groups))
         except ProblemError as error:
             refused = refused or error
             continue
@@ -209,7 +211,9 @@ def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[T
         raise refused or ProblemError("no placement of these devices fits their memory")
 
 
-def _solve(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[AssignmentPlan]:
+def _solve(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+) -> Result[AssignmentPlan]:
     from planner.genetic.solve import solve_assignment
 
     problem = assignment_problem(question.cluster, question.workload, shape)
@@ -217,7 +221,7 @@ def _solve(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[
 
 
 def _priced_or_none(
-    question: Question, shape: Shape, assignment: AssignmentPlan
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan | None:
     """As `straight_plan`, None where memory does not hold it."""
     try:

@@ -13,16 +13,16 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.network.prices import Prices
-from planner.planning.calibrated import as_measured
-from planner.planning.hierarchical_averaging import has_levels
+from planner.planning.calibrated import calibrated
+from planner.planning.hierarchical_averaging import has_hierarchy
 from planner.problems import ProblemError
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
-from planner.problems.quantities import choice, of_kind, seed_of, whole
+from planner.problems.quantities import choice, instance_of, seed_of, whole
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Routing
 from planner.training_plan.sync import MOST_EVERY, OuterOptimizer, Sync
-from planner.utils.validate import real, short
+from planner.utils.validate import real, short_repr
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
@@ -34,7 +34,7 @@ EVEN = "even"
 """Instead of layers: as many in every stage."""
 
 
-class Order(enum.StrEnum):
+class OperationOrder(enum.StrEnum):
     """In which order a device of a straight pipeline works; see `planner.planning.straight`."""
 
     EAGER_1F1B = "eager-1f1b"
@@ -42,7 +42,7 @@ class Order(enum.StrEnum):
     GPIPE = "gpipe"
 
 
-class Wiring(enum.StrEnum):
+class RequestedWiring(enum.StrEnum):
     """To whom microbatches go after a stage."""
 
     STRAIGHT = "straight"
@@ -57,13 +57,13 @@ class Objective(enum.StrEnum):
     COST = "cost"
 
 
-class Within(enum.StrEnum):
+class InnerAveraging(enum.StrEnum):
     """Whose gradients are averaged in every step where all average every H."""
 
     REGION = "region"
 
 
-class Shares(enum.StrEnum):
+class ShareRule(enum.StrEnum):
     """How a gradient is divided among those that sum it."""
 
     EQUAL = "equal"
@@ -142,8 +142,9 @@ class PlanRequest:
         Where H > 1, whether averaging goes on beside the next step, and the outer step is taken at
         that one's end. It changes what is learned too.
     objective
-        ``"time"``: the step is as short as can be. ``"cost"``: devices and messages of a step cost
-        as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is worth.
+        ``"time"``: the step is as short_repr as can be. ``"cost"``: devices and messages of a step
+        cost as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is
+        worth.
     hour_usd
         Dollars.
     prices
@@ -178,7 +179,7 @@ class PlanRequest:
     path_stages: int | None = None
     full_every: int | None = None
     max_swaps: int | None = None
-    schedule: str = Order.EAGER_1F1B
+    schedule: str = OperationOrder.EAGER_1F1B
     head: str | None = None
     in_flight: int | None = None
     averaging: str | None = None
@@ -213,13 +214,13 @@ class PlanRequest:
     def __post_init__(self) -> None:
         self._normalise()
         if self.in_flight is not None and (
-            self.in_flight < 1 or (not self.skips and self.schedule != Order.EAGER_1F1B)
+            self.in_flight < 1 or (not self.skips and self.schedule != OperationOrder.EAGER_1F1B)
         ):
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
                 "path_stages"
             )
-        if of_kind(bool, self.delayed, "delayed") and self.sync_every == 1:
+        if instance_of(bool, self.delayed, "delayed") and self.sync_every == 1:
             raise ProblemError(
                 "delayed averages changes of parameters a step later, found sync_every 1; give more"
             )
@@ -245,18 +246,22 @@ class PlanRequest:
     def _normalise(self) -> None:
         """Enums, tuples and plain integers, whatever was given for them."""
         changes: dict[str, Any] = {
-            "schedule": choice(Order, "schedule", self.schedule),
+            "schedule": choice(OperationOrder, "schedule", self.schedule),
             "averaging": (
-                None if self.averaging is None else choice(Shares, "averaging", self.averaging)
+                None if self.averaging is None else choice(ShareRule, "averaging", self.averaging)
             ),
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "path_method": choice(PathMethod, "path_method", self.path_method),
             "objective": choice(Objective, "objective", self.objective),
-            "within": None if self.within is None else choice(Within, "within", self.within),
+            "within": None
+            if self.within is None
+            else choice(InnerAveraging, "within", self.within),
             "hour_usd": real("hour_usd", self.hour_usd, 0, error=ProblemError),
             "head": None if self.head is None else choice(Head, "head", self.head),
-            "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
+            "wiring": None
+            if self.wiring is None
+            else choice(RequestedWiring, "wiring", self.wiring),
         }
         for name in ("pipelines", "microbatch_samples", "path_stages", "full_every", "max_swaps"):
             changes[name] = _whole_or_none(name, getattr(self, name))
@@ -265,13 +270,13 @@ class PlanRequest:
         changes["sync_every"] = whole("sync_every", self.sync_every)
         if not 1 <= changes["sync_every"] <= MOST_EVERY:
             raise ProblemError(
-                f"sync_every is {short(self.sync_every)}; it must be at least 1 and at most "
+                f"sync_every is {short_repr(self.sync_every)}; it must be at least 1 and at most "
                 f"{MOST_EVERY}"
             )
-        of_kind(OuterOptimizer, self.outer, "outer")
-        of_kind(Prices, self.prices, "prices")
-        of_kind(Routing, self.routing, "routing")
-        if self.routing != Routing() and changes["wiring"] is not Wiring.STOCHASTIC:
+        instance_of(OuterOptimizer, self.outer, "outer")
+        instance_of(Prices, self.prices, "prices")
+        instance_of(Routing, self.routing, "routing")
+        if self.routing != Routing() and changes["wiring"] is not RequestedWiring.STOCHASTIC:
             raise ProblemError(
                 f"routing is how devices choose with wiring 'stochastic', found {self.wiring!r}; "
                 "leave it out"
@@ -306,7 +311,7 @@ class PlanRequest:
                 f"{self.method!r}"
             )
         if self.calibration is not None:
-            of_kind(Calibration, self.calibration, "calibration")
+            instance_of(Calibration, self.calibration, "calibration")
         for name, value in changes.items():
             object.__setattr__(self, name, value)
 
@@ -354,7 +359,7 @@ class PlanRequest:
         """What describes straight pipelines presumes that these are asked for."""
         for name, value, free in (
             ("pipelines", self.pipelines, None),
-            ("schedule", self.schedule, Order.EAGER_1F1B),
+            ("schedule", self.schedule, OperationOrder.EAGER_1F1B),
             ("method", self.method, "auto"),
         ):
             if value != free:
@@ -414,12 +419,12 @@ class PlanRequest:
         every = self.full_every
         if every is not None and (every < 0 or every == 1 or every > MOST_FULL_EVERY):
             raise ProblemError(
-                f"full_every is {short(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
+                f"full_every is {short_repr(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
                 "iteration, or path_stages of all stages for full ones only"
             )
         if self.max_swaps is not None and self.max_swaps < 0:
             raise ProblemError(f"max_swaps is {self.max_swaps}; it must be >= 0")
-        if self.schedule != Order.EAGER_1F1B:
+        if self.schedule != OperationOrder.EAGER_1F1B:
             raise ProblemError(
                 f"schedule '{self.schedule}' orders straight pipelines; leave it out with "
                 "path_stages, whose paths come with their order"
@@ -440,8 +445,8 @@ class PlanRequest:
     def open(self) -> bool:
         """Whether the whole is searched, within what is fixed."""
         given = self.stages is not None or self.pipelines is not None
-        straight = Wiring.STRAIGHT if given else Wiring.FLOW
-        return not self.skips and (self.wiring or straight) != Wiring.STRAIGHT
+        straight = RequestedWiring.STRAIGHT if given else RequestedWiring.FLOW
+        return not self.skips and (self.wiring or straight) != RequestedWiring.STRAIGHT
 
     @property
     def fixed_stages(self) -> int | None:
@@ -464,18 +469,18 @@ class PlanRequest:
         return isinstance(self.stage_layers, str) and self.stage_layers == EVEN
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> ShareRule:
         """``averaging`` with its default."""
         if self.averaging is None:
-            return Shares.ADAPTIVE if self.open else Shares.EQUAL
-        return Shares(self.averaging)
+            return ShareRule.ADAPTIVE if self.open else ShareRule.EQUAL
+        return ShareRule(self.averaging)
 
     @property
     def levels(self) -> bool:
         """Whether stages may average in two levels where devices share a site's line."""
         if self.group_size is not None or self.within is not None:
             return False
-        return self.averaging == Shares.ADAPTIVE or (self.averaging is None and not self.skips)
+        return self.averaging == ShareRule.ADAPTIVE or (self.averaging is None and not self.skips)
 
     @property
     def skips(self) -> bool:
@@ -558,7 +563,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanningProblem:
     """A request and what it is asked about.
 
     Attributes
@@ -583,7 +588,7 @@ class Question:
     def helpers(self) -> tuple[int, ...]:
         """Devices of ``given`` that may sum gradients without a stage, to save time."""
         asked = self.request
-        uses = asked.shares == Shares.ADAPTIVE and asked.group_size is None and not asked.skips
+        uses = asked.shares == ShareRule.ADAPTIVE and asked.group_size is None and not asked.skips
         uses = uses and asked.objective == Objective.TIME and asked.within is None
         if self.given is None or not uses:
             return ()
@@ -597,7 +602,7 @@ class Question:
 
         Not in several rounds, not in two levels, and not on two clocks.
         """
-        levels = self.request.levels and has_levels(self.cluster)
+        levels = self.request.levels and has_hierarchy(self.cluster)
         return self.request.group_size is None and self.request.within is None and not levels
 
     @property
@@ -613,7 +618,7 @@ class Question:
         request: PlanRequest | None,
         seed: int,
         changes: dict[str, Any],
-    ) -> Question:
+    ) -> PlanningProblem:
         """From the arguments of `planner.plan`, refused if they are something else.
 
         Parameters
@@ -639,9 +644,9 @@ class Question:
         ProblemError
             An argument is something else, or contradicts another.
         """
-        of_kind(Cluster, cluster, "cluster")
-        of_kind(Workload, workload, "workload")
-        asked = PlanRequest() if request is None else of_kind(PlanRequest, request, "request")
+        instance_of(Cluster, cluster, "cluster")
+        instance_of(Workload, workload, "workload")
+        asked = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
         asked = asked.replace(**changes) if changes else asked
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
@@ -669,7 +674,7 @@ class Question:
             try:
                 calibration = asked.calibration.completed(cluster, workload)
                 if asked.open:
-                    cluster = as_measured(cluster, workload, calibration)
+                    cluster = calibrated(cluster, workload, calibration)
             except ProblemError:
                 raise
             except ValueError as error:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, split_costs
@@ -91,7 +91,7 @@ class Shape:
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
 
 
-def shape_of(question: Question) -> Shape:
+def shape_of(question: PlanningProblem) -> Shape:
     """The shape that a request with a number of stages asks for.
 
     Parameters
@@ -125,7 +125,7 @@ def shape_of(question: Question) -> Shape:
     return shape if request.stage_layers is not None else _held(question, shape)
 
 
-def _held(question: Question, shape: Shape) -> Shape:
+def _held(question: PlanningProblem, shape: Shape) -> Shape:
     """Other than even layers where like devices do not hold these, with embedding and head."""
     cluster, workload = question.cluster, question.workload
     if not is_uniform(cluster, workload):
@@ -141,7 +141,7 @@ def _held(question: Question, shape: Shape) -> Shape:
     return shape.with_layers(layers)
 
 
-def _able(question: Question) -> str:
+def _able(question: PlanningProblem) -> str:
     """How many devices may hold stages, in words."""
     words = f"{len(question.cluster)} devices"
     return words if question.given is None else f"{words} that can compute"
@@ -157,7 +157,7 @@ def _require_able(cluster: Cluster) -> None:
         )
 
 
-def layers_of(question: Question, stages: int) -> Layers:
+def layers_of(question: PlanningProblem, stages: int) -> Layers:
     """The layers of every stage that were asked for, or as even ones as there are.
 
     Parameters
@@ -190,7 +190,7 @@ def layers_of(question: Question, stages: int) -> Layers:
     return tuple(asked)
 
 
-def _equal_sizes(question: Question) -> tuple[int, ...]:
+def _equal_sizes(question: PlanningProblem) -> tuple[int, ...]:
     n, stages, pipelines = (
         len(question.cluster),
         question.request.stages,
@@ -262,7 +262,7 @@ def microbatches_of(workload: Workload, pipelines: int) -> int:
     return count
 
 
-def _sizes_for_paths(question: Question) -> tuple[int, ...]:
+def _sizes_for_paths(question: PlanningProblem) -> tuple[int, ...]:
     """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
     request, n = question.request, len(question.cluster)
     stages = request.fixed_stages
@@ -287,7 +287,7 @@ def _sizes_for_paths(question: Question) -> tuple[int, ...]:
     )
 
 
-def _microbatches_for_paths(question: Question, starts: int) -> int:
+def _microbatches_for_paths(question: PlanningProblem, starts: int) -> int:
     workload = question.workload
     share = workload.microbatch_samples * starts
     each, left = divmod(workload.batch_samples, share)

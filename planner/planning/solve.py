@@ -8,23 +8,22 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.network.cluster import Cluster
-from planner.planning.aggregators import with_helpers
-from planner.planning.baselines.plans import BaselinePlans
-from planner.planning.baselines.search import FixedPlan
+from planner.planning.aggregators import with_aggregators
+from planner.planning.baselines.plans import Baselines
+from planner.planning.baselines.search import BaselinePlan
 from planner.planning.bounds import StepBound, step_bound
-from planner.planning.calibrated import at_most
-from planner.planning.cost import Merit, with_cost
+from planner.planning.calibrated import optimistic
+from planner.planning.cost import ObjectiveFunction, with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import whole_bound
+from planner.planning.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
-from planner.planning.local_sgd_placement import arrange_rarely
-from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, others
-from planner.planning.part_stop import Completing
-from planner.planning.partial_path_plan import skipping_plan
-from planner.planning.placement import Arranged, arrange, arrange_unlike
-from planner.planning.request import Order, PlanRequest, Question
-from planner.planning.request import Wiring as Asked
+from planner.planning.local_sgd_placement import place_for_local_sgd
+from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
+from planner.planning.part_stop import PartialSearchStop
+from planner.planning.partial_path_plan import partial_path_plan
+from planner.planning.placement import Placement, place_heterogeneous, place_stages
+from planner.planning.request import OperationOrder, PlanningProblem, PlanRequest, RequestedWiring
 from planner.planning.shape import Shape, shape_of
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
@@ -89,30 +88,30 @@ def plan(
     NetworkError
         A pair of devices is not measured.
     """
-    question = Question.of(cluster, workload, request, seed, fields)
+    question = PlanningProblem.of(cluster, workload, request, seed, fields)
     if question.request.open:
-        return _everything(question, stop)
+        return _plan_jointly(question, stop)
     if question.request.skips:
         return _one_shape(question, shape_of(question), stop)
     return _straight_pipelines(question, stop)
 
 
-def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
-    from planner.planning.joint_search import best_whole  # numba takes a while to load
+def _plan_jointly(question: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    from planner.planning.joint_search import search_jointly  # numba takes a while to load
 
     # bounds divide by rates, which are not known of all pairs
     question.cluster.network.require_complete()
     run = started(stop)
-    baselines = BaselinePlans.of(question, stop)
+    baselines = Baselines.of(question, stop)
     request, bound = question.request, _of_any_plan(question, question.workload)
-    by_cost = Merit.of(request).by_cost
+    by_cost = ObjectiveFunction.of(request).by_cost
     if by_cost:
         bound = cost_bound(question, bound)
     plans = [*(one.plan() for one in baselines), *_arranged_plans(question, baselines, stop)]
-    found = best_whole(question, _rest(stop, run), bound, plans)
+    found = search_jointly(question, _rest(stop, run), bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
-    return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+    return _routed(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
 def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
@@ -121,7 +120,7 @@ def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
 
 
 def _arranged_plans(
-    question: Question, baselines: BaselinePlans, stop: StoppingCriterion
+    question: PlanningProblem, baselines: Baselines, stop: StoppingCriterion
 ) -> list[TrainingPlan]:
     """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
     too_many = len(question.cluster) > MOST_ARRANGED
@@ -136,13 +135,13 @@ def _arranged_plans(
     return [] if found.plan is None else [found.plan.replace(certificates={})]
 
 
-def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
+def _of_any_plan(question: PlanningProblem, workload: Workload) -> StepBound | None:
     """A bound whatever the decisions are; none where rounds are of small groups, or delayed."""
     request = question.request
     if request.group_size is not None or request.delayed:
         return None
-    return whole_bound(
-        at_most(question.cluster, workload, request.calibration),
+    return joint_bound(
+        optimistic(question.cluster, workload, request.calibration),
         workload,
         Codec(request.codec).wire_ratio,
         recomputes=request.recompute != (),
@@ -153,7 +152,9 @@ def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
     )
 
 
-def _measured_bound(question: Question, made: TrainingPlan, samples: int) -> StepBound | None:
+def _measured_bound(
+    question: PlanningProblem, made: TrainingPlan, samples: int
+) -> StepBound | None:
     """Where compute times were measured, that of any plan, if it is about such as this one.
 
     Of microbatches of ``samples`` and of their multiples.
@@ -180,7 +181,7 @@ def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[Traini
     return replace(result, plan=made)
 
 
-class _Draft(NamedTuple):
+class _Candidate(NamedTuple):
     """A priced plan, the certificates of its parts, and what the search says of itself."""
 
     plan: TrainingPlan
@@ -190,14 +191,14 @@ class _Draft(NamedTuple):
     reason: str
 
 
-def _straight_pipelines(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _straight_pipelines(question: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
     """One shape or the best of all; no slower than ranks in order of the same kind."""
     shapes = candidates(question) if question.request.stages == "auto" else [question]
     if not shapes:
         raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
     fixed = None if question.request.stages == "auto" else shape_of(question)
     run = started(stop)
-    baselines = BaselinePlans.of(question, stop)
+    baselines = Baselines.of(question, stop)
     ranks = baselines.ranks
     rivals = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
     if fixed is None or _recomputed(question, fixed) is not None:
@@ -207,10 +208,14 @@ def _straight_pipelines(question: Question, stop: StoppingCriterion) -> Result[T
     return replace(found, baselines=baselines)
 
 
-def _recomputed(asked: Question, shape: Shape) -> Question | None:
+def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
     """The same with recomputation in all stages, where that is open and memory is short."""
     request, cluster = asked.request, asked.cluster
-    if request.recompute is not None or request.skips or request.schedule == Order.ONE_F_ONE_B:
+    if (
+        request.recompute is not None
+        or request.skips
+        or request.schedule == OperationOrder.ONE_F_ONE_B
+    ):
         return None
     least, each = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
     if min(costs.room(least) for costs in shape.costs(asked.workload)) >= each:
@@ -219,7 +224,10 @@ def _recomputed(asked: Question, shape: Shape) -> Question | None:
 
 
 def _one_shape(
-    question: Question, shape: Shape, stop: StoppingCriterion, rivals: Sequence[FixedPlan] = ()
+    question: PlanningProblem,
+    shape: Shape,
+    stop: StoppingCriterion,
+    rivals: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
     make = _skipping if question.request.skips else _straight
@@ -227,11 +235,11 @@ def _one_shape(
     for rival in rivals:
         if _is_of(rival, question, shape) and rival.step_s < draft.plan.predicted.step_s:
             fitted, _, _ = rival.start.fitted()
-            draft = _Draft(rival.plan(), fitted, {}, "ranks by region", draft.reason)
+            draft = _Candidate(rival.plan(), fitted, {}, "ranks by region", draft.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
         run, draft.plan.content_hash, method=draft.method, seed=question.seed
     )
-    made = with_cost(with_helpers(question, draft.plan), question.request)
+    made = with_cost(with_aggregators(question, draft.plan), question.request)
     step.offer(made.predicted.step_s, made)
     bound = step_bound(question, draft.shape)
     bound = bound or _measured_bound(question, made, made.workload.microbatch_samples)
@@ -240,7 +248,7 @@ def _one_shape(
     return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
 
 
-def _is_of(rival: FixedPlan, question: Question, shape: Shape) -> bool:
+def _is_of(rival: BaselinePlan, question: PlanningProblem, shape: Shape) -> bool:
     """Whether ranks in order are a plan of this shape, order and layers, recomputing alike."""
     request, own = question.request, rival.start.question
     return (
@@ -260,12 +268,14 @@ def _with_certificates(
     return replace(step, plan=step.plan.replace(certificates=certificates))
 
 
-def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
+def _straight(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
+) -> _Candidate:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _arranging(question)(question, shape, Completing(stop, question, shape))
+    arranged = _arranging(question)(question, shape, PartialSearchStop(stop, question, shape))
     made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
-    return _Draft(
+    return _Candidate(
         made,
         arranged.shape,
         {"assignment": certificate},
@@ -274,30 +284,34 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
     )
 
 
-def _arranging(question: Question) -> Callable[[Question, Shape, StoppingCriterion], Arranged]:
+def _arranging(
+    question: PlanningProblem,
+) -> Callable[[PlanningProblem, Shape, StoppingCriterion], Placement]:
     """How devices come to stages."""
     if not is_uniform(question.cluster, question.workload):
-        return arrange_unlike
-    return arrange_rarely if question.request.sync_every > 1 else arrange
+        return place_heterogeneous
+    return place_for_local_sgd if question.request.sync_every > 1 else place_stages
 
 
-def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:
+def _skipping(
+    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+) -> _Candidate:
     """Paths that skip stages, on the best arrangement and layers that were tried."""
-    return _Draft(*skipping_plan(question, shape, stop, run))
+    return _Candidate(*partial_path_plan(question, shape, stop, run))
 
 
 def _best_shape(
-    question: Question,
-    shapes: Sequence[Question],
+    question: PlanningProblem,
+    shapes: Sequence[PlanningProblem],
     stop: StoppingCriterion,
-    rivals: Sequence[FixedPlan],
+    rivals: Sequence[BaselinePlan],
 ) -> Result[TrainingPlan]:
     """A look at every number of stages and size of microbatches, then more for the winner."""
     run = started(stop)
     glance = stop.portion(GLANCE / len(shapes))
     interrupted = False
     refused: list[Candidate] = []
-    planned: list[tuple[Question, Result[TrainingPlan]]] = []
+    planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for asked in shapes:
         kinds = [asked]
         for one in kinds:
@@ -343,7 +357,7 @@ def _interrupted(result: Result[TrainingPlan]) -> bool:
 
 
 def _least_of_shapes(
-    question: Question,
+    question: PlanningProblem,
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
     table: Sequence[Candidate],
@@ -373,6 +387,6 @@ def _least_of_shapes(
     parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
     found = step.result(exhausted=best.stop_reason)
     assert found.plan is not None
-    instead = found.plan.replace(alternatives=others(found.plan, table))
+    instead = found.plan.replace(alternatives=runners_up(found.plan, table))
     several = tuple(table) if question.request.stages == "auto" else ()
     return _with_certificates(replace(found, plan=instead, candidates=several), parts)

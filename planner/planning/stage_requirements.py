@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import has_levels
+from planner.planning.hierarchical_averaging import has_hierarchy
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 
@@ -44,7 +44,7 @@ MEMORY_SLACK = 1e-6
 
 
 @dataclass(frozen=True)
-class Fleet:
+class DevicePool:
     """Devices, whatever their names and places.
 
     Attributes
@@ -77,7 +77,7 @@ class Fleet:
     @classmethod
     def of(
         cls, cluster: Cluster, helped_in: Cluster | None = None, *, two_clocks: bool = False
-    ) -> Fleet:
+    ) -> DevicePool:
         """Of a cluster.
 
         Parameters
@@ -91,7 +91,7 @@ class Fleet:
         """
         regions = len(set(cluster.network.regions)) if two_clocks else 0
         n, helped = len(cluster), helped_in is not None
-        levels = has_levels(cluster) and not two_clocks
+        levels = has_hierarchy(cluster) and not two_clocks
         up, down = device_limits(cluster)
         if n == 1:
             columns = (cluster.flops, cluster.memory_bytes, up, down)
@@ -160,7 +160,7 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-class Need(NamedTuple):
+class Requirement(NamedTuple):
     """What parts of the layers need in one role: rows are parts, columns 1 to N devices.
 
     Attributes
@@ -191,7 +191,7 @@ class Need(NamedTuple):
     fits: NDArray[np.bool_]
 
 
-class StageNeeds:
+class StageRequirements:
     """The needs of all parts of a workload's layers as stages of a fleet.
 
     Parameters
@@ -225,7 +225,7 @@ class StageNeeds:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: DevicePool,
         workload: Workload,
         wire_ratio: float,
         recomputes: bool,
@@ -322,15 +322,15 @@ class StageNeeds:
         self.unsent_s = np.where(sends, self.fleet.return_s, self.lag_s + self.home_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
 
-    def home(self) -> Need:
+    def home(self) -> Requirement:
         """Of stages that do all after T, where T is the begin of the first stage's step."""
         return self._all(self.there_s, arrives=True)
 
-    def beyond(self) -> Need:
+    def beyond(self) -> Requirement:
         """Of stages that do all after T, where a stage before them, not the first, begins at T."""
         return self._all(self.next_s, arrives=True)
 
-    def ending(self) -> Need:
+    def ending(self) -> Requirement:
         """Of the stage that begins at T, if it is not the first; its messages may be there.
 
         A stage of one device does not average, so a stage before it ends no earlier.
@@ -338,7 +338,7 @@ class StageNeeds:
         need = self._all(np.zeros_like(self.into), arrives=False)
         return need._replace(fits=need.fits & (self.m > 1))
 
-    def _all(self, way_s: Floats, *, arrives: bool) -> Need:
+    def _all(self, way_s: Floats, *, arrives: bool) -> Requirement:
         flops = self.forward + self.backward[0] + self.head
         received, begin, listens = self.out, way_s, way_s
         if arrives:
@@ -348,7 +348,7 @@ class StageNeeds:
             begin + self.each * flops / self.fastest,
             listens + self.count * received / self.most_down,
         )
-        return Need(
+        return Requirement(
             self.count * flops,
             self.count * flops,
             begin,
@@ -359,7 +359,7 @@ class StageNeeds:
             self.fits,
         )
 
-    def ahead(self, again: bool) -> Need:
+    def ahead(self, again: bool) -> Requirement:
         """Of stages before the one that begins at T.
 
         Parameters
@@ -379,7 +379,7 @@ class StageNeeds:
             ),
             axis=0,
         )
-        return Need(
+        return Requirement(
             self.count * back + forward * self.forward,
             self.count * back,
             begin,
@@ -390,7 +390,7 @@ class StageNeeds:
             self.fits,
         )
 
-    def lasting(self) -> Need:
+    def lasting(self) -> Requirement:
         """Of any stage from the end of its round to that of its next one."""
         flops = self.forward + self.backward[0] + self.head
         sent = self.count * (self.into + self.out) + self.averaged
@@ -398,7 +398,7 @@ class StageNeeds:
             self.each * flops / self.fastest, self.count * self.out / self.most_down
         )
         nothing = np.zeros_like(self.into)
-        return Need(
+        return Requirement(
             self.count * flops,
             self.count * flops,
             nothing,

@@ -14,12 +14,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.planning.request import Order, Question
+from planner.planning.request import OperationOrder, PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.program import compile_schedules
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.training_plan.choices import Head
 from planner.training_plan.schedule import Operation, Schedule
@@ -29,7 +29,7 @@ Paths = tuple[tuple[int, ...], ...]
 
 
 def straight_schedule(
-    question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> Schedule:
     """Every microbatch along a row of the grid, in the order that was asked for.
 
@@ -55,7 +55,7 @@ def straight_schedule(
         Memory does not hold what the order keeps.
     """
     assert assignment.grid is not None
-    grid, gpipe = assignment.grid.tolist(), question.request.schedule == Order.GPIPE
+    grid, gpipe = assignment.grid.tolist(), question.request.schedule == OperationOrder.GPIPE
     # S - j fill a pipeline whose transfers are free
     flight = {
         d: shape.microbatches if gpipe else shape.stages - j
@@ -67,7 +67,7 @@ def straight_schedule(
 
 
 def path_schedule(
-    question: Question,
+    question: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -96,12 +96,12 @@ def path_schedule(
         Memory does not hold what the order keeps.
     """
     cluster, workload, request = question.cluster, question.workload, question.request
-    order, groups = Order(request.schedule), assignment.groups
+    order, groups = OperationOrder(request.schedule), assignment.groups
     room = memory_room(cluster, workload, shape, groups, request.in_flight)
     blank = Schedule(order, shape.head, paths, ())
-    if order is Order.EAGER_1F1B:
+    if order is OperationOrder.EAGER_1F1B:
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
-        return eagerly_ordered(blank, times, sent, Links.of(cluster), room)
+        return eagerly_ordered(blank, times, sent, LinkResources.of(cluster), room)
     made = _taken_in_turn(blank, flight, len(cluster))
     for d, held in enumerate(made.most_live()):
         if d in room and held > room[d]:
@@ -176,7 +176,7 @@ def eagerly_ordered(
     schedule: Schedule,
     times: ComputeTimes,
     sent_bytes: NDArray[np.float64],
-    links: Links,
+    links: LinkResources,
     room: Mapping[int, int],
 ) -> Schedule:
     """List scheduling on the clock: devices take B before H before F, first come first served.
@@ -206,7 +206,7 @@ def eagerly_served(
     schedule: Schedule,
     times: ComputeTimes,
     sent_bytes: NDArray[np.float64],
-    links: Links,
+    links: LinkResources,
     room: Mapping[int, int],
 ) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
     """As `eagerly_ordered`, with when each device begins and ends, from rest.

@@ -13,10 +13,10 @@ from dataclasses import replace
 from planner.network.cluster import Cluster
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase
-from planner.training_plan.slice_owners import exchanged, holders
+from planner.training_plan.slice_owners import exchanged, slice_owners
 
 
-def on_two_clocks(
+def two_frequency_rounds(
     cluster: Cluster,
     group: Sequence[int],
     make: Callable[[tuple[int, ...], float], AveragingGroup],
@@ -51,6 +51,6 @@ def on_two_clocks(
     )
     if len(at) == 1:
         return (every_step,)
-    held, spread = holders(cluster, list(at.values()))
+    held, spread = slice_owners(cluster, list(at.values()))
     size = vector_bytes * codec.wire_ratio / len(held[0])
     return every_step, exchanged(held, lambda members: make(members, size)), spread

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problems.error import ProblemError
-from planner.utils.text import some, stage_words
-from planner.utils.validate import short
+from planner.utils.text import counted, stage_words
+from planner.utils.validate import short_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class AveragingPlan:
                 array = np.array(given, dtype=kind)
             except (TypeError, ValueError, OverflowError):
                 raise ProblemError(
-                    f"{field} must be one value a peer, found {short(given)}"
+                    f"{field} must be one value a peer, found {short_repr(given)}"
                 ) from None
             array.setflags(write=False)
             object.__setattr__(self, field, array)
@@ -140,7 +140,7 @@ class AveragingPlan:
 
     def __repr__(self) -> str:
         return (
-            f"AveragingPlan({int(self.computes.sum())} of {some(len(self.rates), 'peer')} "
+            f"AveragingPlan({int(self.computes.sum())} of {counted(len(self.rates), 'peer')} "
             f"contribute, {len(self.reducers)} sum, {self.steps_per_s:.4g} steps/s)"
         )
 
@@ -221,7 +221,7 @@ class PathPlan:
         )
 
     def __repr__(self) -> str:
-        words = some(len(self.paths), "microbatch"), some(len(self.ops), "operation")
+        words = counted(len(self.paths), "microbatch"), counted(len(self.ops), "operation")
         return f"PathPlan({', '.join(words)}, {self.makespan_s:.4g} s)"
 
     @property

@@ -19,9 +19,9 @@ from planner.problems.paths import (
     transfer_matrix,
     truth,
 )
-from planner.problems.quantities import of_kind, per_item, whole
+from planner.problems.quantities import instance_of, per_item, whole
 from planner.problems.stage_numbers import StageNumbers
-from planner.utils.text import some, stage_words
+from planner.utils.text import counted, stage_words
 from planner.utils.validate import numbers
 from planner.workload.workload import Workload
 
@@ -185,7 +185,7 @@ class ArrangedPathProblem:
 
     def __repr__(self) -> str:
         return (
-            f"ArrangedPathProblem({some(len(self), 'device')}, {stage_words(self.stage_sizes)}, "
+            f"ArrangedPathProblem({counted(len(self), 'device')}, {stage_words(self.stage_sizes)}, "
             f"paths of {self.path_stages}, {self.microbatches_per_start} microbatches a start)"
         )
 
@@ -236,7 +236,7 @@ def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:
     """Of as many stages and devices."""
     if value is None:
         return None
-    given = of_kind(GroupAveraging, value, "averaging")
+    given = instance_of(GroupAveraging, value, "averaging")
     found = len(given.vector_bytes), len(given.line_s_per_byte)
     if found != shape:
         raise ProblemError(

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
 from planner.problems.error import ProblemError
-from planner.problems.quantities import of_kind, per_item, whole
+from planner.problems.quantities import instance_of, per_item, whole
 from planner.utils.text import stage_words
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class AssignmentProblem:
         *,
         stage_sizes: Sequence[int] | None = None,
     ) -> None:
-        of_kind(Network, network, "network").require_complete()
+        instance_of(Network, network, "network").require_complete()
         n = len(network)
         if stage_sizes is None:
             if stages is None or pipelines is None:
@@ -92,7 +92,7 @@ class AssignmentProblem:
             if isinstance(stage_sizes, str) or not isinstance(stage_sizes, Iterable):
                 raise ProblemError(
                     "stage_sizes must list the devices of each stage, found "
-                    f"{short(stage_sizes)}; give such as (5, 3, 3)"
+                    f"{short_repr(stage_sizes)}; give such as (5, 3, 3)"
                 )
             sizes = tuple(whole("stage_sizes", s) for s in stage_sizes)
             if not sizes or min(sizes) < 1 or sum(sizes) != n:

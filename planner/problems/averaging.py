@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, positive
-from planner.utils.text import quantity, some
+from planner.utils.text import counted, quantity
 from planner.utils.validate import numbers
 
 Floats = NDArray[np.float64]
@@ -140,7 +140,8 @@ class AveragingProblem:
 
     def __repr__(self) -> str:
         return (
-            f"AveragingProblem({some(len(self), 'peer')}, {self.samples_per_s.sum():.4g} samples/s "
+            f"AveragingProblem({counted(len(self), 'peer')}, {self.samples_per_s.sum():.4g} "
+            "samples/s "
             f"together, batch of {self.batch_size:g}, {quantity(self.gradient_bytes, 'B')})"
         )
 

@@ -14,8 +14,8 @@ from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
 from planner.problems.stage_numbers import StageNumbers
-from planner.utils.text import some, stage_words
-from planner.utils.validate import numbers, short
+from planner.utils.text import counted, stage_words
+from planner.utils.validate import numbers, short_repr
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,8 @@ def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
         listed = [list(group) for group in stage_devices]
     except TypeError:
         raise ProblemError(
-            f"stage_devices must be a list of devices for every stage, found {short(stage_devices)}"
+            "stage_devices must be a list of devices for every stage, found "
+            f"{short_repr(stage_devices)}"
         ) from None
     return tuple(tuple(whole("a device of stage_devices", d) for d in g) for g in listed)
 
@@ -283,7 +284,7 @@ class PathProblem:
     def __repr__(self) -> str:
         sizes = stage_words([len(group) for group in self.stage_devices])
         return (
-            f"PathProblem({some(len(self), 'device')}, {sizes}, paths of {self.path_stages}, "
+            f"PathProblem({counted(len(self), 'device')}, {sizes}, paths of {self.path_stages}, "
             f"{self.microbatches_per_start} microbatches a start)"
         )
 

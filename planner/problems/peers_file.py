@@ -11,7 +11,7 @@ from planner.network.error import NetworkError
 from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
 from planner.utils.csv_table import number_in, number_remedy, read_csv
-from planner.utils.text import did_you_mean, listed
+from planner.utils.text import did_you_mean, joined
 
 MBIT = 1e6 / 8
 REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")
@@ -74,7 +74,7 @@ class Peers:
             if stranger is not None:
                 raise NetworkError(
                     f"{stranger!r} is no peer{did_you_mean(stranger, self.names)}; the peers are "
-                    f"{listed(self.names)}: name it among them, or take it out"
+                    f"{joined(self.names)}: name it among them, or take it out"
                 )
             mine = links.subset(self.names)
             if missing := mine.missing_words():

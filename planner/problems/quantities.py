@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.problems.error import ProblemError
 from planner.utils import validate as values
-from planner.utils.validate import Choice, Kind, numbers, short
+from planner.utils.validate import Choice, Kind, numbers, short_repr
 
 
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:
@@ -41,7 +41,7 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
         given = numbers(value)
     except (TypeError, ValueError):
         raise ProblemError(
-            f"{field} must be one number or {count} of them, found {short(value)}"
+            f"{field} must be one number or {count} of them, found {short_repr(value)}"
         ) from None
     if given.shape not in ((), (count,)):
         raise ProblemError(
@@ -107,7 +107,7 @@ def real(field: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ProblemError(f"{field} must be a number, found {short(value)}") from None
+        raise ProblemError(f"{field} must be a number, found {short_repr(value)}") from None
 
 
 def seed_of(value: Any) -> int:
@@ -118,9 +118,9 @@ def seed_of(value: Any) -> int:
     return seed
 
 
-def of_kind(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
+def instance_of(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
     """A value of the kind that a function takes, refused if it is something else."""
-    return values.of_kind(kind, value, field, error=ProblemError)
+    return values.instance_of(kind, value, field, error=ProblemError)
 
 
 def choice(kind: type[Choice], field: str, value: Any) -> Choice:
@@ -153,4 +153,4 @@ def whole(field: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise ProblemError(f"{field} must be a whole number, found {short(value)}") from None
+        raise ProblemError(f"{field} must be a whole number, found {short_repr(value)}") from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.problems.error import ProblemError
 from planner.problems.paths import PathProblem
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import instance_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
     ProblemError
         Memory does not even hold one microbatch from every start device.
     """
-    of_kind(PathProblem, problem)
+    instance_of(PathProblem, problem)
     k = problem.path_stages if path_stages is None else path_stages
     asked = problem.replace(path_stages=k)
     each = problem.microbatches_per_start

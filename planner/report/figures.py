@@ -17,7 +17,7 @@ TOKENS_PER_PARAMETER = 100
 
 
 @dataclass(frozen=True)
-class Memory:
+class StageMemory:
     """What a device needs at its fullest, and has; bytes."""
 
     device: int
@@ -31,7 +31,7 @@ class Memory:
         return self.have_bytes - self.need_bytes
 
 
-def memory(plan: TrainingPlan) -> list[Memory]:
+def memory(plan: TrainingPlan) -> list[StageMemory]:
     """Of every device that holds a stage, in the fullest of the plan's schedules.
 
     Parameters
@@ -45,7 +45,7 @@ def memory(plan: TrainingPlan) -> list[Memory]:
     for d, j in sorted(plan.stage_of.items()):
         live = max(each[d] for each in held)
         have = float(plan.cluster.memory_bytes[d])
-        found.append(Memory(d, live, costs[j].need_bytes(live), have))
+        found.append(StageMemory(d, live, costs[j].need_bytes(live), have))
     return found
 
 

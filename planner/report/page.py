@@ -8,11 +8,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from planner.checker.bound_basis import standings
+from planner.checker.bound_basis import bound_bases
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed_steps import Executed
-from planner.report.figures import Memory, digits, headline, least, memory, parameters, utilization
+from planner.report.figures import (
+    StageMemory,
+    digits,
+    headline,
+    least,
+    memory,
+    parameters,
+    utilization,
+)
 from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
 from planner.simulator.resources import assumed_limits, unstated_sites
 from planner.simulator.simulator import predicted_timeline
@@ -21,7 +29,7 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.utils.html import table
-from planner.utils.text import compact, some
+from planner.utils.text import counted, name_ranges
 
 GENERATOR = '<meta name="generator" content="planner report">'
 """By which a page is known as one of ours."""
@@ -189,7 +197,7 @@ def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
 
 
 def _placement_note(plan: TrainingPlan) -> str:
-    out = f"left out: {', '.join(compact(plan.left_out))}" if plan.left_out else ""
+    out = f"left out: {', '.join(name_ranges(plan.left_out))}" if plan.left_out else ""
     sentences = [
         "Regions are laid out by latency, devices have their stages' colours, lines are the "
         "fullest pairs, rings the devices whose whole up- or downloads are fullest",
@@ -209,13 +217,13 @@ def _stages(plan: TrainingPlan) -> str:
         again = "yes" if plan.recompute[j] else "no"
         more = " + head" if j == plan.head_stage else ""
         cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
-        rows.append([first, *map(escape, cells), _names(compact(ids[d] for d in group))])
+        rows.append([first, *map(escape, cells), _names(name_ranges(ids[d] for d in group))])
     return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
 
 def _memory(plan: TrainingPlan) -> str:
     """A row a stage; its bar is that of the fullest device, amber from 90%."""
-    ids, found = plan.cluster.network.ids, dict[int, list[Memory]]()
+    ids, found = plan.cluster.network.ids, dict[int, list[StageMemory]]()
     for m in memory(plan):
         found.setdefault(plan.stage_of[m.device], []).append(m)
     rows = []
@@ -233,7 +241,7 @@ def _memory(plan: TrainingPlan) -> str:
                 _range([m.need_bytes / 1e9 for m in mine], ".1f"),
                 _range([m.have_bytes / 1e9 for m in mine], ".1f"),
                 bar,
-                _names(compact(ids[m.device] for m in mine)),
+                _names(name_ranges(ids[m.device] for m in mine)),
             ]
         )
     heads = ["stage", "microbatches held", "needs GB", "has GB", "fullest device", "devices"]
@@ -288,7 +296,7 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
 
 def _standings(plan: TrainingPlan) -> str:
     rows = []
-    for one in standings(plan):
+    for one in bound_bases(plan):
         certificate, unit = plan.certificates[one.part], "$" if one.part == "cost" else "s"
         how = f"taken from the solver: {one.basis or 'no reason given'}"
         if one.recomputed is not None:
@@ -317,7 +325,7 @@ def _decisions(plan: TrainingPlan) -> str:
 def _sync(plan: TrainingPlan) -> str:
     outer = plan.sync.outer
     rows = [
-        ["averages every", some(plan.sync.every_steps, "step") + " delayed" * plan.sync.delayed],
+        ["averages every", counted(plan.sync.every_steps, "step") + " delayed" * plan.sync.delayed],
         ["gradients every step", _every_step(plan)],
         ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
         ["gradients compressed", str(plan.codec)],

@@ -16,7 +16,7 @@ from planner.simulator.simulator import predicted_timeline, step_s
 from planner.simulator.timeline import Timeline
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 
 SLOWER = 0.7
 """Rate that is left."""
@@ -128,7 +128,7 @@ def _lost(plan: TrainingPlan) -> Iterator[Case]:
         for d in (d for d in sorted(plan.stage_of) if names[d] == name):
             device = plan.cluster.network.ids[d]
             with suppress(PlanError):
-                left = without(plan, [device])
+                left = remove_devices(plan, [device])
                 yield "without", device, left.replace
                 break
 

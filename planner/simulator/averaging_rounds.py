@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.simulator.pairs import Pairs
-from planner.simulator.resources import NONE, Floats, Ints, Links
+from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 
 
-class Rounds(NamedTuple):
+class AveragingRounds(NamedTuple):
     """Averaging groups, of all stages and rounds.
 
     Attributes
@@ -128,7 +128,7 @@ def bytes_between(
     return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
 
 
-def return_s(group: AveragingGroup, links: Links) -> float:
+def return_s(group: AveragingGroup, links: LinkResources) -> float:
     """The longest latency there and back of a round.
 
     Parameters
@@ -150,7 +150,7 @@ def return_s(group: AveragingGroup, links: Links) -> float:
 
 
 def round_s(
-    group: AveragingGroup, vector_bytes: float, links: Links, codec: Codec = Codec.NONE
+    group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec = Codec.NONE
 ) -> float:
     """Seconds of a round on links that carry nothing else.
 
@@ -176,7 +176,7 @@ def round_s(
 def rounds_s(
     averaging: Sequence[Sequence[AveragingGroup]],
     vector_bytes: float,
-    links: Links,
+    links: LinkResources,
     codec: Codec = Codec.NONE,
 ) -> float:
     """Seconds of a stage's rounds, one after the other, on links that carry nothing else.
@@ -215,11 +215,11 @@ def compile_rounds(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
     vector_bytes: Sequence[float],
     codec: Codec,
-    links: Links,
+    links: LinkResources,
     pairs: Pairs,
     awaits_norm: Sequence[int] = (),
     tells_norm: Sequence[int] = (),
-) -> Rounds:
+) -> AveragingRounds:
     """The arrays of a plan's averaging.
 
     Parameters
@@ -285,7 +285,7 @@ def compile_rounds(
         pair_s.append(0.0)
         needs.append({})
         own.append({})
-    return Rounds(
+    return AveragingRounds(
         _ints(size),
         _ends(of),
         _ints(g for groups in of for g in groups),
@@ -307,7 +307,7 @@ def compile_rounds(
 
 
 def _round(
-    group: AveragingGroup, vector_bytes: float, links: Links, codec: Codec
+    group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec
 ) -> tuple[float, dict[int, float]]:
     """Seconds of a round on links that carry nothing else, and those over each shared resource."""
     if len(group.members) == 1:
@@ -322,7 +322,7 @@ def _round(
     return max([alone, *over.values()]) + return_s(group, links), over
 
 
-def _shared_needs(members: Ints, sent: Floats, links: Links) -> dict[int, float]:
+def _shared_needs(members: Ints, sent: Floats, links: LinkResources) -> dict[int, float]:
     """Bytes of a round over each of the resources that pairs share."""
     n = len(links)
     need = dict(zip(members.tolist(), sent.sum(axis=1).tolist(), strict=True))

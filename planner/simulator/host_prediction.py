@@ -96,7 +96,9 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
         )
 
 
-def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> list[float]:
+def predict_on_host(
+    plan: TrainingPlan, workload: Workload, calibration: Calibration
+) -> list[float]:
     """Step time of every iteration of the cycle on this machine.
 
     Measured compute times, its cores or GPUs shared, its own links.

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 
 from planner.search.compiled import entry, inlined, kernel
-from planner.simulator.averaging_rounds import Rounds
+from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.event_queue import pop, push, reschedule
 from planner.simulator.pairs import Pairs
-from planner.simulator.program import Work
+from planner.simulator.program import OperationTable
 from planner.simulator.resources import MOST_SHARED, NONE
 from planner.simulator.state import (
     AVERAGING,
     IDLE,
     UPDATE,
-    Averaging,
-    Devices,
+    AveragingState,
+    DeviceState,
     EventQueue,
-    Flows,
-    Processors,
-    Rules,
-    Times,
+    EventTimes,
+    FlowState,
+    ProcessorState,
+    RunOptions,
 )
 
 COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED = range(8)
@@ -59,7 +59,7 @@ SETTLED = -1
 
 
 @kernel
-def _kept(x: float) -> float:
+def _round32(x: float) -> float:
     """The nearest number of 32 binary places.
 
     Queues that share amplify what rounding leaves, from 1e-16 to 1e-4 within four steps: rates are
@@ -70,13 +70,13 @@ def _kept(x: float) -> float:
 
 
 @inlined
-def _binds(capacity: Any, wanted: Any, r: int) -> bool:
+def _is_bottleneck(capacity: Any, wanted: Any, r: int) -> bool:
     """Whether a resource's active pairs together could use more than it has."""
     return bool(wanted[r] > capacity[r] * (1 + ROUNDING))
 
 
 @kernel
-def _spread(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]:
+def _collect_affected(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]:
     """Extend ``found`` pairs by all that are connected with them through resources that bind.
 
     Pairs with a rate below ``least`` keep it.
@@ -97,7 +97,7 @@ def _spread(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]
             if r == NONE or seen_resource[r] == stamp:
                 continue
             seen_resource[r] = stamp
-            if not _binds(capacity, wanted, r):
+            if not _is_bottleneck(capacity, wanted, r):
                 continue
             left, rising = capacity[r], 0
             for a in range(begin[r], begin[r] + users[r]):
@@ -119,7 +119,7 @@ def _spread(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]
 
 @kernel
 def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
-    rate = _kept(fair)
+    rate = _round32(fair)
     flows.fair[p] = fair
     if rate == flows.rate[p]:
         return
@@ -131,7 +131,9 @@ def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
 
 
 @inlined
-def _settle(shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, fair: float) -> None:
+def _freeze_rate(
+    shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, fair: float
+) -> None:
     """A pair no longer rises: its resources have that much less for the others."""
     seen[p] = SETTLED
     for place in range(MOST_SHARED):
@@ -144,14 +146,16 @@ def _settle(shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, f
 
 
 @kernel
-def _share(pairs: Any, flows: Any, queue: Any, found: int, least: float, now: float) -> None:
+def _recompute_rates(
+    pairs: Any, flows: Any, queue: Any, found: int, least: float, now: float
+) -> None:
     """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
 
     ``load`` counts a resource's rising pairs; 0 where it never binds. A pair whose rate is settled
     is no longer marked as seen. What changes does so from rate ``least`` on: whatever is settled
     before stays as it is.
     """
-    found, full = _spread(pairs, flows, found, least)
+    found, full = _collect_affected(pairs, flows, found, least)
     most, shared, users_first = pairs.most, pairs.shared, pairs.first
     looked, scarce_ones, active, users = flows.found, flows.full, flows.active, flows.users
     room, load, levels, seen = flows.room, flows.load, flows.level, flows.seen_pair
@@ -181,7 +185,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, least: float, now: fl
                     if seen[p] == stamp:
                         fair = min(level, most[p])
                         _set_rate(flows, queue, p, fair, now)
-                        _settle(shared, room, load, levels, seen, p, fair)
+                        _freeze_rate(shared, room, load, levels, seen, p, fair)
         if lowest <= upto or full == 0:
             # by their own bandwidth; the next lowest of those that rise on
             lowest, left = np.inf, 0
@@ -191,7 +195,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, least: float, now: fl
                     continue
                 if most[p] <= upto:
                     _set_rate(flows, queue, p, most[p], now)
-                    _settle(shared, room, load, levels, seen, p, most[p])
+                    _freeze_rate(shared, room, load, levels, seen, p, most[p])
                     continue
                 looked[left] = p
                 left += 1
@@ -200,7 +204,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, least: float, now: fl
 
 
 @kernel
-def _full_from(pairs: Any, flows: Any, r: int) -> float:
+def _saturation_level(pairs: Any, flows: Any, r: int) -> float:
     """The level at which a resource is full if pairs below it keep their rates and others rise.
 
     A pair that begins, with rate 0, rises.
@@ -228,7 +232,7 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             flows.place[p, place] = flows.users[r]
             flows.active[pairs.first[r] + flows.users[r]] = p
             flows.users[r] += 1
-            flows.wanted[r] += _kept(pairs.most[p])
+            flows.wanted[r] += _round32(pairs.most[p])
     flows.rate[p] = flows.fair[p] = 0.0
     flows.since[p] = now
     flows.stamp[0] += 1
@@ -237,9 +241,9 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     least = pairs.most[p]
     for place in range(MOST_SHARED):
         r = pairs.shared[p, place]
-        if r != NONE and _binds(pairs.capacity, flows.wanted, r):
-            least = min(least, _full_from(pairs, flows, r))
-    _share(pairs, flows, queue, ONE, BELOW * least, now)
+        if r != NONE and _is_bottleneck(pairs.capacity, flows.wanted, r):
+            least = min(least, _saturation_level(pairs, flows, r))
+    _recompute_rates(pairs, flows, queue, ONE, BELOW * least, now)
 
 
 @kernel
@@ -256,7 +260,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
         if r == NONE:
             continue
         first = pairs.first[r]
-        scarce = _binds(pairs.capacity, flows.wanted, r)
+        scarce = _is_bottleneck(pairs.capacity, flows.wanted, r)
         # the last of the list takes its place
         last = flows.active[first + flows.users[r] - 1]
         flows.active[first + flows.place[p, place]] = last
@@ -264,7 +268,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             if pairs.shared[last, other] == r:
                 flows.place[last, other] = flows.place[p, place]
         flows.users[r] -= 1
-        flows.wanted[r] -= _kept(pairs.most[p])
+        flows.wanted[r] -= _round32(pairs.most[p])
         if not scarce:
             continue
         for a in range(first, first + flows.users[r]):
@@ -273,7 +277,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
                 flows.seen_pair[q] = stamp
                 flows.found[found] = q
                 found += 1
-    _share(pairs, flows, queue, found, least, now)
+    _recompute_rates(pairs, flows, queue, found, least, now)
 
 
 @kernel
@@ -287,9 +291,9 @@ def _unsent(flows: Any, p: int, now: float) -> float:
 
 
 @inlined
-def _asked(rounds: Any, alone_s: float, k: int) -> float:
+def _requested_rate(rounds: Any, alone_s: float, k: int) -> float:
     """Bytes per second of a round over a resource, if it is the only one."""
-    return float(_kept(rounds.need[k] / alone_s)) if alone_s > 0.0 else 0.0
+    return float(_round32(rounds.need[k] / alone_s)) if alone_s > 0.0 else 0.0
 
 
 @kernel
@@ -312,12 +316,12 @@ def _begin_round(
         size = rounds.need[k]
         for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
             size += _unsent(flows, flows.active[a], now)
-        averaging.load[k] = _kept(size)
+        averaging.load[k] = _round32(size)
         longest = max(longest, averaging.load[k] / pairs.capacity[r])
-    longest = _kept(longest)
+    longest = _round32(longest)
     for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
         r = rounds.resource[k]
-        averaging.asked[r] += _asked(rounds, longest, k)
+        averaging.asked[r] += _requested_rate(rounds, longest, k)
         averaging.users[r] += 1
         if averaging.users[r] > 1:
             flows.moved[0] = 1
@@ -337,7 +341,7 @@ def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
     """The round's last byte has left."""
     for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
         r = rounds.resource[k]
-        averaging.asked[r] -= _asked(rounds, averaging.alone_s[g], k)
+        averaging.asked[r] -= _requested_rate(rounds, averaging.alone_s[g], k)
         averaging.users[r] -= 1
         if averaging.users[r] > 0:
             flows.moved[0] = 1
@@ -365,7 +369,7 @@ def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> 
         if taken > 0.0 or averaging.users[r] > 1:
             alone_s = averaging.alone_s[g]
             left = max(pairs.capacity[r] - taken, 0.0)
-            others = averaging.asked[r] - _asked(rounds, alone_s, k)
+            others = averaging.asked[r] - _requested_rate(rounds, alone_s, k)
             rate = min(rate, left * alone_s / (averaging.load[k] + others * alone_s))
     return rate
 
@@ -396,7 +400,7 @@ def _processor_rate(cores: float, processors: Any) -> float:
 
 
 @kernel
-def _first(processors: Any) -> int:
+def _earliest_end(processors: Any) -> int:
     """Place of the operation that is done first, of equals the one that began first."""
     first = 0
     for k in range(1, processors.size[0]):
@@ -412,7 +416,7 @@ def _first(processors: Any) -> int:
 def _next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
     """When the next operation ends, as long as none comes or goes."""
     if processors.size[0] > 0:
-        rest = max(processors.until[_first(processors)] - processors.state[0], 0.0)
+        rest = max(processors.until[_earliest_end(processors)] - processors.state[0], 0.0)
         rate = _processor_rate(cores, processors)
         reschedule(queue, len(queue.at) - 1, now + rest / rate, PROCESSOR)
 
@@ -438,7 +442,7 @@ def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> No
 @kernel
 def _end_shared(processors: Any) -> Any:
     """The event of the operation that is done first, which no longer shares processors."""
-    first = _first(processors)
+    first = _earliest_end(processors)
     event = processors.event[first]
     processors.state[0] = processors.until[first]
     processors.size[0] -= 1
@@ -463,7 +467,7 @@ def _begin(
 
 
 @inlined
-def _touch(devices: Any, touched: int, d: int) -> int:
+def _mark_dirty(devices: Any, touched: int, d: int) -> int:
     if devices.mark[d]:
         return touched
     devices.mark[d] = True
@@ -727,7 +731,7 @@ def _hand_over(
 
 
 @inlined
-def _leave(
+def _depart(
     pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
 ) -> None:
     """The first message of a queue has left; the next one is on its way."""
@@ -777,14 +781,14 @@ def _computed(
 @entry
 def run(
     pairs: Pairs,
-    work: Work,
-    rounds: Rounds,
-    rules: Rules,
-    devices: Devices,
-    flows: Flows,
-    averaging: Averaging,
-    times: Times,
-    processors: Processors,
+    work: OperationTable,
+    rounds: AveragingRounds,
+    rules: RunOptions,
+    devices: DeviceState,
+    flows: FlowState,
+    averaging: AveragingState,
+    times: EventTimes,
+    processors: ProcessorState,
     queue: EventQueue,
 ) -> None:
     """Let the clock run until nothing more can happen; ``times`` is filled in place."""
@@ -801,7 +805,7 @@ def run(
     # called at one place each, what is put in line is compiled once
     now, touched = 0.0, 0
     for d in range(n):
-        touched = _touch(devices, touched, d)
+        touched = _mark_dirty(devices, touched, d)
     while True:
         for k in range(touched):
             d = devices.touched[k]
@@ -835,7 +839,7 @@ def run(
             kind, subject = event % KINDS, event // KINDS
             if kind == COMPUTED:
                 # what stays on the device is there now
-                touched = _touch(devices, touched, subject)
+                touched = _mark_dirty(devices, touched, subject)
                 subject = _computed(work, rules, devices, queue, times, subject, now)
                 if subject == NONE:
                     continue
@@ -843,13 +847,13 @@ def run(
             if kind == HANDED:
                 _hand_over(pairs, work, rules, flows, queue, times, subject, now)
             elif kind == LEFT:
-                _leave(pairs, work, rules, flows, queue, times, subject, now)
+                _depart(pairs, work, rules, flows, queue, times, subject, now)
             elif kind == ARRIVED:
                 t, o = subject // total, subject % total
                 if t < rules.recorded:
                     times.arrived[t, o] = now
                 _make_ready(work, rules, devices, t * total + work.after[o])
-                touched = _touch(devices, touched, work.device[work.after[o]])
+                touched = _mark_dirty(devices, touched, work.device[work.after[o]])
             elif kind == FLOWN:
                 _end_round(rounds, flows, averaging, subject)
                 t, over = averaging.step[subject], now + rounds.return_s[subject]
@@ -868,17 +872,17 @@ def run(
                         else:
                             devices.doing[d] = IDLE
                         devices.round[d] += 1
-                        touched = _touch(devices, touched, d)
+                        touched = _mark_dirty(devices, touched, d)
             elif kind == NORMED:
                 devices.doing[subject] = IDLE
                 devices.round[subject] += 1
-                touched = _touch(devices, touched, subject)
+                touched = _mark_dirty(devices, touched, subject)
             else:
                 if rules.delayed:
                     devices.doing[subject] = AVERAGING
                 else:
                     _finish_step(work, rules, rounds, devices, times, subject, now)
-                touched = _touch(devices, touched, subject)
+                touched = _mark_dirty(devices, touched, subject)
         if flows.moved[0] > 0:
             _renew_rounds(pairs, rounds, flows, averaging, queue, now)
     for d in range(n):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.program import Program
-from planner.simulator.resources import NONE, Floats, Ints, Links
+from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 from planner.simulator.timeline import LinkLoad
 
 MOST_PAIRS = 1000
@@ -13,7 +13,7 @@ MOST_PAIRS = 1000
 
 
 def link_loads(
-    program: Program, links: Links, schedule: int, averaged: tuple[Ints, Ints, Floats]
+    program: Program, links: LinkResources, schedule: int, averaged: tuple[Ints, Ints, Floats]
 ) -> tuple[LinkLoad, ...]:
     """Seconds for which a step's bytes fill each pair and each shared up- and downlink.
 

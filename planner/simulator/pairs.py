@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.search.arrays import Ints2
-from planner.simulator.resources import MOST_SHARED, NONE, Floats, Ints, Links
+from planner.simulator.resources import MOST_SHARED, NONE, Floats, Ints, LinkResources
 
 
 class Pairs(NamedTuple):
@@ -39,7 +39,7 @@ class Pairs(NamedTuple):
     first: Ints
 
 
-def pairs_of(source: Ints, destination: Ints, links: Links) -> Pairs:
+def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
     """The arrays of some pairs.
 
     Parameters

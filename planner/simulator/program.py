@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulator.averaging_rounds import Rounds, compile_rounds
+from planner.simulator.averaging_rounds import AveragingRounds, compile_rounds
 from planner.simulator.pairs import Pairs, pairs_of
-from planner.simulator.resources import NONE, Floats, Ints, Links
+from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 from planner.training_plan.averaging_group import within
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -22,7 +22,7 @@ KINDS = ("B", "H", "F")
 """Kinds of operations by number, the most urgent first."""
 
 
-class Work(NamedTuple):
+class OperationTable(NamedTuple):
     """Operations of all schedules; those of schedule k come after those of k - 1.
 
     Attributes
@@ -75,12 +75,12 @@ class Program(NamedTuple):
     """
 
     pairs: Pairs
-    work: Work
-    rounds: Rounds
-    within: Rounds
+    work: OperationTable
+    rounds: AveragingRounds
+    within: AveragingRounds
 
 
-def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Program:
+def compile_plan(plan: TrainingPlan, links: LinkResources, workload: Workload) -> Program:
     """The arrays of a plan on given links.
 
     Parameters
@@ -129,8 +129,8 @@ def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:
 
 
 def compile_schedules(
-    schedules: Sequence[Schedule], times: ComputeTimes, sent: Floats, links: Links
-) -> tuple[Pairs, Work]:
+    schedules: Sequence[Schedule], times: ComputeTimes, sent: Floats, links: LinkResources
+) -> tuple[Pairs, OperationTable]:
     """The arrays of some schedules.
 
     Parameters
@@ -172,7 +172,7 @@ def compile_schedules(
     pair[travels] = index
     # a gradient has the size of the activations it belongs to, which its receiver gave
     owner = np.where(kind[np.maximum(after, 0)] == KINDS.index("B"), target, device)
-    work = Work(
+    work = OperationTable(
         device,
         kind,
         np.concatenate([p.microbatch for p in parts]),

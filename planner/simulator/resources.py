@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.utils.text import listed
+from planner.utils.text import joined
 
 BELOW = 1e-9
 """Relative: a limit that is lower by more is below a rate."""
@@ -29,7 +29,7 @@ MOST_SHARED = 4
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkResources:
     """Latency and capacities of a cluster's network.
 
     Attributes
@@ -57,7 +57,7 @@ class Links:
     sites: int
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Links:
+    def of(cls, cluster: Cluster) -> LinkResources:
         """The links of a cluster; a device without a stated limit has its fastest pair's rate.
 
         Parameters
@@ -204,7 +204,7 @@ def unstated_sites(cluster: Cluster) -> str:
         return ""
     many = f"{count[several[0]]} devices" if len(several) == 1 else "devices"
     return (
-        f"{many} of {listed(several)} have no site: each is assumed to have a line of its own. If "
+        f"{many} of {joined(several)} have no site: each is assumed to have a line of its own. If "
         "they share a line (one office, one network card), the step takes longer than predicted; "
         "give them the same site, with site_upload_mbps and site_download_mbps, in the devices file"
     )

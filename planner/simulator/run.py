@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.simulator.averaging_rounds import Rounds
+from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.pairs import Pairs
-from planner.simulator.program import KINDS, Program, Work
+from planner.simulator.program import KINDS, OperationTable, Program
 from planner.simulator.resources import MOST_SHARED, NONE, Ints
 from planner.simulator.state import (
     IDLE,
-    Averaging,
-    Devices,
+    AveragingState,
+    DeviceState,
     EventQueue,
-    Flows,
-    Processors,
-    Rules,
-    Times,
+    EventTimes,
+    FlowState,
+    ProcessorState,
+    RunOptions,
 )
 from planner.training_plan.schedule import Operation
 
@@ -38,8 +38,8 @@ class Run:
         Device, schedule and place in its order of what can never begin; None: all was done.
     """
 
-    work: Work
-    times: Times
+    work: OperationTable
+    times: EventTimes
     stuck: tuple[int, int, int] | None
 
     @classmethod
@@ -77,7 +77,7 @@ class Run:
         recorded
             Steps, from the first, of which all times are kept.
         """
-        rules = Rules(
+        rules = RunOptions(
             np.array(steps, dtype=np.int64),
             np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
             delayed,
@@ -94,7 +94,7 @@ class Run:
         return cls._of(program.pairs, program.work, rounds, rules)
 
     @classmethod
-    def chosen(cls, pairs: Pairs, work: Work, room: Ints, message_s: float = 0.0) -> Run:
+    def chosen(cls, pairs: Pairs, work: OperationTable, room: Ints, message_s: float = 0.0) -> Run:
         """One recorded step in which devices choose: B before H before F, first come first served.
 
         Parameters
@@ -106,7 +106,7 @@ class Run:
         message_s
             Seconds between an operation's end and its message's hand-over.
         """
-        rules = Rules(
+        rules = RunOptions(
             np.zeros(1, dtype=np.int64),
             np.zeros(1, dtype=bool),
             False,
@@ -119,15 +119,17 @@ class Run:
         return cls._of(pairs, work, _no_rounds(len(room)), rules)
 
     @classmethod
-    def _of(cls, pairs: Pairs, work: Work, rounds: Rounds, rules: Rules) -> Run:
+    def _of(
+        cls, pairs: Pairs, work: OperationTable, rounds: AveragingRounds, rules: RunOptions
+    ) -> Run:
         from planner.simulator.kernel import run  # numba, where it is, takes a while to load
 
         n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
-        devices = _devices(n, ops * len(rules.steps), groups)
-        times = _times(len(rules.steps), rules.recorded, ops, n, groups)
-        flows = _flows(pairs, len(devices.there))
-        averaging = _averaging(rounds, len(pairs.capacity), len(rules.steps))
-        processors = _processors(n)
+        devices = _device_state(n, ops * len(rules.steps), groups)
+        times = _event_times(len(rules.steps), rules.recorded, ops, n, groups)
+        flows = _flow_state(pairs, len(devices.there))
+        averaging = _averaging_state(rounds, len(pairs.capacity), len(rules.steps))
+        processors = _processor_state(n)
         # at a time at most two events of a device, one of a message and of a group, and forecasts
         slots = len(pairs.source) + groups + 1  # as the kernel numbers them
         queue = EventQueue.of(2 * n + groups + len(devices.there) + slots, slots)
@@ -162,8 +164,8 @@ class Run:
         return self.work.order[first[schedule * n] : first[(schedule + 1) * n]]
 
 
-def _devices(n: int, messages: int, groups: int) -> Devices:
-    return Devices(
+def _device_state(n: int, messages: int, groups: int) -> DeviceState:
+    return DeviceState(
         np.zeros(n, dtype=np.int64),
         np.zeros(n, dtype=np.int64),
         np.full(n, IDLE, dtype=np.int64),
@@ -181,14 +183,14 @@ def _devices(n: int, messages: int, groups: int) -> Devices:
     )
 
 
-def _times(steps: int, recorded: int, ops: int, n: int, groups: int) -> Times:
+def _event_times(steps: int, recorded: int, ops: int, n: int, groups: int) -> EventTimes:
     by_operation = {
         name: np.zeros((recorded, ops))
         for name in ("begin", "end", "handed", "leaves", "left", "arrived")
     }
     by_device = {name: np.zeros((recorded, n)) for name in ("ready", "update_begin", "update_end")}
     by_group = {name: np.zeros((recorded, groups)) for name in ("round_begin", "round_end")}
-    return Times(
+    return EventTimes(
         step_end=np.zeros(steps),
         **by_operation,
         **by_device,
@@ -199,9 +201,9 @@ def _times(steps: int, recorded: int, ops: int, n: int, groups: int) -> Times:
     )
 
 
-def _flows(pairs: Pairs, messages: int) -> Flows:
+def _flow_state(pairs: Pairs, messages: int) -> FlowState:
     count, resources = len(pairs.source), len(pairs.capacity)
-    return Flows(
+    return FlowState(
         np.full(count, NONE, dtype=np.int64),
         np.full(count, NONE, dtype=np.int64),
         np.full(messages, NONE, dtype=np.int64),
@@ -227,9 +229,9 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
     )
 
 
-def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
+def _averaging_state(rounds: AveragingRounds, resources: int, steps: int) -> AveragingState:
     groups = len(rounds.size)
-    return Averaging(
+    return AveragingState(
         np.zeros(groups, dtype=np.int64),
         np.zeros(1, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
@@ -247,14 +249,14 @@ def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
     )
 
 
-def _processors(n: int) -> Processors:
+def _processor_state(n: int) -> ProcessorState:
     number, event = (np.zeros(n, dtype=np.int64) for _ in range(2))
-    return Processors(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(2))
+    return ProcessorState(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(2))
 
 
-def _no_rounds(n: int) -> Rounds:
+def _no_rounds(n: int) -> AveragingRounds:
     none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return Rounds(
+    return AveragingRounds(
         none,
         np.zeros(n + 1, dtype=np.int64),
         none,

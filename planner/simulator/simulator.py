@@ -23,13 +23,13 @@ from planner.simulator.averaging_rounds import bytes_between
 from planner.simulator.link_load import link_loads
 from planner.simulator.paper_model import averaging_s, closing_ops
 from planner.simulator.program import KINDS, Program, compile_plan
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.training_plan.averaging_group import within
 from planner.training_plan.model import Predicted, TrainingPlan
-from planner.training_plan.validation import unsound
-from planner.utils.validate import choice, count, of_kind
+from planner.training_plan.validation import inconsistencies
+from planner.utils.validate import choice, count, instance_of
 from planner.workload.workload import Workload
 
 MOST_CORES = 1_000_000
@@ -90,8 +90,8 @@ def simulate(
     NetworkError
         The cluster has another number of devices, or lacks a pair.
     """
-    _require_sound(plan)
-    setting = _Setting.of(plan, cluster, workload, links, cores)
+    _require_consistent(plan)
+    setting = _Simulation.of(plan, cluster, workload, links, cores)
     schedule = count("schedule", schedule, 0, len(plan.schedules) - 1)
     return setting.timeline(schedule, setting.step_s())
 
@@ -124,8 +124,8 @@ def simulate_cycle(
     SimulationError, NetworkError, ValueError
         As in `simulate`.
     """
-    _require_sound(plan)
-    setting = _Setting.of(plan, cluster, workload, links, cores)
+    _require_consistent(plan)
+    setting = _Simulation.of(plan, cluster, workload, links, cores)
     step_s = setting.step_s()
     timelines = tuple(setting.timeline(k, step_s) for k in range(len(plan.schedules)))
     cycle = [timelines[k] for k in plan.cycle]
@@ -147,7 +147,7 @@ def predict(plan: TrainingPlan) -> Predicted:
     Predicted
         Seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     alone = {k: setting.run([k], True, 1) for k in set(plan.cycle)}
     return Predicted(
         _mean([float(alone[k].times.end.max(initial=0.0)) for k in plan.cycle]),
@@ -172,7 +172,7 @@ def first_step_s(plan: TrainingPlan) -> float:
     float
         Seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     alone_s = 0.0 if plan.sync.every_steps == 1 else setting.first_of_two_s(averages=False)
     return plan.sync.mean_s(alone_s, setting.first_of_two_s(averages=True))
 
@@ -185,7 +185,7 @@ def predicted_timeline(plan: TrainingPlan) -> Timeline:
     plan
         What to run, on its own cluster.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     return setting.timeline(0, plan.predicted.step_s)
 
 
@@ -197,10 +197,10 @@ def step_s(plan: TrainingPlan) -> float:
     plan
         What to run; its compute times are used.
     """
-    return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
+    return _Simulation.of(plan, None, None, LinkModel.QUEUED, None).step_s()
 
 
-def settled_step_s(plan: TrainingPlan, passes: int = 20) -> float:
+def steady_step_s(plan: TrainingPlan, passes: int = 20) -> float:
     """The mean step of so many passes through the cycle after the third: what training takes.
 
     ``step_s`` is of the third pass alone.
@@ -217,7 +217,7 @@ def settled_step_s(plan: TrainingPlan, passes: int = 20) -> float:
     float
         Seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     if plan.sync.delayed:
         return setting.step_s()  # of passes after the third already
     alone_s = 0.0 if plan.sync.every_steps == 1 else setting.settled_s(passes, averages=False)
@@ -240,7 +240,7 @@ def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     tuple[float, float]
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     alone_s, averages_s, some = setting.unlike_steps_s()
     if some == plan.sync.every_steps:
         alone_s = setting.mean_step_s(averages=False)
@@ -267,7 +267,7 @@ def cycle_steps_s(
         Seconds, one entry an iteration of the cycle; where averages are rare, as many cycles as
         there are until both begin anew, and what averages is in the H-th steps.
     """
-    setting = _Setting.of(plan, cluster, workload, LinkModel.QUEUED, cores)
+    setting = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
     every = plan.sync.every_steps
     if every == 1:
         return setting.third_pass_s(averages=True)
@@ -284,7 +284,7 @@ def cycle_steps_s(
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _Simulation:
     """A plan on its links, ready to run."""
 
     plan: TrainingPlan
@@ -302,12 +302,12 @@ class _Setting:
         workload: Workload | None,
         links: str,
         cores: int | None,
-    ) -> _Setting:
-        plan = of_kind(TrainingPlan, plan, "plan")
+    ) -> _Simulation:
+        plan = instance_of(TrainingPlan, plan, "plan")
         cluster = plan.cluster if cluster is None else cluster
-        cluster = of_kind(Cluster, cluster, "cluster")
+        cluster = instance_of(Cluster, cluster, "cluster")
         workload = plan.workload if workload is None else workload
-        workload = of_kind(Workload, workload, "workload")
+        workload = instance_of(Workload, workload, "workload")
         if len(workload.layers) != len(plan.workload.layers):
             raise SimulationError(
                 f"the plan has {len(plan.workload.layers)} layers, the workload "
@@ -321,7 +321,7 @@ class _Setting:
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
         cores = 0 if cores is None else count("cores", cores, most=MOST_CORES)
-        program = compile_plan(plan, Links.of(cluster), workload)
+        program = compile_plan(plan, LinkResources.of(cluster), workload)
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 
     def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
@@ -459,7 +459,7 @@ class _Setting:
             closing,
             averaging_s=averaging,
             step_s=step_s,
-            loads=link_loads(self.program, Links.of(self.cluster), schedule, averaged),
+            loads=link_loads(self.program, LinkResources.of(self.cluster), schedule, averaged),
         )
 
     def averaging_s(self, run: Run) -> float:
@@ -498,9 +498,9 @@ class _Setting:
         )
 
 
-def _require_sound(plan: TrainingPlan) -> None:
+def _require_consistent(plan: TrainingPlan) -> None:
     """What plans of the search always are, and compiled loops rely on."""
-    for line in unsound(of_kind(TrainingPlan, plan, "plan")):
+    for line in inconsistencies(instance_of(TrainingPlan, plan, "plan")):
         raise SimulationError(line)
 
 

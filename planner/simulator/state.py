@@ -14,7 +14,7 @@ ABSENT: Any = np.int64(-1)
 """Of an event without a slot, and of a slot without an event; no literal (see `event_queue`)."""
 
 
-class Rules(NamedTuple):
+class RunOptions(NamedTuple):
     """How the clock runs.
 
     Attributes
@@ -48,7 +48,7 @@ class Rules(NamedTuple):
     recorded: int
 
 
-class Times(NamedTuple):
+class EventTimes(NamedTuple):
     """What happened when, in seconds; rows are steps.
 
     Attributes
@@ -87,7 +87,7 @@ class Times(NamedTuple):
     stuck: Ints
 
 
-class Flows(NamedTuple):
+class FlowState(NamedTuple):
     """Queues of the pairs and the rates of what is first in them.
 
     Attributes
@@ -143,7 +143,7 @@ class Flows(NamedTuple):
     moved: Ints
 
 
-class Averaging(NamedTuple):
+class AveragingState(NamedTuple):
     """Rounds that are sending.
 
     Attributes
@@ -215,7 +215,7 @@ class EventQueue(NamedTuple):
         return cls(np.empty(most), number, event, slot, at, size, pushed)
 
 
-class Devices(NamedTuple):
+class DeviceState(NamedTuple):
     """Where every device is.
 
     Attributes
@@ -260,7 +260,7 @@ class Devices(NamedTuple):
     mark: Bools
 
 
-class Processors(NamedTuple):
+class ProcessorState(NamedTuple):
     """Operations that share processors, all at the same rate.
 
     Attributes

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from planner.simulator.averaging_rounds import group_bytes
 from planner.simulator.program import compile_plan
-from planner.simulator.resources import NONE, Links
+from planner.simulator.resources import NONE, LinkResources
 from planner.training_plan.averaging_group import StageAveraging
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import TrainingPlan
@@ -31,7 +31,7 @@ def sent_bytes(plan: TrainingPlan) -> Floats:
         ``float[N, N]``, from row to column: means over the cycle, and over the steps of which one
         averages.
     """
-    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
     work, pairs, n = program.work, program.pairs, len(plan.cluster)
     averaging = zip(plan.averaging, plan.vector_bytes(), strict=True)
     sent = averaged_bytes(averaging, plan.codec, n, plan.sync.every_steps)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from planner.search import highs
-from planner.swarm.rebalancing import Ints, Stages
+from planner.swarm.rebalancing import Ints, StageRates
 
 GAP = 1e-4
 NODES = 500
 """Counted limits: the same answer on any machine."""
 
 
-def programme_moves(
-    stages: Stages,
+def solve_moves(
+    stages: StageRates,
     horizon_s: float,
     download_s: float,
     cost: float,

@@ -27,7 +27,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from planner.swarm.rebalancing import Floats, Ints, Move, Stages
+from planner.swarm.rebalancing import Floats, Ints, StageMove, StageRates
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
@@ -78,7 +78,7 @@ class PlannedMoves:
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is {self.keep}; it must be above 0 and at most 1")
 
-    def moves(self, stages: Stages) -> list[Move]:
+    def moves(self, stages: StageRates) -> list[StageMove]:
         """The best moves of all; of equals the fewest.
 
         Parameters
@@ -113,7 +113,7 @@ class PlannedMoves:
             return []
         return _paired(out, into)
 
-    def value(self, stages: Stages, out: Ints, into: Ints) -> float:
+    def value(self, stages: StageRates, out: Ints, into: Ints) -> float:
         """Microbatches over the horizon, less what bytes cost.
 
         Parameters
@@ -137,7 +137,7 @@ class PlannedMoves:
         down_s = min(self.download_s, self.horizon_s)
         return (self.horizon_s - down_s) * after + down_s * during - self._cost(int(out.sum()))
 
-    def _most(self, stages: Stages) -> float:
+    def _most(self, stages: StageRates) -> float:
         """The rate that counts: of all peers perfectly spread, or the part that is kept."""
         speed = ((stages.serving + stages.loading) @ stages.speed).sum()
         # rounding apart, so that a perfect spread itself has all its value
@@ -146,10 +146,10 @@ class PlannedMoves:
     def _cost(self, moves: int) -> float:
         return self.price * self.state_bytes * moves
 
-    def _least(self, stages: Stages) -> float:
+    def _least(self, stages: StageRates) -> float:
         return max(self.hysteresis, ROUNDING) * self.horizon_s * float(stages.coming_rates.min())
 
-    def _of_one_peer(self, stages: Stages) -> tuple[Ints, Ints]:
+    def _of_one_peer(self, stages: StageRates) -> tuple[Ints, Ints]:
         """Of all moves of one peer the best; of equals the first."""
         best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
         may = (stages.serving > 0) & (stages.serving.sum(axis=1) > 1)[:, None]
@@ -162,7 +162,7 @@ class PlannedMoves:
                     best, best_value = (out, into), value
         return best
 
-    def _of_one_kind(self, stages: Stages) -> tuple[Ints, Ints]:
+    def _of_one_kind(self, stages: StageRates) -> tuple[Ints, Ints]:
         """Every rate that the slowest stage could have, with the fewest moves to it."""
         kind = int(np.flatnonzero((stages.serving + stages.loading).sum(axis=0))[0])
         unit = stages.work / stages.speed[kind]
@@ -200,17 +200,15 @@ class PlannedMoves:
                 best, best_value = (out, into), value
         return best
 
-    def _best(self, stages: Stages) -> tuple[Ints, Ints]:
+    def _best(self, stages: StageRates) -> tuple[Ints, Ints]:
         """By the integer programme."""
         # with HiGHS, which the policy of one peer at a time does without
-        from planner.swarm.move_milp import programme_moves
+        from planner.swarm.move_milp import solve_moves
 
         cost, most = self._cost(1), self._most(stages)
-        return programme_moves(
-            stages, self.horizon_s, self.download_s, cost, most, _nothing(stages)
-        )
+        return solve_moves(stages, self.horizon_s, self.download_s, cost, most, _nothing(stages))
 
-    def _of_several_kinds(self, stages: Stages) -> tuple[Ints, Ints]:
+    def _of_several_kinds(self, stages: StageRates) -> tuple[Ints, Ints]:
         """Rates in even steps up to that of a perfect spread, each reached move by move."""
         best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
         top, now = self._most(stages), float(stages.coming_rates.min())
@@ -224,7 +222,7 @@ class PlannedMoves:
         return best
 
 
-def _reached(stages: Stages, level: float) -> tuple[Ints, Ints] | None:
+def _reached(stages: StageRates, level: float) -> tuple[Ints, Ints] | None:
     """Moves after which no stage is slower than ``level``; None if none were found.
 
     The slowest stage gets the slowest kind that is enough, else the fastest there is, from where
@@ -255,7 +253,7 @@ def _reached(stages: Stages, level: float) -> tuple[Ints, Ints] | None:
         over[target] += speed[kind]
 
 
-def _nothing(stages: Stages) -> tuple[Ints, Ints]:
+def _nothing(stages: StageRates) -> tuple[Ints, Ints]:
     return np.zeros_like(stages.serving), np.zeros_like(stages.serving)
 
 
@@ -287,9 +285,9 @@ def _leaving(serving: Ints, spare: Ints, unit: Floats, moves: int) -> Ints:
     return out
 
 
-def _paired(out: Ints, into: Ints) -> list[Move]:
+def _paired(out: Ints, into: Ints) -> list[StageMove]:
     """From where to where, kind by kind."""
-    found: list[Move] = []
+    found: list[StageMove] = []
     for kind in range(out.shape[1]):
         sources = [[s, int(out[s, kind])] for s in np.flatnonzero(out[:, kind]).tolist()]
         for target in np.flatnonzero(into[:, kind]).tolist():
@@ -297,7 +295,7 @@ def _paired(out: Ints, into: Ints) -> list[Move]:
             while wanted:
                 source, left = sources[0]
                 number = min(wanted, left)
-                found.append(Move(source, target, kind, number))
+                found.append(StageMove(source, target, kind, number))
                 wanted -= number
                 sources[0][1] -= number
                 if sources[0][1] == 0:

@@ -14,8 +14,8 @@ from statistics import median
 import numpy as np
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import OneAtATime, Policy, Stages
-from planner.training_plan.migration import Move
+from planner.swarm.rebalancing import OneAtATime, Policy, StageRates
+from planner.training_plan.migration import Migration
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
 
@@ -23,7 +23,7 @@ HYSTERESIS = 0.05
 """What a move must win at least: measured times are no better known."""
 
 
-class Rule(enum.StrEnum):
+class RebalanceRule(enum.StrEnum):
     """Who moves: whoever wins most for the rest of the run, or SWARM's Algorithm 2."""
 
     PLANNED = "planned"
@@ -31,7 +31,7 @@ class Rule(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class RebalanceDecision:
     """A move, and what it is for.
 
     Attributes
@@ -42,7 +42,7 @@ class Decision:
         Microbatches a second of the slowest stage, as devices were seen to work.
     """
 
-    move: Move
+    move: Migration
     before: float
     after: float
 
@@ -68,7 +68,7 @@ class Decision:
         )
 
 
-def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> Stages:
+def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> StageRates:
     """Who is where, and how fast.
 
     Parameters
@@ -105,7 +105,7 @@ def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> Stages:
         for d in group:
             serving[s, d] = 1
             speed[d] = work[s] / max(seconds.get(d, planned[d] * factor), 1e-12)
-    return Stages(serving, np.zeros_like(serving), np.array(work), speed)
+    return StageRates(serving, np.zeros_like(serving), np.array(work), speed)
 
 
 def decide(
@@ -113,9 +113,9 @@ def decide(
     seconds: Mapping[int, float],
     done: int,
     left_s: float,
-    rule: Rule,
+    rule: RebalanceRule,
     stay: frozenset[int] = frozenset(),
-) -> Decision | None:
+) -> RebalanceDecision | None:
     """The move to make now, if any is worth it.
 
     Parameters
@@ -129,7 +129,8 @@ def decide(
     left_s
         Until the run ends.
     rule
-        `Rule.PLANNED`: a move must win `HYSTERESIS`, and what is lost while state is on its way.
+        `RebalanceRule.PLANNED`: a move must win `HYSTERESIS`, and what is lost while state is on
+        its way.
     stay
         Devices that cannot move; Algorithm 2 does not ask.
 
@@ -140,7 +141,7 @@ def decide(
     """
     stages = stages_of(plan, seconds)
     policy: Policy = OneAtATime(0.0)
-    if rule is Rule.PLANNED:
+    if rule is RebalanceRule.PLANNED:
         # everybody waits while state is on its way
         lost = _download_s(plan) / left_s if left_s > 0 else 1.0
         policy = PlannedMoves(
@@ -160,7 +161,7 @@ def decide(
     after[target, device] += 1
     rate = float((after @ stages.speed / stages.work).min())
     name = plan.cluster.network.ids[device]
-    return Decision(Move(name, target, done), float(stages.coming_rates.min()), rate)
+    return RebalanceDecision(Migration(name, target, done), float(stages.coming_rates.min()), rate)
 
 
 def _download_s(plan: TrainingPlan) -> float:

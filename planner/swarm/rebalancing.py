@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Move(NamedTuple):
+class StageMove(NamedTuple):
     """So many peers of a kind go from one stage to another."""
 
     source: int
@@ -28,7 +28,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageRates:
     """Who is where.
 
     Attributes
@@ -66,7 +66,7 @@ class Policy(Protocol):
     def every_s(self) -> float:
         """Seconds between two decisions; 0: after every event, infinite: never."""
 
-    def moves(self, stages: Stages) -> list[Move]:
+    def moves(self, stages: StageRates) -> list[StageMove]:
         """What is to be done now."""
 
 
@@ -76,7 +76,7 @@ class NoMoves:
 
     every_s: float = float("inf")
 
-    def moves(self, stages: Stages) -> list[Move]:
+    def moves(self, stages: StageRates) -> list[StageMove]:
         """None."""
         return []
 
@@ -98,7 +98,7 @@ class OneAtATime:
 
     every_s: float
 
-    def moves(self, stages: Stages) -> list[Move]:
+    def moves(self, stages: StageRates) -> list[StageMove]:
         """One or none.
 
         Parameters
@@ -117,7 +117,7 @@ class OneAtATime:
         here = stages.serving[least]
         if rates[most] == rates[least] or here.sum() < 2:
             return []
-        return [Move(least, most, int(np.flatnonzero(here)[0]), 1)]
+        return [StageMove(least, most, int(np.flatnonzero(here)[0]), 1)]
 
 
 def optimal_counts(work: Floats, peers: int) -> Ints:

@@ -21,9 +21,9 @@ from planner.problems.error import ProblemError
 from planner.swarm.rebalancing import (
     Floats,
     Ints,
-    Move,
     Policy,
-    Stages,
+    StageMove,
+    StageRates,
     optimal_counts,
     optimal_rates,
 )
@@ -45,7 +45,7 @@ class Leave(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ReplayConfig:
     """What is played.
 
     Attributes
@@ -118,7 +118,7 @@ class Replayed:
     moves: int = 0
     joins: int = 0
     state_bytes: float = 0.0
-    made: list[tuple[float, Move]] = field(default_factory=list)
+    made: list[tuple[float, StageMove]] = field(default_factory=list)
 
     @property
     def moved_bytes(self) -> float:
@@ -165,7 +165,7 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomDraws:
     """Where peers begin, and what is otherwise drawn while a trace is played.
 
     Attributes
@@ -183,7 +183,9 @@ class Drawn:
     enters: Ints
 
 
-def replay(setting: Setting, policy: Policy, seed: int = 0, drawn: Drawn | None = None) -> Replayed:
+def replay(
+    setting: ReplayConfig, policy: Policy, seed: int = 0, drawn: RandomDraws | None = None
+) -> Replayed:
     """Play a trace.
 
     Parameters
@@ -202,13 +204,15 @@ def replay(setting: Setting, policy: Policy, seed: int = 0, drawn: Drawn | None 
     Replayed
         Rates over time, moves and bytes.
     """
-    return _Play(setting, policy, seed, drawn).run()
+    return _Simulation(setting, policy, seed, drawn).run()
 
 
-class _Play:
+class _Simulation:
     """State of a replay; counts in Python's integers, rates in an array."""
 
-    def __init__(self, setting: Setting, policy: Policy, seed: int, drawn: Drawn | None) -> None:
+    def __init__(
+        self, setting: ReplayConfig, policy: Policy, seed: int, drawn: RandomDraws | None
+    ) -> None:
         self.setting, self.policy, self.drawn = setting, policy, drawn
         s, k = len(setting.work), len(setting.speed)
         if drawn is not None:
@@ -296,7 +300,7 @@ class _Play:
 
     def _decide(self, now: float) -> None:
         setting = self.setting
-        stages = Stages(self.serving.copy(), self.loading.copy(), setting.work, setting.speed)
+        stages = StageRates(self.serving.copy(), self.loading.copy(), setting.work, setting.speed)
         for move in self.policy.moves(stages):
             self.serving[move.source, move.kind] -= move.number
             self._renew(move.source)

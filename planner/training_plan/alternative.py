@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.training_plan.error import PlanError
-from planner.utils.validate import of_kind, real, short
+from planner.utils.validate import instance_of, real, short_repr
 
 UNITS = ("s", "$")
 SAME = 0.01
@@ -38,9 +38,9 @@ class Alternative:
 
     def __post_init__(self) -> None:
         for name in ("taken", "instead", "unit", "why"):
-            of_kind(str, getattr(self, name), f"{name} of an alternative", error=PlanError)
+            instance_of(str, getattr(self, name), f"{name} of an alternative", error=PlanError)
         if self.unit not in UNITS:
-            raise PlanError(f"unit of an alternative is {short(self.unit)}; give s or $")
+            raise PlanError(f"unit of an alternative is {short_repr(self.unit)}; give s or $")
         if self.value is not None:
             value = real("value of an alternative", self.value, 0, error=PlanError)
             object.__setattr__(self, "value", value)

@@ -9,8 +9,8 @@ from typing import Any
 from planner.training_plan import coercion as plain
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
-from planner.utils.text import some
-from planner.utils.validate import choice, real, several
+from planner.utils.text import counted
+from planner.utils.validate import choice, real, sequence
 
 WHOLE = (0.0, 1.0)
 """The slice that is all of a vector."""
@@ -60,14 +60,14 @@ class AveragingGroup:
         object.__setattr__(self, "members", plain.numbers("members", self.members))
         if not self.members:
             raise PlanError("members must hold a device at least, found none; leave the group out")
-        shares = several("shares", self.shares, error=PlanError)
+        shares = sequence("shares", self.shares, error=PlanError)
         shares = tuple(real("a share of an averaging group", x, 0, error=PlanError) for x in shares)
         object.__setattr__(self, "shares", shares)
         for name in ("contributes", "receives"):
             object.__setattr__(self, name, plain.flags(name, getattr(self, name)))
         if not self.receives:
             object.__setattr__(self, "receives", (True,) * len(self.members))
-        cut = several("slice", self.slice, error=PlanError)
+        cut = sequence("slice", self.slice, error=PlanError)
         ends = tuple(real("an end of a slice", end, 0, error=PlanError) for end in cut)
         if len(ends) != 2 or not ends[0] < ends[1] <= 1:
             raise PlanError(
@@ -78,7 +78,7 @@ class AveragingGroup:
         object.__setattr__(self, "phase", choice(Phase, "phase", self.phase, error=PlanError))
 
     def __repr__(self) -> str:
-        return f"AveragingGroup({some(len(self.members), 'member')}, {self.phase})"
+        return f"AveragingGroup({counted(len(self.members), 'member')}, {self.phase})"
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
 """Rounds of groups of one stage, one round after the other."""
 
 
-def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
     """Whether a stage averages in two levels.
 
     Parameters

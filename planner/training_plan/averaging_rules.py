@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.training_plan.averaging_group import WHOLE, AveragingGroup, in_levels, within
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup, is_hierarchical, within
 from planner.training_plan.choices import Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import fraction_ends
@@ -219,7 +219,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     has_gradient = [
         place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
     ]
-    levels = in_levels(rounds)
+    levels = is_hierarchical(rounds)
     if within(rounds):
         # who averages within has what they all have: the first of them stands for it
         has_gradient = [place[g.members[0]] for g in rounds[0]]

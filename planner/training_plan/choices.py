@@ -23,7 +23,7 @@ class Wiring(enum.StrEnum):
     STOCHASTIC = "stochastic"
 
 
-class Told(enum.StrEnum):
+class RouterFeedback(enum.StrEnum):
     """What a router hears of a request: how long its answer took, or the work on it alone."""
 
     ANSWER = "answer"

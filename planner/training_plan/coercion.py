@@ -16,8 +16,8 @@ import numpy as np
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan.error import PlanError
-from planner.utils.type_check import misfit
-from planner.utils.validate import count, mapping, of_kind, several, short
+from planner.utils.type_check import type_mismatch
+from planner.utils.validate import count, instance_of, mapping, sequence, short_repr
 
 Kind = TypeVar("Kind")
 KINDS = frozenset("FHB")
@@ -43,7 +43,7 @@ def numbers(field: str, values: Any) -> tuple[int, ...]:
     PlanError
         Something else.
     """
-    row = several(field, values, error=PlanError)
+    row = sequence(field, values, error=PlanError)
     if set(map(type, row)) <= {int} and min(row, default=0) >= 0:
         return row  # plans have many, which were so mostly
     return tuple(count(f"an entry of {field}", x, 0, error=PlanError) for x in row)
@@ -69,7 +69,7 @@ def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
     PlanError
         Something else.
     """
-    rows = several(field, values, error=PlanError)
+    rows = sequence(field, values, error=PlanError)
     if set(map(type, rows)) <= {tuple}:
         every = tuple(chain.from_iterable(rows))
         if set(map(type, every)) <= {int} and min(every, default=0) >= 0:
@@ -97,7 +97,7 @@ def flags(field: str, values: Any) -> tuple[bool, ...]:
     PlanError
         Something else.
     """
-    return tuple(flag(f"an entry of {field}", x) for x in several(field, values, error=PlanError))
+    return tuple(flag(f"an entry of {field}", x) for x in sequence(field, values, error=PlanError))
 
 
 def flag(field: str, value: Any) -> bool:
@@ -122,7 +122,7 @@ def flag(field: str, value: Any) -> bool:
     """
     if isinstance(value, np.bool_):
         return bool(value)
-    return of_kind(bool, value, field, error=PlanError)
+    return instance_of(bool, value, field, error=PlanError)
 
 
 def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
@@ -145,7 +145,7 @@ def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
     PlanError
         Something else than F, H or B and a whole number.
     """
-    row = several(field, values, error=PlanError)
+    row = sequence(field, values, error=PlanError)
     if row and set(map(type, row)) == {tuple} and set(map(len, row)) == {2}:
         kinds, microbatches = zip(*row, strict=True)
         words = set(map(type, kinds)) == {str} and KINDS.issuperset(kinds)
@@ -155,10 +155,10 @@ def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _operation(field: str, value: Any) -> tuple[str, int]:
-    pair = several(f"an entry of {field}", value, error=PlanError)
+    pair = sequence(f"an entry of {field}", value, error=PlanError)
     if len(pair) != 2 or not isinstance(pair[0], str) or pair[0] not in KINDS:
         raise PlanError(
-            f"an entry of {field} is {short(value)}; give F, H or B, and the microbatch"
+            f"an entry of {field} is {short_repr(value)}; give F, H or B, and the microbatch"
         )
     return str(pair[0]), count(f"a microbatch of {field}", pair[1], 0, error=PlanError)
 
@@ -184,10 +184,12 @@ def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
         Something else.
     """
     found = []
-    for value in several(field, values, error=PlanError):
+    for value in sequence(field, values, error=PlanError):
         ends = numbers(f"a range of {field}", value)
         if len(ends) != 2:
-            raise PlanError(f"a range of {field} is {short(value)}; give where it starts and stops")
+            raise PlanError(
+                f"a range of {field} is {short_repr(value)}; give where it starts and stops"
+            )
         found.append((ends[0], ends[1]))
     return tuple(found)
 
@@ -214,8 +216,8 @@ def all_of(kind: type[Kind], field: str, values: Any) -> tuple[Kind, ...]:
     PlanError
         Something else.
     """
-    row: Iterable[Any] = several(field, values, error=PlanError)
-    return tuple(of_kind(kind, one, f"an entry of {field}", error=PlanError) for one in row)
+    row: Iterable[Any] = sequence(field, values, error=PlanError)
+    return tuple(instance_of(kind, one, f"an entry of {field}", error=PlanError) for one in row)
 
 
 def assignment(given: AssignmentPlan) -> AssignmentPlan:
@@ -236,15 +238,15 @@ def assignment(given: AssignmentPlan) -> AssignmentPlan:
     PlanError
         Devices that are no whole numbers, or a grid that has not rows and columns of them.
     """
-    given = of_kind(AssignmentPlan, given, "assignment", error=PlanError)
+    given = instance_of(AssignmentPlan, given, "assignment", error=PlanError)
     grid = given.grid
     if grid is not None:
-        array = of_kind(np.ndarray, grid, "assignment.grid", error=PlanError)
+        array = instance_of(np.ndarray, grid, "assignment.grid", error=PlanError)
         if array.ndim != 2 or array.dtype.kind not in "iu":
             raise PlanError(
-                f"assignment.grid is {short(grid)}; give whole numbers in rows and columns"
+                f"assignment.grid is {short_repr(grid)}; give whole numbers in rows and columns"
             )
-    groups = several("assignment.groups", given.groups, error=PlanError)
+    groups = sequence("assignment.groups", given.groups, error=PlanError)
     return AssignmentPlan(
         tuple(numbers(f"assignment.groups[{j}]", group) for j, group in enumerate(groups)), grid
     )
@@ -270,13 +272,13 @@ def certificates(given: Any) -> dict[str, Certificate]:
     """
     named: Mapping[Any, Any] = mapping("certificates", given, error=PlanError)
     return {
-        of_kind(str, part, "a key of certificates", error=PlanError): _certificate(part, one)
+        instance_of(str, part, "a key of certificates", error=PlanError): _certificate(part, one)
         for part, one in named.items()
     }
 
 
 def _certificate(part: str, one: Any) -> Certificate:
-    if wrong := misfit(one, Certificate):
+    if wrong := type_mismatch(one, Certificate):
         raise PlanError(f"certificates.{part}{wrong.where} {wrong}; make the plan again")
     certificate: Certificate = one
     given = {f.name: getattr(one, f.name) for f in fields(Certificate)}

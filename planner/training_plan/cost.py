@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.network.prices import Prices
 from planner.training_plan.error import PlanError
-from planner.utils.validate import of_kind, real
+from planner.utils.validate import instance_of, real
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Cost:
                 "cost.usd_per_billion_tokens", self.usd_per_billion_tokens, 0, error=PlanError
             )
             object.__setattr__(self, "usd_per_billion_tokens", each)
-        of_kind(Prices, self.prices, "cost.prices", error=PlanError)
+        instance_of(Prices, self.prices, "cost.prices", error=PlanError)
 
     @property
     def step_usd(self) -> float:

@@ -37,7 +37,7 @@ from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.validation import contradictions
 from planner.utils.atomic_write import write_text
 from planner.utils.input_files import read_json
-from planner.utils.validate import of_kind
+from planner.utils.validate import instance_of
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
@@ -100,8 +100,8 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
     OSError
         The file cannot be written.
     """
-    text = plan_text(of_kind(TrainingPlan, plan, "plan"))
-    write_text(path if isinstance(path, Path) else of_kind(str, path, "path"), text)
+    text = plan_text(instance_of(TrainingPlan, plan, "plan"))
+    write_text(path if isinstance(path, Path) else instance_of(str, path, "path"), text)
 
 
 def plan_text(plan: TrainingPlan) -> str:

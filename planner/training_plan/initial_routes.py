@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.training_plan.choices import Told
+from planner.training_plan.choices import RouterFeedback
 from planner.training_plan.model import TrainingPlan
 
 UNUSED = 0.5
@@ -14,7 +14,7 @@ UNUSED = 0.5
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialRoutes:
     """What a device's router begins with for a stage.
 
     Attributes
@@ -29,7 +29,7 @@ class Beginning:
     usual_s: float
 
 
-def beginnings(plan: TrainingPlan, device: int) -> dict[int, Beginning]:
+def initial_routes(plan: TrainingPlan, device: int) -> dict[int, InitialRoutes]:
     """By stage that a device chooses peers of: the next one, and as a trainer the first.
 
     Parameters
@@ -50,27 +50,27 @@ def beginnings(plan: TrainingPlan, device: int) -> dict[int, Beginning]:
     found = {}
     if stage == 0:
         own = Counter(path[0] for path in schedule.paths if path[0] == device)
-        found[0] = _beginning(plan, device, 0, own, 0.0)
+        found[0] = _initial_routes(plan, device, 0, own, 0.0)
     if stage + 1 < len(groups):
         pairs = (pair for path in schedule.paths for pair in pairwise(path))
         there = Counter(after for before, after in pairs if before == device)
         w = plan.workload
         size = w.stage(*plan.stage_layers[stage]).output_bytes * w.microbatch_samples
-        found[stage + 1] = _beginning(plan, device, stage + 1, there, size)
+        found[stage + 1] = _initial_routes(plan, device, stage + 1, there, size)
     return found
 
 
-def _beginning(
+def _initial_routes(
     plan: TrainingPlan, device: int, stage: int, counts: Counter[int], size: float
-) -> Beginning:
+) -> InitialRoutes:
     group, network = plan.assignment.groups[stage], plan.cluster.network
     tried = UNUSED if plan.routing.smoothing > 0 else 0.0
     parts = {d: float(counts[d]) or tried for d in group}
     usual_s = sum(plan.compute_times.forward_s[d] for d in group) / len(group)
-    if plan.routing.told is Told.ANSWER:
+    if plan.routing.told is RouterFeedback.ANSWER:
         for d, count in counts.items():
             if d != device:
                 way = network.latency_s[device, d] + network.latency_s[d, device]
                 seconds = float(way) + size / float(network.bandwidth_bytes_per_s[device, d])
                 usual_s += seconds * count / counts.total()
-    return Beginning({d: part for d, part in parts.items() if part}, max(usual_s, 1e-9))
+    return InitialRoutes({d: part for d, part in parts.items() if part}, max(usual_s, 1e-9))

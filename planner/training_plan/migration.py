@@ -20,7 +20,7 @@ from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
 
 
 @dataclass(frozen=True)
-class Move:
+class Migration:
     """A device goes to another stage.
 
     Attributes
@@ -38,7 +38,7 @@ class Move:
     after: int
 
     @classmethod
-    def of(cls, text: str) -> Move:
+    def of(cls, text: str) -> Migration:
         """From ``DEVICE:STAGE@STEPS``.
 
         Parameters
@@ -116,7 +116,7 @@ def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> N
         )
 
 
-def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
+def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
     """The plan once a device has moved.
 
     Paths visit each stage's devices in proportion to their speed in the two stages that changed,

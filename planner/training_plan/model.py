@@ -17,7 +17,7 @@ from planner.search.certificate import Certificate
 from planner.training_plan import coercion as plain
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging, within
-from planner.training_plan.choices import Codec, Told, Wiring
+from planner.training_plan.choices import Codec, RouterFeedback, Wiring
 from planner.training_plan.cost import Cost
 from planner.training_plan.encoding import (
     device_fields,
@@ -28,8 +28,8 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.html_repr import plan_html
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import Sync
-from planner.utils.text import listed, some, stage_words
-from planner.utils.validate import choice, count, of_kind, real, several
+from planner.utils.text import counted, joined, stage_words
+from planner.utils.validate import choice, count, instance_of, real, sequence
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
@@ -47,7 +47,7 @@ class Routing:
         Weight of the newest response time in their estimates, from 0 to 1. 0: they keep the parts
         of the plan's paths, a weighted round robin.
     told
-        What they hear of a request; a string is turned into a `Told`.
+        What they hear of a request; a string is turned into a `RouterFeedback`.
 
     Raises
     ------
@@ -60,14 +60,14 @@ class Routing:
     """
 
     smoothing: float = 0.1
-    told: Told = Told.ANSWER
+    told: RouterFeedback = RouterFeedback.ANSWER
 
     def __post_init__(self) -> None:
         weight = real("smoothing", self.smoothing, 0, error=PlanError)
         if weight > 1:
             raise PlanError(f"smoothing is {weight:g}; give a weight from 0 to 1, SWARM's is 0.1")
         object.__setattr__(self, "smoothing", weight)
-        object.__setattr__(self, "told", choice(Told, "told", self.told, error=PlanError))
+        object.__setattr__(self, "told", choice(RouterFeedback, "told", self.told, error=PlanError))
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class TrainingPlan:
             (str, "network_name"),
             (str, "package_version"),
         ):
-            of_kind(kind, getattr(self, name), name, error=PlanError)
+            instance_of(kind, getattr(self, name), name, error=PlanError)
         if self.cost is not None:
-            of_kind(Cost, self.cost, "cost", error=PlanError)
+            instance_of(Cost, self.cost, "cost", error=PlanError)
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
@@ -256,12 +256,12 @@ class TrainingPlan:
             ("wiring", self.wiring),
             (
                 "averages every",
-                some(self.sync.every_steps, "step") + " delayed" * self.sync.delayed,
+                counted(self.sync.every_steps, "step") + " delayed" * self.sync.delayed,
             ),
             ("gradients, activations as", f"{self.codec}, {self.workload.boundary_codec}"),
         ]
         if self.left_out:
-            lines.append(("left out", listed(self.left_out)))
+            lines.append(("left out", joined(self.left_out)))
         return lines
 
     @property
@@ -519,8 +519,8 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
 def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
     """Of every stage, its rounds of groups."""
     found = []
-    for j, rounds in enumerate(several("averaging", stages, error=PlanError)):
-        each = several(f"averaging[{j}]", rounds, error=PlanError)
+    for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
+        each = sequence(f"averaging[{j}]", rounds, error=PlanError)
         found.append(tuple(plain.all_of(AveragingGroup, f"averaging[{j}]", one) for one in each))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from planner.training_plan.choices import Head, Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
-from planner.training_plan.slice_owners import exchanged, holders
+from planner.training_plan.slice_owners import exchanged, slice_owners
 
 
 def one_round(
@@ -49,7 +49,7 @@ def one_round(
     return ((AveragingGroup(members, shares, contributes, contributes),),)
 
 
-def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> StageAveraging:
+def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) -> StageAveraging:
     """Rounds within regions, between them and back, of those who are left.
 
     Shares are in the proportions that they had, those of regions too. Slices are equal, and held by
@@ -87,7 +87,7 @@ def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> Stag
         parts.append(_part(between, group.members))
     if len(each) == 1:
         return (tuple(each),)
-    held, spread = holders(plan.cluster, regions)
+    held, spread = slice_owners(plan.cluster, regions)
     for members in zip(*held, strict=True):
         _require_sums(plan, stage, members)
     exchange = exchanged(

@@ -13,14 +13,14 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import on_two_clocks, one_round, ordered
+from planner.training_plan.rebuild import one_round, ordered, two_frequency_rounds
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 
 def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
-    """Refuse a plan that `without` cannot take devices from.
+    """Refuse a plan that `remove_devices` cannot take devices from.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
                 )
 
 
-def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
+def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
     """The plan of those who are left.
 
     Each microbatch that a lost device would have done goes to the device of its stage that would
@@ -131,7 +131,7 @@ def _averaging(
     rounds = plan.averaging[stage]
     if any(d in gone for groups in rounds for group in groups for d in group.members):
         if within(rounds):
-            rounds = on_two_clocks(plan, stage, gone)
+            rounds = two_frequency_rounds(plan, stage, gone)
         else:
             left = [d for d in plan.averaged_by(stage) if d not in gone]
             rounds = one_round(plan, stage, left, gone)

@@ -10,8 +10,8 @@ from planner.training_plan import coercion as plain
 from planner.training_plan.choices import Head
 from planner.training_plan.encoding import order_of, order_text, paths_of, route_fields
 from planner.training_plan.error import PlanError
-from planner.utils.text import some
-from planner.utils.validate import choice, of_kind, several
+from planner.utils.text import counted
+from planner.utils.validate import choice, instance_of, sequence
 
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
@@ -41,9 +41,9 @@ class Schedule:
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
         object.__setattr__(self, "paths", plain.lists_of_numbers("paths", self.paths))
-        rows = several("order", self.order, error=PlanError)
+        rows = sequence("order", self.order, error=PlanError)
         object.__setattr__(self, "order", tuple(plain.operations("order", row) for row in rows))
-        of_kind(str, self.name, "name", error=PlanError)
+        instance_of(str, self.name, "name", error=PlanError)
         if () in self.paths:
             raise PlanError(
                 f"paths[{self.paths.index(())}] visits no device; let it visit stage 0 at least"
@@ -55,7 +55,7 @@ class Schedule:
 
     def __repr__(self) -> str:
         count = sum(map(len, self.order))
-        words = some(len(self.paths), "microbatch"), some(count, "operation")
+        words = counted(len(self.paths), "microbatch"), counted(count, "operation")
         return f"Schedule({self.name!r}, {', '.join(words)})"
 
     def most_live(self) -> list[int]:

@@ -14,7 +14,7 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.shares import fraction_ends, shares_of
 
 
-def holders(
+def slice_owners(
     cluster: Cluster, sites: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
     """Who of each site holds which slice between sites: as many as the smallest site can have.

@@ -8,7 +8,7 @@ from typing import Any
 from planner.training_plan import coercion as plain
 from planner.training_plan.choices import OuterStep
 from planner.training_plan.error import PlanError
-from planner.utils.validate import choice, count, of_kind, real
+from planner.utils.validate import choice, count, instance_of, real
 
 MOST_EVERY = 1_000_000
 """Steps between two averagings."""
@@ -100,7 +100,7 @@ class Sync:
         every = count("every_steps", self.every_steps, most=MOST_EVERY, error=PlanError)
         object.__setattr__(self, "every_steps", every)
         if self.outer is not None:
-            of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
+            instance_of(OuterOptimizer, self.outer, "outer", error=PlanError)
         object.__setattr__(self, "delayed", plain.flag("delayed", self.delayed))
         if self.delayed and not self.local_steps:
             raise PlanError(

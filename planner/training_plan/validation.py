@@ -54,7 +54,7 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
         )
 
 
-def unsound(plan: TrainingPlan) -> Iterator[str]:
+def inconsistencies(plan: TrainingPlan) -> Iterator[str]:
     """Those of the rules without which nothing can be worked out: what is named must be there.
 
     Parameters
@@ -207,7 +207,7 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
             state = "is missing" if (kind, b) in wanted[d] else "does not belong to this device"
             yield f"{where}.order[{d}]: {kind}{b} {state}; let the order follow the paths"
             return
-    stuck = _stuck(s)
+    stuck = _find_deadlock(s)
     if stuck is not None:
         d, (kind, b) = stuck
         yield (
@@ -260,7 +260,7 @@ def _ascends(stages: list[int]) -> bool:
     return order == sorted(set(order))
 
 
-def _stuck(s: Schedule) -> tuple[int, Operation] | None:
+def _find_deadlock(s: Schedule) -> tuple[int, Operation] | None:
     """A device and the operation it waits for in vain, None if all can be done."""
     chains = [s.chain(b) for b in range(len(s.paths))]
     reached = [0] * len(chains)

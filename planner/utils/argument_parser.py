@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from planner.utils.text import did_you_mean, nearest
+from planner.utils.text import closest_match, did_you_mean
 
 BAD_INPUT = 2
 """Exit code."""
@@ -15,7 +15,7 @@ CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known
 MISSING = "the following arguments are required"
 
 
-class LineParser(ArgumentParser):
+class OneLineParser(ArgumentParser):
     """As argparse has it, without the usage before an error; of the same kind its subcommands."""
 
     _words: Sequence[str] = ()
@@ -43,7 +43,7 @@ class LineParser(ArgumentParser):
             # the one that is missing is there, under another name
             message = f"unrecognized arguments: {' '.join(misspelt)}"
         if misspelt and message.startswith("unrecognized arguments"):
-            near = nearest(misspelt[0], self._option_string_actions)
+            near = closest_match(misspelt[0], self._option_string_actions)
             message += "" if near is None else f" (did you mean {near}?)"
         elif choice := CHOICE.search(message):
             known = re.findall(r"[^\s',]+", choice["known"])

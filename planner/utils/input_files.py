@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 
 MOST_BYTES = 50_000_000
 """Of a file. A plan for a thousand devices has two million."""
@@ -44,7 +44,7 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
     except OSError as said:
         raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
     except (ValueError, TypeError):
-        raise error(f"{short(path)} is no path; give one") from None
+        raise error(f"{short_repr(path)} is no path; give one") from None
     if len(data) > most_bytes:
         raise error(f"{path}: is larger than {most_bytes / 1e6:g} MB; give a smaller file")
     if is_utf_16(data):
@@ -124,7 +124,7 @@ def parse_json(
             name = key if key not in found or second is None else second.get(key, key)
             if name in found:
                 times = "twice" if name == key else "more than twice"
-                raise _RepeatedKeyError(f"{short(key)} {times}")
+                raise _RepeatedKeyError(f"{short_repr(key)} {times}")
             found[name] = value
         return found
 

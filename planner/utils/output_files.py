@@ -127,7 +127,7 @@ def make_writable(folder: Path) -> None:
         pass
 
 
-def is_own(path: Path, mark: str | Sequence[str]) -> bool:
+def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
     """Whether a file may be written over: it is not there, empty, or has the mark of its maker.
 
     Parameters
@@ -154,7 +154,7 @@ def is_own(path: Path, mark: str | Sequence[str]) -> bool:
 
 
 def _require_own(one: Output, path: Path) -> None:
-    if is_own(path, one.mark):
+    if has_mark(path, one.mark):
         return
     who = "this command did not make it" if one.mark else "nothing says who made it"
     raise ValueError(f"{one.option} {path}: exists, and {who}; name another file, or give --force")

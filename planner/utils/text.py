@@ -1,4 +1,5 @@
-"""Quantities in the few words that fit into a repr: ``span([0.001, 0.2], "s")`` is 1 to 200 ms."""
+"""Quantities in the few words that fit into a repr: ``quantity_range([0.001, 0.2], "s")`` is 1 "
+"to 200 ms."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def quantity(value: float, unit: str) -> str:
     return f"{digits} {prefix}{unit}"
 
 
-def span(values: ArrayLike, unit: str) -> str:
+def quantity_range(values: ArrayLike, unit: str) -> str:
     """The smallest and the largest of several, or the one value that all have.
 
     Parameters
@@ -67,7 +68,7 @@ def span(values: ArrayLike, unit: str) -> str:
     return f"{a} to {high}" if in_a == in_b else f"{low} to {high}"
 
 
-def some(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     """A count and its noun, which takes an s, or es, where it is not one."""
     ending = "es" if what.endswith(("s", "ch", "sh", "x")) else "s"
     return f"{count} {what}{'' if count == 1 else ending}"
@@ -88,25 +89,25 @@ def stage_words(sizes: Sequence[int]) -> str:
     """
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) == 1:
-        return f"{some(len(sizes), 'stage')} of {runs[0][0]}"
+        return f"{counted(len(sizes), 'stage')} of {runs[0][0]}"
     words = [f"{size}" if times == 1 else f"{times} x {size}" for size, times in runs]
-    return f"{some(len(sizes), 'stage')} of {listed(words)}"
+    return f"{counted(len(sizes), 'stage')} of {joined(words)}"
 
 
-def listed(words: Iterable[str]) -> str:
+def joined(words: Iterable[str]) -> str:
     """Some words with commas between, dots for those that are too many."""
     every = list(words)
     return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
 
 
-def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+def closest_match(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
     """The known name that a misspelt one most likely means, whatever its case, if so alike."""
     by_lower = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), list(by_lower), 1, least)
     return by_lower[near[0]] if near else None
 
 
-def compact(names: Iterable[str]) -> list[str]:
+def name_ranges(names: Iterable[str]) -> list[str]:
     """Names with consecutive numbers drawn together, such as ``Oregon/0-3,6`` and ``Tokyo``."""
     numbers: dict[str, list[int]] = {}
     for name in names:
@@ -131,7 +132,7 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to put behind a misspelt name, with a blank before; empty if nothing is near."""
-    near = nearest(name, known)
+    near = closest_match(name, known)
     return "" if near is None else f" (did you mean {near!r}?)"
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 
 
-class Misfit(NamedTuple):
+class TypeMismatch(NamedTuple):
     """What is something else than it must be.
 
     Attributes
@@ -33,13 +33,13 @@ class Misfit(NamedTuple):
     found: Any
 
     def __str__(self) -> str:
-        return f"must be {self.wanted}, found {short(self.found)}"
+        return f"must be {self.wanted}, found {short_repr(self.found)}"
 
 
-Look = Callable[[Any], Misfit | None]
+Look = Callable[[Any], TypeMismatch | None]
 
 
-def misfit(value: Any, kind: Any) -> Misfit | None:
+def type_mismatch(value: Any, kind: Any) -> TypeMismatch | None:
     """The first entry of an object that is not what the annotations say.
 
     Parameters
@@ -85,11 +85,11 @@ def _look(kind: Any) -> Look:
     return _anything
 
 
-def _anything(_: Any) -> Misfit | None:
+def _anything(_: Any) -> TypeMismatch | None:
     return None
 
 
-def _scalar(kind: type, value: Any) -> Misfit | None:
+def _scalar(kind: type, value: Any) -> TypeMismatch | None:
     kinds, words = SCALARS[kind]
     right = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
     if right and kind is float:
@@ -97,49 +97,49 @@ def _scalar(kind: type, value: Any) -> Misfit | None:
             float(value)
         except OverflowError:
             right = False
-    return None if right else Misfit("", words, value)
+    return None if right else TypeMismatch("", words, value)
 
 
-def _instance(kind: type, value: Any) -> Misfit | None:
-    return None if isinstance(value, kind) else Misfit("", f"a {kind.__name__}", value)
+def _instance(kind: type, value: Any) -> TypeMismatch | None:
+    return None if isinstance(value, kind) else TypeMismatch("", f"a {kind.__name__}", value)
 
 
-def _any_of(looks: tuple[Look, ...], value: Any) -> Misfit | None:
+def _any_of(looks: tuple[Look, ...], value: Any) -> TypeMismatch | None:
     """The first branch's word, since the others mostly say None."""
     found = [look(value) for look in looks]
     return None if None in found else found[0]
 
 
-def _row(kind: Any, look: Look, value: Any) -> Misfit | None:
+def _row(kind: Any, look: Look, value: Any) -> TypeMismatch | None:
     if not isinstance(value, tuple | list):
-        return Misfit("", "a list", value)
+        return TypeMismatch("", "a list", value)
     if kind in SCALARS and set(map(type, value)) <= {kind}:
         return None
     return _first(value, [look] * len(value))
 
 
-def _fixed(looks: tuple[Look, ...], value: Any) -> Misfit | None:
+def _fixed(looks: tuple[Look, ...], value: Any) -> TypeMismatch | None:
     if not isinstance(value, tuple) or len(value) != len(looks):
-        return Misfit("", f"a tuple of {len(looks)}", value)
+        return TypeMismatch("", f"a tuple of {len(looks)}", value)
     return _first(value, looks)
 
 
-def _first(values: Iterable[Any], looks: Iterable[Look]) -> Misfit | None:
+def _first(values: Iterable[Any], looks: Iterable[Look]) -> TypeMismatch | None:
     for k, (one, look) in enumerate(zip(values, looks, strict=True)):
         if wrong := look(one):
             return _inside(f"[{k}]", wrong)
     return None
 
 
-def _array(dtype: type, value: Any) -> Misfit | None:
+def _array(dtype: type, value: Any) -> TypeMismatch | None:
     kinds, words = ARRAYS[dtype]
     right = isinstance(value, np.ndarray) and value.dtype.kind in kinds
-    return None if right else Misfit("", f"an array of {words}", value)
+    return None if right else TypeMismatch("", f"an array of {words}", value)
 
 
-def _mapping(key: Look, look: Look, value: Any) -> Misfit | None:
+def _mapping(key: Look, look: Look, value: Any) -> TypeMismatch | None:
     if not isinstance(value, Mapping):
-        return Misfit("", "a mapping", value)
+        return TypeMismatch("", "a mapping", value)
     for name, one in value.items():
         if wrong := key(name):
             return wrong._replace(wanted=f"a mapping whose keys are {wrong.wanted}")
@@ -148,9 +148,9 @@ def _mapping(key: Look, look: Look, value: Any) -> Misfit | None:
     return None
 
 
-def _fields(kind: type, value: Any) -> Misfit | None:
+def _fields(kind: type, value: Any) -> TypeMismatch | None:
     if not isinstance(value, kind):
-        return Misfit("", f"of type {kind.__name__}", value)
+        return TypeMismatch("", f"of type {kind.__name__}", value)
     for name, look in _field_looks(kind):
         if wrong := look(getattr(value, name)):
             return _inside(f".{name}", wrong)
@@ -164,7 +164,7 @@ def _field_looks(kind: type) -> tuple[tuple[str, Look], ...]:
     return tuple((name, _look(hints[name])) for name in names)
 
 
-def _inside(where: str, wrong: Misfit) -> Misfit:
+def _inside(where: str, wrong: TypeMismatch) -> TypeMismatch:
     return wrong._replace(where=where + wrong.where)
 
 

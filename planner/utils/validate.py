@@ -17,7 +17,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 """Of any quantity but 0, in SI units: beyond, sums and quotients of sound numbers are none."""
 
 
-def sensible(values: Any) -> NDArray[np.bool_]:
+def in_safe_range(values: Any) -> NDArray[np.bool_]:
     """Which numbers are 0, or neither smaller nor larger in size than a quantity may be."""
     size = np.abs(np.asarray(values, dtype=float))
     return np.asarray((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)))
@@ -57,7 +57,7 @@ def real(field: str, value: Any, least: float = -math.inf, *, error: Error = Val
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= least):
-        raise error(f"{field} is {short(value)}; it must be {rule}, finite")
+        raise error(f"{field} is {short_repr(value)}; it must be {rule}, finite")
     if number and not SMALLEST <= abs(number) <= LARGEST:
         raise error(f"{field} is {number:g}; it must be 0 or {SMALLEST:g} to {LARGEST:g} in size")
     return number
@@ -67,10 +67,10 @@ def reals(
     field: str, values: Any, least: float = -math.inf, *, error: Error = ValueError
 ) -> tuple[float, ...]:
     """Finite numbers, each as `real` takes it; all at once where they are floats."""
-    row = several(field, values, error=error)
+    row = sequence(field, values, error=error)
     if set(map(type, row)) == {float}:
         array = np.array(row)
-        if (np.isfinite(array) & (array >= least) & sensible(array)).all():
+        if (np.isfinite(array) & (array >= least) & in_safe_range(array)).all():
             return row
     return tuple(real(field, x, least, error=error) for x in row)
 
@@ -110,9 +110,11 @@ def count(
     if isinstance(value, (float, np.floating)):
         whole = float(value).is_integer()
     if not whole or value < least:
-        raise error(f"{field} is {short(value)}; it must be a whole number of at least {least}")
+        raise error(
+            f"{field} is {short_repr(value)}; it must be a whole number of at least {least}"
+        )
     if value > most:
-        raise error(f"{field} is {short(value)}; it must be at most {most:,.0f}")
+        raise error(f"{field} is {short_repr(value)}; it must be at most {most:,.0f}")
     return int(value)
 
 
@@ -144,24 +146,26 @@ def numbers(values: Any) -> NDArray[np.float64]:
         raise ValueError("a number is beyond 1e308") from None
 
 
-def of_kind(kind: type[Kind], value: Any, field: str, *, error: Error = ValueError) -> Kind:
+def instance_of(kind: type[Kind], value: Any, field: str, *, error: Error = ValueError) -> Kind:
     """A value of the kind that is asked for, refused if it is something else."""
     if not isinstance(value, kind):
-        raise error(f"{field} must be of type {kind.__name__}, found {short(value)}")
+        raise error(f"{field} must be of type {kind.__name__}, found {short_repr(value)}")
     return value
 
 
 def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, Any]:
     """The entries of a mapping, refused if it is none."""
     if not isinstance(value, Mapping):
-        raise error(f"{field} must be a mapping, found {short(value)}; give such as {{'a': 1}}")
+        raise error(
+            f"{field} must be a mapping, found {short_repr(value)}; give such as {{'a': 1}}"
+        )
     return dict(value)
 
 
-def several(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
+def sequence(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
     """The items of a list, a tuple or any other iterable; the letters of a text."""
     if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        raise error(f"{field} must be a list, found {short(value)}; give one entry each")
+        raise error(f"{field} must be a list, found {short_repr(value)}; give one entry each")
     return tuple(value)
 
 
@@ -171,10 +175,10 @@ def choice(kind: type[Choice], field: str, value: Any, *, error: Error = ValueEr
         return kind(value)
     except ValueError:
         words = ", ".join(kind)
-        raise error(f"{field} {short(value)} is unknown; choose one of {words}") from None
+        raise error(f"{field} {short_repr(value)} is unknown; choose one of {words}") from None
 
 
-def short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """The value for a message of one line."""
     text = repr(value)
     if len(text) > 40 or "\n" in text:

@@ -13,16 +13,16 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.utils.input_files import read_json
-from planner.utils.text import some
+from planner.utils.text import counted
 from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     choice,
     count,
+    instance_of,
     mapping,
-    of_kind,
     real,
-    several,
+    sequence,
 )
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.costs import stage_costs
@@ -90,15 +90,15 @@ class Calibration:
     alike: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        of_kind(str, self.date, "date")
-        of_kind(str, self.workload, "workload")
+        instance_of(str, self.date, "date")
+        instance_of(str, self.workload, "workload")
         for field in ("software", "times", "layers"):
             mapping(field, getattr(self, field))
         count("microbatch_samples", self.microbatch_samples, most=MOST_SAMPLES)
         if self.sample_flops is not None:
             real("sample_flops", self.sample_flops, 0)
-        names = several("alike", self.alike)
-        object.__setattr__(self, "alike", tuple(of_kind(str, name, "alike") for name in names))
+        names = sequence("alike", self.alike)
+        object.__setattr__(self, "alike", tuple(instance_of(str, name, "alike") for name in names))
         real("link_latency_s", self.link_latency_s, 0)
         real("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, 1)
         for name in COSTS:
@@ -111,7 +111,7 @@ class Calibration:
                 raise ValueError(f"devices.{name}.{missing} is missing; give every field")
             for field in FIELDS:
                 real(f"devices.{name}.{field}", times[field], 0)
-            ends = several(f"devices.{name}.layers", self.layers[name])
+            ends = sequence(f"devices.{name}.layers", self.layers[name])
             ends = tuple(count(f"devices.{name}.layers", end, 0) for end in ends)
             if len(ends) != 2 or ends[0] >= ends[1]:
                 raise ValueError(
@@ -119,7 +119,7 @@ class Calibration:
                 )
 
     def __repr__(self) -> str:
-        return f"Calibration({self.workload!r}, {some(len(self.times), 'device')}, {self.date})"
+        return f"Calibration({self.workload!r}, {counted(len(self.times), 'device')}, {self.date})"
 
     def to_json_text(self) -> str:
         """JSON text of the calibration file."""
@@ -431,9 +431,9 @@ class Calibration:
         if scaled:
             source += ", scaled by FLOPs to other stages or microbatches"
         if without_head:
-            source += f", the head of {some(without_head, 'device')} as fast as their layers"
+            source += f", the head of {counted(without_head, 'device')} as fast as their layers"
         if alike := set(held) & set(self.alike):
-            source += f", {some(len(alike), 'device')} taken for as fast as alike ones"
+            source += f", {counted(len(alike), 'device')} taken for as fast as alike ones"
         return ComputeTimes.from_dict(
             {"source": source, **columns, **{name: getattr(self, name) for name in COSTS}}
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.utils.text import some, span
-from planner.utils.validate import of_kind, real, reals
+from planner.utils.text import counted, quantity_range
+from planner.utils.validate import instance_of, real, reals
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
@@ -47,7 +47,7 @@ class ComputeTimes:
     message_s: float = 0.0
 
     def __post_init__(self) -> None:
-        of_kind(str, self.source, "source")
+        instance_of(str, self.source, "source")
         for name in FIELDS:
             object.__setattr__(self, name, reals(f"compute_times.{name}", getattr(self, name), 0))
         for name in COSTS:
@@ -56,9 +56,10 @@ class ComputeTimes:
 
     def __repr__(self) -> str:
         means = (
-            f"{name} {span(getattr(self, name + '_s'), 's')}" for name in ("forward", "backward")
+            f"{name} {quantity_range(getattr(self, name + '_s'), 's')}"
+            for name in ("forward", "backward")
         )
-        return f"ComputeTimes({some(len(self.forward_s), 'device')}, {', '.join(means)})"
+        return f"ComputeTimes({counted(len(self.forward_s), 'device')}, {', '.join(means)})"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; costs that are 0 are left out."""

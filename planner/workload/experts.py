@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.utils.validate import count, of_kind, several
+from planner.utils.validate import count, instance_of, sequence
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Experts:
                 f"experts active is {self.active}, more than the {self.count} that a layer has; "
                 "give at most as many"
             )
-        of_kind(bool, self.shared_gate, "experts shared_gate")
+        instance_of(bool, self.shared_gate, "experts shared_gate")
         if self.shared_gate and not self.shared_ffn:
             raise ValueError("experts shared_gate is true without a shared expert; give shared_ffn")
         dense = layer_numbers("experts dense_layers", self.dense_layers)
@@ -77,4 +77,4 @@ def layer_numbers(field: str, values: object) -> tuple[int, ...]:
     ValueError
         It is no list of such.
     """
-    return tuple(sorted({count(f"an entry of {field}", k, 0) for k in several(field, values)}))
+    return tuple(sorted({count(f"an entry of {field}", k, 0) for k in sequence(field, values)}))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.utils.input_files import read_json
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 from planner.workload.hf_families import MODELS
 from planner.workload.hf_fields import ConfigFields
 from planner.workload.layers import Architecture, Family
@@ -140,7 +140,8 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
     rules = MODELS.get(kind) if isinstance(kind, str) else None
     if rules is None:
         raise ValueError(
-            f"{path}: model_type {short(kind)} is not supported; it must be {', '.join(MODELS)} or "
+            f"{path}: model_type {short_repr(kind)} is not supported; it must be "
+            f"{', '.join(MODELS)} or "
             f"{WITH_IMAGES}"
         )
     _require_known(config, rules.reads, path)
@@ -160,7 +161,8 @@ def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
     for name in named if isinstance(named, list) else [] if named is None else [named]:
         if str(name).lower() not in known:
             raise ValueError(
-                f"{path}: architectures is {short(name)}, whose head is not over the vocabulary "
+                f"{path}: architectures is {short_repr(name)}, whose head is not over the "
+                "vocabulary "
                 f"alone, or missing; give the config.json of a language model, such as {stem}'s "
                 "that ends in ForCausalLM"
             )
@@ -172,7 +174,8 @@ def _require_known(config: dict[str, Any], known: Collection[str], path: str | P
         silent = silent or (value == 0 and NOTHING_AT_0.fullmatch(name) is not None)
         if name not in known and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
-                f"{path}: field {short(name)} ({short(value)}) is not known here and may change "
+                f"{path}: field {short_repr(name)} ({short_repr(value)}) is not known here and "
+                "may change "
                 "the model; take it out if it does not"
             )
 
@@ -184,13 +187,15 @@ def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(
-            f"{path}: text_config is {short(text)}; it must be an object with the text part's sizes"
+            f"{path}: text_config is {short_repr(text)}; it must be an object with the text "
+            "part's sizes"
         )
     kind = f"{WITH_IMAGES}_text"
     inside = {"model_type": kind} | text
     if inside["model_type"] != kind:
         raise ValueError(
-            f"{path}: text_config: model_type is {short(inside['model_type'])}; it must be {kind}"
+            f"{path}: text_config: model_type is {short_repr(inside['model_type'])}; it must be "
+            f"{kind}"
         )
     if "tie_word_embeddings" in config:
         inside["tie_word_embeddings"] = config["tie_word_embeddings"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 from planner.workload.experts import Experts
 from planner.workload.hf_fields import ConfigFields
 from planner.workload.layers import ROPE_THETA, Architecture, Family
@@ -158,7 +158,8 @@ def _qwen3_moe(get: ConfigFields) -> Architecture:
         raise ValueError("use_qk_norm is false; models of qwen3_moe have norms of queries and keys")
     if (shared := get.raw("shared_expert_intermediate_size")) not in (None, 0):
         raise ValueError(
-            f"field 'shared_expert_intermediate_size' is {short(shared)}; models of qwen3_moe have "
+            f"field 'shared_expert_intermediate_size' is {short_repr(shared)}; models of "
+            "qwen3_moe have "
             "no shared expert, so it must be 0"
         )
     sliding = get.flag("use_sliding_window", False)
@@ -294,7 +295,8 @@ def _activation(get: ConfigFields, name: str, usual: str, executed: tuple[str, .
     found = get.word(name, usual)
     if found not in ACTIVATIONS:
         raise ValueError(
-            f"{name} {short(found)} may have parameters of its own, which are not counted here; "
+            f"{name} {short_repr(found)} may have parameters of its own, which are not counted "
+            "here; "
             f"it must be one of {', '.join(sorted(ACTIVATIONS))}"
         )
     return [] if found in executed else [f"{name} {found}"]
@@ -309,7 +311,7 @@ def _rope(get: ConfigFields, theta: float) -> tuple[float, list[str]]:
         told = get.under(field)
         kind = told.raw("rope_type", told.raw("type", "default"))
         if kind != "default" or told.names() - ROPE:
-            notes.append(f"{field} of rope_type {short(kind)}")
+            notes.append(f"{field} of rope_type {short_repr(kind)}")
         share = told.number("partial_rotary_factor", share)
         theta = told.number("rope_theta", theta)
     if share != 1:
@@ -333,7 +335,8 @@ def _layer_types(get: ConfigFields, layers: int) -> list[str]:
     strange = sorted(set(types) - {SLIDING, FULL})
     if strange:
         raise ValueError(
-            f"layer_types has {short(strange[0])}, which is not priced here; it must be {FULL} or "
+            f"layer_types has {short_repr(strange[0])}, which is not priced here; it must be "
+            f"{FULL} or "
             f"{SLIDING}"
         )
     if types and len(types) != layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.utils.validate import real, short
+from planner.utils.validate import real, short_repr
 
 
 class ConfigFields:
@@ -31,21 +31,25 @@ class ConfigFields:
         """True or false."""
         value = self._said(name, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be true or false")
+            raise ValueError(
+                f"{self._path}: {name} is {short_repr(value)}; it must be true or false"
+            )
         return value
 
     def word(self, name: str, default: str) -> str:
         """A name."""
         value = self._said(name, default)
         if not isinstance(value, str):
-            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a name")
+            raise ValueError(f"{self._path}: {name} is {short_repr(value)}; it must be a name")
         return value
 
     def words(self, name: str) -> list[str]:
         """A list of names; none where the file is silent."""
         value = self._said(name, [])
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a list of names")
+            raise ValueError(
+                f"{self._path}: {name} is {short_repr(value)}; it must be a list of names"
+            )
         return list(value)
 
     def numbers(self, name: str, most: int) -> list[int]:
@@ -53,7 +57,7 @@ class ConfigFields:
         value = self._said(name, [])
         if not isinstance(value, list) or not all(type(k) is int and 0 <= k < most for k in value):
             raise ValueError(
-                f"{self._path}: {name} is {short(value)}; it must be a list of whole numbers "
+                f"{self._path}: {name} is {short_repr(value)}; it must be a list of whole numbers "
                 f"from 0 to {most - 1}"
             )
         return list(value)
@@ -63,7 +67,7 @@ class ConfigFields:
         value = self._said(name, {})
         if not isinstance(value, dict):
             raise ValueError(
-                f"{self._path}: {name} is {short(value)}; it must be an object or null"
+                f"{self._path}: {name} is {short_repr(value)}; it must be an object or null"
             )
         return ConfigFields(value, f"{self._path}: {name}")
 
@@ -79,7 +83,7 @@ class ConfigFields:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(
-                    f"{self._path}: {name} is {short(value)}; it must be a whole number >= 1"
+                    f"{self._path}: {name} is {short_repr(value)}; it must be a whole number >= 1"
                 )
             return int(value)
         if default is not None:
@@ -96,5 +100,7 @@ class ConfigFields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a number above 0")
+            raise ValueError(
+                f"{self._path}: {name} is {short_repr(value)}; it must be a number above 0"
+            )
         return real(f"{self._path}: {name}", value)

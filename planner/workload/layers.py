@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from planner.utils.validate import LARGEST, choice, count, mapping, of_kind, real, several
+from planner.utils.validate import LARGEST, choice, count, instance_of, mapping, real, sequence
 from planner.workload.experts import Experts, layer_numbers
 
 
@@ -37,7 +37,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         # one form of every number, so that equal workloads have equal hashes
-        where = f"layer {of_kind(str, self.name, 'name of a layer')!r}"
+        where = f"layer {instance_of(str, self.name, 'name of a layer')!r}"
         parameters = count(f"{where}: parameters", self.parameters, 0, LARGEST)
         object.__setattr__(self, "parameters", parameters)
         for name in ("forward_flops", "output_bytes", "saved_bytes"):
@@ -151,7 +151,7 @@ class Architecture:
         for name in ("norm_eps", "rope_theta"):
             object.__setattr__(self, name, real(f"architecture {name}", getattr(self, name), 0))
         for name in ("tied", "qkv_bias", *NOT_GPT2):
-            of_kind(bool, getattr(self, name), f"architecture {name}")
+            instance_of(bool, getattr(self, name), f"architecture {name}")
         self._require_parts()
         if (self.head_size is None and self.hidden % self.heads) or self.heads % self.kv_heads:
             raise ValueError(
@@ -170,9 +170,9 @@ class Architecture:
         """Numbers of layers, experts, and words, each in one form."""
         full = layer_numbers("architecture full_layers", self.full_layers)
         object.__setattr__(self, "full_layers", full)
-        words = several("architecture priced_only", self.priced_only)
+        words = sequence("architecture priced_only", self.priced_only)
         for word in words:
-            of_kind(str, word, "an entry of architecture priced_only")
+            instance_of(str, word, "an entry of architecture priced_only")
         object.__setattr__(self, "priced_only", words)
         if self.experts is not None and not isinstance(self.experts, Experts):
             said = mapping("architecture experts", self.experts)

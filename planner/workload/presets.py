@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.utils.text import did_you_mean
-from planner.utils.validate import short
+from planner.utils.validate import short_repr
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.transformer import Fields, transformer
 
@@ -191,7 +191,7 @@ def preset(name: str, **changes: Any) -> Fields:
     if not isinstance(name, str) or name not in PRESETS:
         near = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         raise ValueError(
-            f"no workload {short(name)}{near}; choose one of {', '.join(PRESETS)}, or give a "
+            f"no workload {short_repr(name)}{near}; choose one of {', '.join(PRESETS)}, or give a "
             "config.json of Hugging Face"
         )
     return changed(PRESETS[name](name), changes)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.dtype import Dtype
-from planner.utils.validate import of_kind
+from planner.utils.validate import instance_of
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.precision import Precision
 
@@ -74,7 +74,7 @@ def transformer(
     Megatron-LM" (2021), 5.1; V. Korthikanti et al., "Reducing Activation Recomputation in Large
     Transformer Models" (2022), eq. 1.
     """
-    of_kind(Architecture, arch, "architecture")
+    instance_of(Architecture, arch, "architecture")
     formats = Precision.of(precision)
     kept, sent = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence

@@ -18,8 +18,8 @@ from typing import Any
 
 from planner.network.dtype import Dtype
 from planner.utils.html import boxed, line, table
-from planner.utils.text import quantity, some
-from planner.utils.validate import choice, count, of_kind, real, several
+from planner.utils.text import counted, quantity
+from planner.utils.validate import choice, count, instance_of, real, sequence
 from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
@@ -93,16 +93,16 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
-            of_kind(str, getattr(self, name), f"{name} of a workload")
-        object.__setattr__(self, "layers", several("layers", self.layers))
+            instance_of(str, getattr(self, name), f"{name} of a workload")
+        object.__setattr__(self, "layers", sequence("layers", self.layers))
         if not self.layers:
             raise ValueError(f"workload {self.name!r} has no layers; give at least one")
         for part, what in ((self.stem, "stem"), (self.head, "head")):
-            of_kind(Layer, part, what)
+            instance_of(Layer, part, what)
         for k, layer in enumerate(self.layers):
-            of_kind(Layer, layer, f"layers[{k}]")
+            instance_of(Layer, layer, f"layers[{k}]")
         if self.architecture is not None:
-            of_kind(Architecture, self.architecture, "architecture")
+            instance_of(Architecture, self.architecture, "architecture")
         for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
             object.__setattr__(self, name, real(name, getattr(self, name), 0))
         for name in ("batch_samples", "microbatch_samples"):
@@ -117,7 +117,7 @@ class Workload:
         object.__setattr__(self, "tied_parameters", tied)
         codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
         object.__setattr__(self, "boundary_codec", codec)
-        of_kind(Precision, self.precision, "precision")
+        instance_of(Precision, self.precision, "precision")
         plain = self.precision.messages.bytes / self.precision.compute.bytes
         ratio = real("boundary_ratio", self.boundary_ratio, 0)
         if ratio == 0 or (ratio != plain and codec is BoundaryCodec.NONE):
@@ -129,7 +129,7 @@ class Workload:
 
     def __repr__(self) -> str:
         return (
-            f"Workload({self.name!r}, {some(len(self.layers), 'layer')}, "
+            f"Workload({self.name!r}, {counted(len(self.layers), 'layer')}, "
             f"{self.parameters / 1e6:,.4g} million parameters, batch of {self.batch_samples} in "
             f"microbatches of {self.microbatch_samples})"
         )
@@ -445,7 +445,7 @@ class Workload:
         ValueError
             A stage has no range of layers.
         """
-        split = [several("layers of a stage", part) for part in several("split", split)]
+        split = [sequence("layers of a stage", part) for part in sequence("split", split)]
         return tuple(
             (self.stage(*part).parameters + (self.head_parameters(part[0]) * (j == head_stage)))
             * self.gradient_bytes_per_parameter

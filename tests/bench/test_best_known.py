@@ -13,14 +13,14 @@ from planner.bench.bestknown import (
     FOLDER,
     SOLUTIONS,
     TABLE,
-    Change,
+    RecordChange,
     load_table,
     record,
     solution_hash,
 )
 from planner.bench.judge import judge
-from planner.bench.kept import Kept
-from planner.bench.problem import ROUNDING, Family, Instance
+from planner.bench.kept import KeptSolutions
+from planner.bench.problem import ROUNDING, BenchInstance, ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import INSTANCES
 from planner.bench.solution_files import find_solution, read_solution, write_solution
@@ -70,10 +70,10 @@ def _groups(seed: int) -> list[list[int]]:
 
 
 def _cost(groups: list[list[int]]) -> float:
-    return judge(Family.ASSIGNMENT, INSTANCES[SMALL].make(), {"groups": groups}).objective
+    return judge(ProblemFamily.ASSIGNMENT, INSTANCES[SMALL].make(), {"groups": groups}).objective
 
 
-def _offer(found: Path, table: Path, answer: dict[str, Any], **wrapped: Any) -> Change:
+def _offer(found: Path, table: Path, answer: dict[str, Any], **wrapped: Any) -> RecordChange:
     data = {"format": "planner.solution", **wrapped, "answer": answer} if wrapped else answer
     write_solution(found / f"{SMALL}.json", data)
     options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
@@ -142,7 +142,7 @@ def test_what_is_taken_is_on_record_at_once(tmp_path: Path) -> None:
     def broken() -> Any:
         raise RuntimeError("out of memory")
 
-    instances = [INSTANCES[SMALL], Instance("assignment/next", "", broken)]
+    instances = [INSTANCES[SMALL], BenchInstance("assignment/next", "", broken)]
     with pytest.raises(RuntimeError, match="out of memory"):
         record(found, instances, table, by=None, date="2026-01-01")
     entry = load_table(table)[SMALL]
@@ -154,7 +154,7 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
     found, table = tmp_path / "found", tmp_path / "table"
     worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
 
-    def bound(value: float, groups: list[list[int]] = worse) -> Change:
+    def bound(value: float, groups: list[list[int]] = worse) -> RecordChange:
         raw = {"value": value, "recomputed": True, "basis": "b", "method": "ours"}
         asked = problem_hash(INSTANCES[SMALL].make())
         return _offer(found, table, {"groups": groups}, bound=raw, problem=asked)
@@ -187,7 +187,7 @@ def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
     """As much as it proves itself, and no more."""
     name = "rebalancing/peers40-4"
     problem = INSTANCES[name].make()
-    proven = judge(Family.REBALANCING, problem, {"moves": []})
+    proven = judge(ProblemFamily.REBALANCING, problem, {"moves": []})
     assert proven.bound is not None
     # a rate: the lower bound claims more
     between = (proven.objective + proven.bound.value) / 2
@@ -207,10 +207,10 @@ def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
 
 def test_a_run_keeps_its_best(tmp_path: Path) -> None:
     """The best answer with the best bound, whoever found which; record takes both."""
-    kept = Kept(tmp_path / "kept")
+    kept = KeptSolutions(tmp_path / "kept")
     for method, seed in (("random", 0), ("random", 1), ("ours", 0), ("random", 2)):
         kept.offer(run_task(Task(SMALL, method, seed, 0.05, 60.0)))
-    again = Kept(tmp_path / "kept")
+    again = KeptSolutions(tmp_path / "kept")
     again.offer(run_task(Task(SMALL, "random", 3, 0.05, 60.0)))
     path = find_solution(tmp_path / "kept", SMALL)
     data = read_solution(path)

@@ -20,12 +20,12 @@ import pytest
 import planner as pl
 from planner.bench import registry, work
 from planner.bench.judge import judge
-from planner.bench.method import Kind, Method
+from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.page import page
-from planner.bench.problem import Family, Instance
+from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.problem_files import instance_data, problem_hash, problem_of
 from planner.bench.registry import INSTANCES, METHODS, instances_of
-from planner.bench.rows import Row, append_row, read_rows
+from planner.bench.rows import BenchRow, append_row, read_rows
 from planner.bench.runner import next_task
 from planner.bench.solution_files import AnswerError, answer_data, answer_of
 from planner.bench.summary import profile, summarise
@@ -46,7 +46,7 @@ PLAN = "plans/aws4-gpt2-2"
 def test_fifty_instances_in_five_families() -> None:
     """And each family has small ones for --quick, and methods."""
     assert len(INSTANCES) >= 50
-    for family in Family:
+    for family in ProblemFamily:
         mine = [one for one in INSTANCES.values() if one.family is family]
         assert len(mine) >= 8 and any(one.quick for one in mine)
         names = [m.name for m in METHODS if family in m.families]
@@ -185,16 +185,16 @@ def test_numbers_that_are_none_are_refused(answered: dict[str, tuple[Any, Any]])
     for text_or_nan in ("nan", "inf", math.nan):
         ops = [data["ops"][0], *([*op[:4], text_or_nan] for op in data["ops"][1:])]
         with pytest.raises(AnswerError, match="finite"):
-            judge(Family.PATHS, problem, {**data, "ops": ops})
+            judge(ProblemFamily.PATHS, problem, {**data, "ops": ops})
     for text_or_nan in ("nan", "-inf", math.nan):
         with pytest.raises(AnswerError, match="finite"):
             moves = {"moves": [[text_or_nan, 0, 1, 0, 1]]}
-            judge(Family.REBALANCING, answered[PEERS][0], moves)
+            judge(ProblemFamily.REBALANCING, answered[PEERS][0], moves)
     (flags, rates) = answer_data(answered[TABLE_1][1]).values()
     for computes in ([math.nan, *flags[1:]], [*flags[:-1], math.inf]):
         with pytest.raises(AnswerError, match=r"answer\.computes"):
             judge(
-                Family.AVERAGING,
+                ProblemFamily.AVERAGING,
                 answered[TABLE_1][0],
                 {"computes": computes, "rates_bytes_per_s": rates},
             )
@@ -239,22 +239,22 @@ def test_a_plan_of_another_training_is_refused(answered: dict[str, tuple[Any, An
     problem, plan = answered[PLAN]
     larger = replace(problem, workload=problem.workload.replace(batch_samples=64))
     with pytest.raises(AnswerError, match="only microbatch_samples may differ"):
-        judge(Family.PLANS, larger, plan)
+        judge(ProblemFamily.PLANS, larger, plan)
     rare = pl.plan(
         problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, sync_every=4
     )
     assert pl.check(rare.plan, problem.cluster) == []
     with pytest.raises(AnswerError, match="question at"):
-        judge(Family.PLANS, problem, rare)
+        judge(ProblemFamily.PLANS, problem, rare)
     first = pl.plan(
         problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, head="first"
     )
     with pytest.raises(AnswerError, match="is on the last stage"):
-        judge(Family.PLANS, problem, first)
+        judge(ProblemFamily.PLANS, problem, first)
 
 
-def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) -> Row:
-    row = Row(
+def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) -> BenchRow:
+    row = BenchRow(
         SMALL, "p", method, "ours", seed, 1.0, objective is not None,
         "" if objective is not None else "it broke", objective, None, False, "", 1.0,
     )  # fmt: skip
@@ -264,10 +264,10 @@ def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) ->
 def test_a_better_seed_of_its_own_costs_no_win() -> None:
     """Only other methods count, each with its best seed."""
     rows = [_row("ours", 1.9), _row("ours", 1.8, 1), _row("other", 1.9), _row("other", 2.5, 1)]
-    wins = {s.method: s.wins for s in summarise(rows, {}).families[Family.ASSIGNMENT]}
+    wins = {s.method: s.wins for s in summarise(rows, {}).families[ProblemFamily.ASSIGNMENT]}
     assert wins == {"ours": 1, "other": 0}
     rows.append(_row("other", 1.85, 2))
-    wins = {s.method: s.wins for s in summarise(rows, {}).families[Family.ASSIGNMENT]}
+    wins = {s.method: s.wins for s in summarise(rows, {}).families[ProblemFamily.ASSIGNMENT]}
     assert wins == {"ours": 0, "other": 0}
 
 
@@ -281,7 +281,7 @@ def test_figures_by_hand() -> None:
         _row("none", None),
     ]
     summary = summarise(rows, {})
-    ours, lucky, none = summary.families[Family.ASSIGNMENT]
+    ours, lucky, none = summary.families[ProblemFamily.ASSIGNMENT]
     assert (ours.method, ours.wins, ours.gaps[SMALL]) == ("ours", 1, 0.0)
     assert ours.bound_gaps[SMALL] == pytest.approx(0.25) and summary.known[
         SMALL
@@ -292,7 +292,7 @@ def test_figures_by_hand() -> None:
     assert (none.asked, none.solved, none.gaps) == (1, 0, {})
     assert profile(lucky) == [(lucky.gaps[SMALL], 1.0)] and profile(none) == []
     rate = [replace(row, instance=TABLE_1) for row in rows]
-    faster, slower, _ = summarise(rate, {}).families[Family.AVERAGING]
+    faster, slower, _ = summarise(rate, {}).families[ProblemFamily.AVERAGING]
     # of rates the larger is the better
     assert (faster.method, slower.method) == ("lucky", "ours")
     assert slower.gaps[TABLE_1] == pytest.approx(0.5)
@@ -354,7 +354,9 @@ def test_rows_are_kept_and_gone_on_with(
         ran.append(seed)
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
-    method = Method.of(Family.ASSIGNMENT, "counted", counted, Kind.RULE, "", seeded=True)
+    method = BenchMethod.of(
+        ProblemFamily.ASSIGNMENT, "counted", counted, MethodKind.RULE, "", seeded=True
+    )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
@@ -372,7 +374,7 @@ def test_rows_are_kept_and_gone_on_with(
     assert bench([*argv, "--seeds", "0", "1", "2", "3", "--resume"]) == 0
     assert ran == [0, 1, 2, 3]
     # a call for other instances, methods or seeds takes no row out of the file
-    others = Row(TABLE_1, "p", "m", "other", 0, 1.0, True, "", 1.0, None, False, "", 1.0)
+    others = BenchRow(TABLE_1, "p", "m", "other", 0, 1.0, True, "", 1.0, None, False, "", 1.0)
     append_row(rows, others)
     before = read_rows(rows)
     assert bench([*argv, "--seeds", "0", "--resume"]) == 0
@@ -415,7 +417,9 @@ def test_ctrl_c_keeps_what_is_done(
                 pass
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
-    method = Method.of(Family.ASSIGNMENT, "slow", slow, Kind.RULE, "", seeded=True)
+    method = BenchMethod.of(
+        ProblemFamily.ASSIGNMENT, "slow", slow, MethodKind.RULE, "", seeded=True
+    )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
@@ -553,13 +557,13 @@ def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyP
             object.__setattr__(problem, name, tuple(1.0 for _ in getattr(problem, name)))
         return {"groups": groups}
 
-    method = Method.of(Family.ASSIGNMENT, "cheats", cheats, Kind.OTHER, "")
+    method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "cheats", cheats, MethodKind.OTHER, "")
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
     row = work.run_task(work.Task(SMALL, "cheats", 0, 1.0, 60.0)).row
     problem = INSTANCES[SMALL].make()
     assert row.problem == problem_hash(problem)
-    assert row.objective == judge(Family.ASSIGNMENT, problem, {"groups": groups}).objective
+    assert row.objective == judge(ProblemFamily.ASSIGNMENT, problem, {"groups": groups}).objective
 
 
 @pytest.mark.parametrize(
@@ -599,10 +603,10 @@ def test_no_method_sees_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(problem)
         return {"groups": []}
 
-    method = Method.of(Family.ASSIGNMENT, "looks", looks, Kind.RULE, "")
+    method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "looks", looks, MethodKind.RULE, "")
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
-    renamed = Instance("assignment/other-name", "", INSTANCES[SMALL].make)
+    renamed = BenchInstance("assignment/other-name", "", INSTANCES[SMALL].make)
     monkeypatch.setitem(registry.INSTANCES, renamed.id, renamed)
     rows = [work.run_task(work.Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
     assert rows[0].problem == rows[1].problem and rows[0].reason == rows[1].reason != ""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import planner as pl
-from benchmarks.swarm.plan_scene import PlanScene, plan_routers, plan_scene
+from benchmarks.swarm.plan_scene import PlanScenario, plan_routers, plan_scenario
 from benchmarks.swarm.queueing import routers, simulate_queues
 from planner.problems.error import ProblemError
-from planner.training_plan.choices import Told
+from planner.training_plan.choices import RouterFeedback
 from planner.training_plan.model import Routing, TrainingPlan
 
 
@@ -29,7 +29,7 @@ def plan() -> TrainingPlan:
     return result.plan
 
 
-def shares(found: PlanScene, counts: np.ndarray) -> tuple[list[float], list[float]]:
+def shares(found: PlanScenario, counts: np.ndarray) -> tuple[list[float], list[float]]:
     """Of all microbatches, through each device: the simulation's and the plan's."""
     total = counts.sum() / found.scene.stages
     return (counts / total).tolist(), [found.parts[d] for d in range(len(counts))]
@@ -37,7 +37,7 @@ def shares(found: PlanScene, counts: np.ndarray) -> tuple[list[float], list[floa
 
 def test_a_router_that_keeps_the_flow_does_as_planned(plan: TrainingPlan) -> None:
     """Smoothing 0: the plan's parts, to a microbatch or two, in about the clock's time."""
-    found = plan_scene(plan)
+    found = plan_scenario(plan)
     many = len(plan.schedules[0].paths)
     chosen = routers(found.scene, smoothing=0, estimates_s=found.estimates_s)
     log = simulate_queues(found.scene, chosen, many, drain=True)
@@ -48,7 +48,7 @@ def test_a_router_that_keeps_the_flow_does_as_planned(plan: TrainingPlan) -> Non
 
 def test_stochastic_wiring_comes_to_the_flow(plan: TrainingPlan) -> None:
     """From nothing, over many microbatches; and from the plan's weights."""
-    found = plan_scene(plan)
+    found = plan_scenario(plan)
     for estimates in (None, found.estimates_s):
         chosen = routers(found.scene, estimates_s=estimates)
         log = simulate_queues(found.scene, chosen, 1500)
@@ -63,20 +63,20 @@ def test_plans_that_are_no_swarm(plan: TrainingPlan) -> None:
     cut = tuple(path[:1] for path in schedule.paths)
     skips = plan.replace(schedules=(type(schedule)("x", schedule.head, cut, ()),))
     with pytest.raises(ProblemError, match="a path skips or swaps stages; take a plan"):
-        plan_scene(skips)
+        plan_scenario(skips)
 
 
 def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None:
     """And without smoothing each device sends its own microbatches where the plan does."""
     routed_by = pytest.importorskip("planner.executor.routed")
-    for routing in (Routing(), Routing(0.0), Routing(told=Told.WORK)):
+    for routing in (Routing(), Routing(0.0), Routing(told=RouterFeedback.WORK)):
         chosen = plan.replace(wiring="stochastic", routing=routing)
         for d, router in enumerate(plan_routers(chosen)):
             same = routed_by.router_of(chosen, d)
             for stage in range(2):
                 assert router.estimates_s(stage) == same.estimates_s(stage)
     kept = plan.replace(wiring="stochastic", routing=Routing(0.0))
-    found = plan_scene(kept, kept=True)
+    found = plan_scenario(kept, kept=True)
     assert found.scene.room == tuple(plan.schedules[0].most_live())
     many = len(plan.schedules[0].paths)
     log = simulate_queues(found.scene, plan_routers(kept), many, drain=True)

@@ -12,7 +12,7 @@ import pytest
 import planner as pl
 from benchmarks import plans
 from benchmarks.plans import NAMES, Baseline, Row, main, report, summary
-from planner.bench.plan_instances import INSTANCES, Instance
+from planner.bench.plan_instances import INSTANCES, PlanInstance
 from planner.planning.baselines.rank_order import ranks_by_region
 from planner.planning.request import PlanRequest
 from planner.search.interrupts import INTERRUPTS
@@ -33,9 +33,9 @@ ROW = Row(
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Instance:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> PlanInstance:
     """Four regions, a small model: a row takes a moment."""
-    found = Instance(
+    found = PlanInstance(
         "aws4_dtfm_regional_2022 x 1 A10, gpt2-tiny",
         lambda: pl.Cluster(pl.load_network("aws4_dtfm_regional_2022"), pl.Devices.of_gpu("A10")),
         "gpt2-tiny",
@@ -61,7 +61,9 @@ def test_instances_are_as_described() -> None:
     assert mixed.network.bandwidth_bytes_per_s[0, 1] == 2.5e8
 
 
-def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_kept(
+    tiny: PlanInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A second run takes finished rows from the file, and adds what is missing."""
     results, out = tmp_path / "rows.jsonl", tmp_path / "report.md"
     argv = ["--effort", "0.1", "--rule-effort", "0.1", "--results", str(results), "--out", str(out)]
@@ -90,7 +92,7 @@ def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_search_cut_short_is_no_row(
-    tiny: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: PlanInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not kept, so that the next run does it whole; rows before it are."""
     results, out = tmp_path / "rows.jsonl", tmp_path / "report.md"
@@ -104,7 +106,7 @@ def test_a_search_cut_short_is_no_row(
         main([*argv, "--seeds", "1"])
 
 
-def test_many_steps_stand_beside_what_none_beat(tiny: Instance) -> None:
+def test_many_steps_stand_beside_what_none_beat(tiny: PlanInstance) -> None:
     """The plan's own mean is above what is proved of one step and of many."""
     row = plans.measure("us", PlanRequest(), pl.Effort(0.2), 0, "nothing fixed", {})
     assert row.bound_s is not None and row.long_run_s is not None and row.settled_s is not None
@@ -112,7 +114,7 @@ def test_many_steps_stand_beside_what_none_beat(tiny: Instance) -> None:
     assert row.long_run_gap == 1 - row.long_run_s / row.settled_s
 
 
-def test_a_request_that_is_refused_is_a_row(tiny: Instance) -> None:
+def test_a_request_that_is_refused_is_a_row(tiny: PlanInstance) -> None:
     """The reason stands where the plan would; the baselines are there all the same."""
     request = PlanRequest(stages=3)
     question = tiny.question(request, 0)

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.swarm.queueing import Change, FixedPath, Log, Scene, routers, simulate_queues
-from benchmarks.swarm.transfers import Agenda, Transfers
+from benchmarks.swarm.queueing import Change, FixedPath, Log, Scenario, routers, simulate_queues
+from benchmarks.swarm.transfers import EventQueue, Transfers
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.swarm.routing import Entry, NoPeer, Router, starting_estimates_s
 from tests.benchmarks.scenes import even_links, scene
 
@@ -47,8 +47,8 @@ def test_messages_share_an_uplink() -> None:
     """Two pairs from one device: half each, then all for the one that is left."""
     network = Network(np.full((3, 3), 0.5), np.full((3, 3), 80.0))
     devices = Devices(1.0, 1.0, upload_bytes_per_s=100.0, download_bytes_per_s=1e9)
-    agenda = Agenda()
-    transfers = Transfers(Links.of(Cluster(network, devices)), agenda)
+    agenda = EventQueue()
+    transfers = Transfers(LinkResources.of(Cluster(network, devices)), agenda)
     there: dict[str, float] = {}
 
     def note(name: str) -> None:
@@ -70,8 +70,8 @@ def test_rates_are_max_min_fair(seed: int) -> None:
     network = Network(np.full((n, n), 0.1), rng.uniform(20, 60, (n, n)))
     up, down = rng.uniform(30, 90, (2, n))
     devices = Devices(1.0, 1.0, upload_bytes_per_s=up, download_bytes_per_s=down)
-    links = Links.of(Cluster(network, devices))
-    transfers = Transfers(links, Agenda())
+    links = LinkResources.of(Cluster(network, devices))
+    transfers = Transfers(links, EventQueue())
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j and rng.random() < 0.6]
     for pair in pairs:
         transfers.send(*pair, 1e6, lambda: None)
@@ -222,11 +222,11 @@ def test_holders_choose_what_is_near() -> None:
     latency = np.full((4, 4), 1e-3)
     latency[0, 3] = latency[3, 0] = latency[1, 2] = latency[2, 1] = 1.0
     network = Network(latency, np.full((4, 4), 1e9))
-    links = Links.of(Cluster(network, Devices(1.0, 1.0)))
+    links = LinkResources.of(Cluster(network, Devices(1.0, 1.0)))
     times = np.full(4, 0.1)
     share = {}
     for by_holder in (False, True):
-        some = Scene(links, (0, 0, 1, 1), times, times, 1e3, (0,), 2, by_holder=by_holder)
+        some = Scenario(links, (0, 0, 1, 1), times, times, 1e3, (0,), 2, by_holder=by_holder)
         log = simulate_queues(some, routers(some), 600)
         share[by_holder] = log.per_s(100)
     assert share[True] > 1.3 * share[False]
@@ -265,15 +265,15 @@ def test_wrong_scenes() -> None:
     """One line each."""
     links = even_links(2, 0.1, 1e3)
     with pytest.raises(ValueError, match="must have 2 entries"):
-        Scene(links, (0,), np.ones(2), np.ones(2), 1.0, (0,), 1)
+        Scenario(links, (0,), np.ones(2), np.ones(2), 1.0, (0,), 1)
     with pytest.raises(ValueError, match=r"stages must be 0 to S - 1, found \[0, 2\]"):
-        Scene(links, (0, 2), np.ones(2), np.ones(2), 1.0, (0,), 1)
+        Scenario(links, (0, 2), np.ones(2), np.ones(2), 1.0, (0,), 1)
     with pytest.raises(ValueError, match="a trainer, a microbatch in flight and bytes"):
-        Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (), 1)
-    fine = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1)
+        Scenario(links, (0, 1), np.ones(2), np.ones(2), 1.0, (), 1)
+    fine = Scenario(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1)
     with pytest.raises(ValueError, match="needs 1 choosers, found 2"):
         simulate_queues(fine, [FixedPath([0, 1])] * 2, 1)
-    nobody = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1, late=(1,))
+    nobody = Scenario(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1, late=(1,))
     with pytest.raises(NoPeer, match="no peer of stage 1 may be chosen; announce one"):
         simulate_queues(nobody, routers(nobody), 1)
 

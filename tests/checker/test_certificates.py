@@ -9,7 +9,7 @@ import pytest
 
 import planner as pl
 import planner.planning.solve as planning
-from planner.checker.bound_basis import standings
+from planner.checker.bound_basis import bound_bases
 from planner.checker.step_bound import straight_step_bound_s
 from planner.planning.bounds import StepBound
 from planner.search.certificate import relative_gap
@@ -41,7 +41,7 @@ def test_certificates_say_what_they_stand_on(plan: pl.TrainingPlan) -> None:
     assert pl.check(again) == []
     step = plan.certificates["step"]
     assert step.witness is not None and step.basis
-    said = {standing.part: standing for standing in standings(again)}
+    said = {standing.part: standing for standing in bound_bases(again)}
     recomputed = said["step"].recomputed
     assert recomputed == pytest.approx(step.bound, rel=1e-8)
     assert "recomputed: " in str(said["step"])

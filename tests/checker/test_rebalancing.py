@@ -12,7 +12,7 @@ from planner.problems import ProblemError
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_rates
-from planner.swarm.replay import Drawn, Enter, Setting, replay
+from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
 QUIET = RebalancingProblem([1, 1], [1], [[3], [1]], [], [], [], [], [], 10.0, 100.0)
@@ -92,8 +92,10 @@ def test_the_replay_says_the_same(
             problem.change,
             problem.end_s,
         )
-        setting = Setting(trace, problem.work_s, problem.speed, download_s, enter=Enter.RANDOM)
-        run = replay(setting, policy, drawn=Drawn(problem.serving, problem.leaves, problem.enters))
+        setting = ReplayConfig(trace, problem.work_s, problem.speed, download_s, enter=Enter.RANDOM)
+        run = replay(
+            setting, policy, drawn=RandomDraws(problem.serving, problem.leaves, problem.enters)
+        )
         done, best = run.done(0.0, problem.end_s)
         assert mean_rate(plan, problem) == pytest.approx(done / problem.end_s, rel=1e-9)
         assert mean_rate_bound(problem) == pytest.approx(best / problem.end_s, rel=1e-9)

@@ -16,7 +16,7 @@ from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
-from planner.planning.baselines.plans import BaselinePlans
+from planner.planning.baselines.plans import Baselines
 from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
 from planner.report.figures import seconds
@@ -624,14 +624,14 @@ def test_baselines_are_those_that_the_search_started_from(
         *("--sequence", "128", "--effort", "1", "--batch-samples", "16", "--no-pictures"),
     ]
     calls = 0
-    rule: Any = BaselinePlans.of
+    rule: Any = Baselines.of
 
     def counted(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         return rule(*args)
 
-    monkeypatch.setattr(BaselinePlans, "of", counted)
+    monkeypatch.setattr(Baselines, "of", counted)
     monkeypatch.setattr("planner.planning.baselines.rank_order.ranks_by_region", None)
     assert main([*command, "--json", "--out", str(out)]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -27,7 +27,7 @@ from planner.search.stop import MaxIterations, StopRun
 from planner.training_plan import file as plan_files
 from planner.training_plan.file import load_plan, save_plan
 from planner.utils import atomic_write as atomic
-from planner.utils.output_files import is_own
+from planner.utils.output_files import has_mark
 
 QUICK = [
     *("plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"),
@@ -162,15 +162,15 @@ def test_a_link_stays_one(here: Path) -> None:
 def test_marks_at_both_ends(tmp_path: Path) -> None:
     """A file is known by its beginning or its end; an empty one may be written over."""
     path = tmp_path / "file"
-    assert is_own(path, "") and is_own(path, "mark")
+    assert has_mark(path, "") and has_mark(path, "mark")
     path.write_bytes(b"")
-    assert is_own(path, "mark")
+    assert has_mark(path, "mark")
     for data in (b"mark" + bytes(50_000), bytes(50_000) + b"mark", b"a mark"):
         path.write_bytes(data)
-        assert is_own(path, "mark") and is_own(path, ["other", "mark"])
-        assert not is_own(path, "other") and not is_own(path, ())
+        assert has_mark(path, "mark") and has_mark(path, ["other", "mark"])
+        assert not has_mark(path, "other") and not has_mark(path, ())
     path.write_bytes(bytes(50_000) + b"mark" + bytes(50_000))
-    assert not is_own(path, "mark")
+    assert not has_mark(path, "mark")
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:

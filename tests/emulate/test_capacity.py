@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.cli.main import main
-from planner.emulate.capacity import CARRIED_BYTES_PER_S, Need, need_of, used_pairs
-from planner.emulate.emulation import Settings, choose
+from planner.emulate.capacity import CARRIED_BYTES_PER_S, HostNeed, need_of, used_pairs
+from planner.emulate.emulation import EmulationSettings, choose
 from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError
 from tests.conftest import make_plan
@@ -34,17 +34,17 @@ def test_devices_that_choose_use_all_pairs_of_neighbouring_stages() -> None:
 
 def test_bytes_shrink_by_what_the_machine_lacks() -> None:
     """Rounded up to two digits; time helps as much."""
-    need = Need(12.34 * CARRIED_BYTES_PER_S, 0.0, 1.0)
+    need = HostNeed(12.34 * CARRIED_BYTES_PER_S, 0.0, 1.0)
     assert need.least_shrink(1.0, 1e9) == pytest.approx(13.0)
     assert need.least_shrink(0.1, 1e9) == pytest.approx(1.3)
     assert need.least_shrink(0.01, 1e9) == 1.0
     with pytest.raises(EmulationError, match="fewer devices"):
-        Need(1.0, 2e9, 0.0).least_shrink(1.0, 1e9)
+        HostNeed(1.0, 2e9, 0.0).least_shrink(1.0, 1e9)
 
 
 def test_memory_counts_too() -> None:
     """A vector four times as large as the room."""
-    assert Need(1.0, 0.0, 2.8e9).least_shrink(1.0, 1e9) == pytest.approx(4.0)
+    assert HostNeed(1.0, 0.0, 2.8e9).least_shrink(1.0, 1e9) == pytest.approx(4.0)
 
 
 def test_a_shrink_that_is_too_small_is_warned_of() -> None:
@@ -52,23 +52,23 @@ def test_a_shrink_that_is_too_small_is_warned_of() -> None:
     plan = make_plan([[0, 1], [2, 3]])
     assert need_of(plan, links_of(plan.cluster)).rate_bytes_per_s > CARRIED_BYTES_PER_S
     lines: list[str] = []
-    asked = choose(plan, Settings(shrink=1.0), lines.append)
+    asked = choose(plan, EmulationSettings(shrink=1.0), lines.append)
     assert asked.shrink == 1.0
     assert "run with --shrink" in lines[-1]
-    assert choose(plan, Settings()).shrink > 1.0
+    assert choose(plan, EmulationSettings()).shrink > 1.0
 
 
 @pytest.mark.parametrize("fields", [{"speed": 0.0}, {"shrink": -1.0}, {"speed": float("nan")}])
 def test_numbers_must_be_above_zero(fields: dict[str, float]) -> None:
     """One line."""
     with pytest.raises(ValueError, match="above 0"):
-        Settings(**fields)  # type: ignore[arg-type]
+        EmulationSettings(**fields)  # type: ignore[arg-type]
 
 
 def test_real_compute_takes_its_time() -> None:
     """No speed."""
     with pytest.raises(ValueError, match="leave out"):
-        Settings(speed=2.0, real_compute=True)
+        EmulationSettings(speed=2.0, real_compute=True)
 
 
 def test_a_shrink_is_a_number_or_auto(capsys: pytest.CaptureFixture[str]) -> None:

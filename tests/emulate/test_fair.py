@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.emulate.fair_rates import fair_rates
-from planner.emulate.links import Links, links_of
+from planner.emulate.links import EmulatedLinks, links_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 
 
-def rates_of(links: Links, pairs: list[int]) -> np.ndarray:
+def rates_of(links: EmulatedLinks, pairs: list[int]) -> np.ndarray:
     """Rates of the given pairs."""
     rate = np.zeros(len(links.rate))
     room = np.zeros(len(links.capacity))
@@ -21,7 +21,7 @@ def rates_of(links: Links, pairs: list[int]) -> np.ndarray:
     return rate[pairs]
 
 
-def links(bandwidth: np.ndarray, **limits: object) -> Links:
+def links(bandwidth: np.ndarray, **limits: object) -> EmulatedLinks:
     """A network with these bandwidths and limits."""
     network = Network(np.full(bandwidth.shape, 0.01), bandwidth)
     return links_of(Cluster(network, Devices(1.0, 1.0, **limits)))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.emulate.links import Links
+from planner.emulate.links import EmulatedLinks
 from planner.emulate.queues import (
     BUSY,
     FREE,
@@ -20,15 +20,15 @@ from planner.emulate.queues import (
 )
 
 
-def network() -> Links:
+def network() -> EmulatedLinks:
     """Devices 0, 1, 2; 10 bytes/s and 1 s a pair, uploads of 12 bytes/s."""
     rate = np.where(np.eye(3, dtype=bool), 0.0, 10.0).ravel()
     uses = np.full((9, 4), -1)
     uses[:, 0] = np.repeat(np.arange(3), 3)
-    return Links(rate, np.ones(9), np.full(3, 12.0), uses, np.zeros(9))
+    return EmulatedLinks(rate, np.ones(9), np.full(3, 12.0), uses, np.zeros(9))
 
 
-def put(links: Links, q: Queues, pair: int, payload: float, now: float) -> int:
+def put(links: EmulatedLinks, q: Queues, pair: int, payload: float, now: float) -> int:
     """A packet comes; returns its slot."""
     q.numbers[FREE] -= 1
     slot = int(q.free[q.numbers[FREE]])

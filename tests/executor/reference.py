@@ -16,7 +16,7 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
@@ -117,7 +117,7 @@ def train_apart(
     }
 
     ids = plan.cluster.network.ids
-    left_plan = plan if lost is None else without(plan, [lost.device])
+    left_plan = plan if lost is None else remove_devices(plan, [lost.device])
     left_ids = [ids.index(name) for name in left_plan.cluster.network.ids]
 
     def paths_of(step: int) -> list[tuple[tuple[int, ...], int]]:

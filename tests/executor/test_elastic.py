@@ -22,7 +22,7 @@ import pytest
 
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started
@@ -148,7 +148,7 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
     assert lost["step"] == (4 if phase == "update" else 3)
     assert lost["taken_over_by"] == ["3" if device == "0" else "1"]
     # checkpoints are of the plan of those who are left, and alike in each stage to the last bit
-    left = without(plan, [device])
+    left = remove_devices(plan, [device])
     for group in left.assignment.groups:
         shards = [read_shard(folder, newest(folder, group), d, left) for d in group]
         for name, tensor in shards[0].items():

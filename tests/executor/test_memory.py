@@ -12,7 +12,7 @@ import pytest
 
 from planner.network.cluster import Cluster, Devices
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan
@@ -48,7 +48,7 @@ def huge_plan() -> TrainingPlan:
     arch = Architecture(Family.GPT2, 2, 1 << 17, 8, 8, 1 << 17, 1000, 16)
     workload = Workload.transformer("huge", arch, batch_samples=2, precision="bf16")
     cluster = Cluster(random_network(2), Devices(1e12, 1e14))
-    question = Question(cluster, workload, PlanRequest(stages=2, network_name="random"), 0)
+    question = PlanningProblem(cluster, workload, PlanRequest(stages=2, network_name="random"), 0)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid([[0, 1]]))
 
 

@@ -15,7 +15,7 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
-from planner.training_plan.migration import Move, moved
+from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.validation import contradictions
@@ -105,7 +105,7 @@ def _option(name: str) -> str:
 def test_a_moved_plan_by_hand() -> None:
     """Who is where, who averages, and how much each may hold; the same wherever it is made."""
     plan = plan_of()
-    made = moved(plan, Move.of("4:1@7"))
+    made = migrated(plan, Migration.of("4:1@7"))
     assert made.assignment.groups == ((0, 2), (1, 3, 4, 5)) and made.assignment.grid is None
     assert list(contradictions(made)) == [] and made.certificates == {}
     assert [[g.members for g in groups[0]] for groups in made.averaging] == [
@@ -118,22 +118,22 @@ def test_a_moved_plan_by_hand() -> None:
     assert after[4] == min(before[d] for d in (1, 3, 5))
     done = [sum(d in path for path in made.schedules[0].paths) for d in range(6)]
     assert done == [6, 3, 6, 3, 3, 3]
-    assert made.content_hash == moved(plan, Move.of("4:1@7")).content_hash
-    assert moved(made, Move.of("4:0@9")).assignment.groups == plan.assignment.groups
+    assert made.content_hash == migrated(plan, Migration.of("4:1@7")).content_hash
+    assert migrated(made, Migration.of("4:0@9")).assignment.groups == plan.assignment.groups
 
 
 def test_shares_and_two_levels_after_a_move() -> None:
     """Who stays keeps proportions, who comes gets the mean share; levels become one round."""
     plan = plan_of()
     stage = AveragingGroup((1, 3, 5), (0.5, 0.5, 0.0), (True,) * 3)
-    made = moved(plan.replace(averaging=(plan.averaging[0], ((stage,),))), Move.of("4:1@7"))
+    made = migrated(plan.replace(averaging=(plan.averaging[0], ((stage,),))), Migration.of("4:1@7"))
     assert made.averaging[1][0][0].members == (1, 3, 4, 5)
     assert made.averaging[1][0][0].shares == pytest.approx((0.375, 0.375, 0.25, 0.0))
     pairs = tuple(
         (replace(AveragingGroup.equal(group), phase=Phase.REDUCE),) for group in [(0, 2, 4)]
     )
     two = (*pairs, (replace(AveragingGroup.equal((0, 2, 4)), phase=Phase.EXCHANGE),))
-    made = moved(plan.replace(averaging=(two, plan.averaging[1])), Move.of("4:1@7"))
+    made = migrated(plan.replace(averaging=(two, plan.averaging[1])), Migration.of("4:1@7"))
     assert len(made.averaging[0]) == 1 and made.averaging[0][0][0].phase is Phase.ALL
 
 
@@ -174,7 +174,7 @@ def test_a_move_between_outer_steps(tmp_path: Path) -> None:
     code, losses, said = losses_by_step(path, IDS, "--steps", str(STEPS), "--move", "4:1@10", *kept)
     assert code == 0, said
     assert losses[STEPS - 1] < losses[0] - 0.1
-    last = moved(plan, Move.of("4:1@10"))
+    last = migrated(plan, Migration.of("4:1@10"))
     for group in last.assignment.groups:
         shards = [read_shard(folder, newest(folder, group), d, last) for d in group]
         names = [name for name in shards[0] if not name.startswith("optimizer/")]

@@ -11,7 +11,7 @@ import pytest
 
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
@@ -82,7 +82,7 @@ def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any
 def test_devices_that_are_as_one_go_on_from_the_same() -> None:
     """A region's devices, whoever wrote the checkpoint: all of its plan, or those who were left."""
     plan = straight()
-    for wrote in (plan, without(plan, [plan.cluster.network.ids[3]])):
+    for wrote in (plan, remove_devices(plan, [plan.cluster.network.ids[3]])):
         holds = says(wrote)["holds"]
         for rounds in plan.averaging:
             for group in rounds[0]:

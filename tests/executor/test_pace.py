@@ -18,7 +18,7 @@ from planner.executor.pace import (
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.simulator.averaging_rounds import round_s as clock_round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 
@@ -137,7 +137,7 @@ def test_seconds_are_the_clocks(seed: int) -> None:
     gives = (*(rng.random(n - 1) < 0.7).tolist(), True)
     group = AveragingGroup(tuple(range(n)), tuple((share / share.sum()).tolist()), gives)
     planned_s = round_s(group, 1e7, cluster) + return_s(group, cluster)
-    assert planned_s == pytest.approx(clock_round_s(group, 1e7, Links.of(cluster)))
+    assert planned_s == pytest.approx(clock_round_s(group, 1e7, LinkResources.of(cluster)))
     spared_s, late_s = against_plan_s(group, 1e7, cluster)
     assert 0.0 <= spared_s <= planned_s
     assert late_s <= longest_round_trip_s(group, cluster)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.training_plan.error import PlanError
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
@@ -108,7 +108,7 @@ def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"averaging\.codec: must be none where gradients"):
         require_executable(plan.replace(codec="int8"))
     with pytest.raises(ValueError, match="codec int8 is made from fp32, the workload averages"):
-        Question.of(plan.cluster, rounded, PlanRequest(codec="int8"), 0, {})
+        PlanningProblem.of(plan.cluster, rounded, PlanRequest(codec="int8"), 0, {})
 
 
 def test_fp32_computes_with_the_parameters_themselves() -> None:

@@ -11,7 +11,7 @@ import pytest
 from planner.network.cluster import Cluster, Devices
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
-from planner.training_plan.migration import Move, moved
+from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
@@ -28,7 +28,7 @@ def unbalanced() -> TrainingPlan:
     """One device in the first stage, five in the second, of layers that are alike."""
     plan = plan_of()
     for device in ("2", "4"):
-        plan = moved(plan, Move(device, 1, 0))
+        plan = migrated(plan, Migration(device, 1, 0))
     assert plan.assignment.groups == ((0,), (1, 2, 3, 4, 5))
     return plan
 

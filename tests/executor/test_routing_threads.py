@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner.swarm.routing import NoPeer
-from planner.training_plan.choices import Told
-from planner.training_plan.initial_routes import beginnings
+from planner.training_plan.choices import RouterFeedback
+from planner.training_plan.initial_routes import initial_routes
 from planner.training_plan.model import Routing, TrainingPlan
 from tests.conftest import make_plan, tiny_workload
 from tests.training_plan.test_training_plan import with_paths
@@ -115,7 +115,7 @@ def test_parts_follow_speed_where_work_is_told() -> None:
     A quarter, where this machine has time for all.
     """
     plan = make_plan(GRID, workload=tiny_workload(batch_samples=24))
-    plan = plan.replace(wiring="stochastic", routing=Routing(told=Told.WORK))
+    plan = plan.replace(wiring="stochastic", routing=Routing(told=RouterFeedback.WORK))
     slow = [0.001, 0.004, 0.001, 0.001, 0.012, 0.001]
     records, _ = play(plan, 12, slow)
     counts = [sum(k == "F" for r in records[d][4:] for _, _, k, _, _ in r.ops) for d in range(6)]
@@ -151,11 +151,14 @@ def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
     kept = router_of(plan.replace(routing=Routing(0.0)), 3)
     assert kept.shares(0) == {3: 1.0} and kept.shares(1) == {4: 1.0}
     # an answer takes the way there and back, work does not
-    worked = router_of(plan.replace(routing=Routing(told=Told.WORK)), 1)
+    worked = router_of(plan.replace(routing=Routing(told=RouterFeedback.WORK)), 1)
     assert worked.shares(2) == pytest.approx({2: 5 / 5.5, 5: 0.5 / 5.5})
     network = plan.cluster.network
     way = float(network.latency_s[1, 2] + network.latency_s[2, 1])
-    more = beginnings(plan, 1)[2].usual_s - sum(plan.compute_times.forward_s[d] for d in (2, 5)) / 2
+    more = (
+        initial_routes(plan, 1)[2].usual_s
+        - sum(plan.compute_times.forward_s[d] for d in (2, 5)) / 2
+    )
     assert more > way
 
 

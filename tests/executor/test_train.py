@@ -242,7 +242,7 @@ def test_recomputation_changes_no_bit(some: tuple[bool, ...], tmp_path: Path) ->
 def skipping_and_swapping_plan() -> TrainingPlan:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.planning.straight import eagerly_ordered
-    from planner.simulator.resources import Links
+    from planner.simulator.resources import LinkResources
     from planner.training_plan.choices import Head
     from planner.training_plan.schedule import Schedule
 
@@ -250,7 +250,7 @@ def skipping_and_swapping_plan() -> TrainingPlan:
     paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))
     blank = Schedule("paths", Head.FIRST, paths, ())
     room = dict.fromkeys(range(3), 4)
-    sent, links = np.full(3, 1e4), Links.of(plan.cluster)
+    sent, links = np.full(3, 1e4), LinkResources.of(plan.cluster)
     made = eagerly_ordered(blank, plan.compute_times, sent, links, room)
     return plan.replace(schedules=(made,))
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
-from planner.planning.device_classes import Places
-from planner.planning.flow_plan import Prepared
+from planner.planning.device_classes import DeviceClasses
+from planner.planning.flow_plan import LayoutContext
 from planner.planning.layout import Layout
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan, as_one
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.executor.forks import losses_by_step
@@ -57,9 +57,13 @@ def flow(codec: str = "none") -> TrainingPlan:
     # so slow that computing, not the way, decides
     cluster = Cluster(regional_network([3, 3], 2), Devices(1e7, 16e9))
     request = PlanRequest(sync_every=5, within="region", network_name="regions", codec=codec)
-    question = Question.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
+    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
-    return Prepared.of(question, Places.of(cluster, by_region=True), layout, 2.0).draft().plan()
+    return (
+        LayoutContext.of(question, DeviceClasses.of(cluster, by_region=True), layout, 2.0)
+        .draft()
+        .plan()
+    )
 
 
 CASES: dict[str, Callable[[], TrainingPlan]] = {
@@ -159,7 +163,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     counts = [CountedSamples(plan, rank) for rank in ranks]
 
     count_a_step(plan, dict(zip(ranks, counts, strict=True)))
-    left = without(plan, [plan.cluster.network.ids[ranks[3]]])
+    left = remove_devices(plan, [plan.cluster.network.ids[ranks[3]]])
     there = dict(zip(left.assignment.groups[0], counts[:3], strict=True))
     for rank, count in there.items():
         count.follow(left, rank)
@@ -192,7 +196,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     expected = [0, 0]
 
     def follow() -> TrainingPlan:
-        left = without(plan, set(counts) - there)
+        left = remove_devices(plan, set(counts) - there)
         for name in there:
             counts[name].follow(left, left.cluster.network.ids.index(name))
         return left

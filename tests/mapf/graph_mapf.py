@@ -24,7 +24,7 @@ import networkx as nx
 
 from planner.mapf import conflict_search
 from planner.mapf.conflict_search import Branch, ConflictSearch, Options
-from planner.mapf.intervals import Entry, Stay, conflicts
+from planner.mapf.intervals import EntryRule, Stay, conflicts
 from planner.problems.error import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent
@@ -102,7 +102,7 @@ class GraphProblem:
         return [goal for _, goal in self.agents]
 
 
-Node = conflict_search.Node["GraphRoute", Entry, tuple[Stay, Stay]]
+Node = conflict_search.Node["GraphRoute", EntryRule, tuple[Stay, Stay]]
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class GraphAgents:
         """Number of agents."""
         return len(self.ends)
 
-    def plan(self, agent: int, rules: tuple[Entry, ...]) -> GraphRoute | None:
+    def plan(self, agent: int, rules: tuple[EntryRule, ...]) -> GraphRoute | None:
         """The earliest arrival."""
         return self._remembered(agent, tuple(sorted(rules)))
 
-    def _search(self, agent: int, rules: tuple[Entry, ...]) -> GraphRoute | None:
+    def _search(self, agent: int, rules: tuple[EntryRule, ...]) -> GraphRoute | None:
         start, goal = self.ends[agent]
         moves = safe_path(self.arcs, start, goal, rules, self.rest[agent])
         return None if moves is None else GraphRoute.of(agent, start, moves)
@@ -178,7 +178,7 @@ class GraphAgents:
         """All are equal."""
         return 0
 
-    def split(self, conflict: tuple[Stay, Stay], node: Node) -> list[Branch[Entry]]:
+    def split(self, conflict: tuple[Stay, Stay], node: Node) -> list[Branch[EntryRule]]:
         """Two branches; whoever breaks the rules of both has a conflict.
 
         Stays of at least m seconds that begin in ``[a, b + m)`` and ``[b, a + m)`` overlap. And a
@@ -187,11 +187,11 @@ class GraphAgents:
         one, other = conflict
         place, least = one.place, self.least[one.place]
         if other.begin < one.begin + least - self.slack:
-            first = Entry(place, one.begin - self.slack, other.begin + least, -math.inf)
-            second = Entry(place, other.begin - self.slack, one.begin + least, -math.inf)
+            first = EntryRule(place, one.begin - self.slack, other.begin + least, -math.inf)
+            second = EntryRule(place, other.begin - self.slack, one.begin + least, -math.inf)
         else:
-            first = Entry(place, -math.inf, other.begin, one.end - self.slack)
-            second = Entry(place, other.begin - self.slack, one.end, -math.inf)
+            first = EntryRule(place, -math.inf, other.begin, one.end - self.slack)
+            second = EntryRule(place, other.begin - self.slack, one.end, -math.inf)
         return [[(one.agent, first)], [(other.agent, second)]]
 
 
@@ -224,7 +224,7 @@ def solve_graph_mapf(
     named: tuple[Any, ...] = (tuple(problem.graph.edges(data="seconds")), problem.agents)
     best: Incumbent[Node] = Incumbent(run, named, method=f"cbs-{chosen.objective}", seed=0)
     domain = GraphAgents(problem)
-    search: ConflictSearch[GraphRoute, Entry, tuple[Stay, Stay]]
+    search: ConflictSearch[GraphRoute, EntryRule, tuple[Stay, Stay]]
     search = ConflictSearch(domain, run, chosen)
     root = search.root()
     if root is None:

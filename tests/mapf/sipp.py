@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from planner.mapf.intervals import Entry, Window, windows
+from planner.mapf.intervals import EntryRule, Window, windows
 
 
 class Move(NamedTuple):
@@ -51,7 +51,7 @@ def seconds_to(arcs: Arcs, goal: int) -> list[float]:
 
 
 def safe_path(
-    arcs: Arcs, start: int, goal: int, rules: Iterable[Entry], rest: Sequence[float]
+    arcs: Arcs, start: int, goal: int, rules: Iterable[EntryRule], rest: Sequence[float]
 ) -> tuple[Move, ...] | None:
     """Moves with the earliest arrival for good at the goal; None if there is no way.
 
@@ -63,7 +63,7 @@ def safe_path(
     rest
         A lower bound on the seconds from each vertex to the goal, as `seconds_to`.
     """
-    by_vertex: dict[int, list[Entry]] = {}
+    by_vertex: dict[int, list[EntryRule]] = {}
     for rule in rules:
         by_vertex.setdefault(rule.place, []).append(rule)
     safe = {v: windows(of) for v, of in by_vertex.items()}

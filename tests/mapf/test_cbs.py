@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.arrays import PathArrays
-from planner.mapf.cbs import Crowd, Microbatches, PathSearch
+from planner.mapf.cbs import CbsSearch, Crowd, MicrobatchAgents
 from planner.mapf.chains import all_paths, chain_s
-from planner.mapf.conflict_search import ConflictSearch, Objective, Options
+from planner.mapf.conflict_search import ConflictObjective, ConflictSearch, Options
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden
-from planner.mapf.router import ALWAYS, Router
+from planner.mapf.router import ALWAYS, PathRouter
 from planner.problems import PathProblem
 from planner.search.certificate import Status
 from planner.search.stop import MaxIterations
@@ -33,7 +33,7 @@ def test_routes_are_shortest_chains(seed: int) -> None:
     arrays = PathArrays.of(problem)
     start = problem.stage_devices[0][0]
     paths = all_paths(arrays, start)
-    router = Router(arrays)
+    router = PathRouter(arrays)
     free = router.route(0, ())
     assert free is not None
     assert free.end_s == pytest.approx(min(chain_s(arrays, p) for p in paths))
@@ -76,7 +76,7 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
         rules.append(Forbidden(place, begin, begin + float(rng.uniform(0.1, 6))))
     arrays = PathArrays.of(problem)
     ends = {p: end_s(problem, p, rules) for p in all_paths(arrays, problem.stage_devices[0][0])}
-    route = Router(arrays).route(0, rules)
+    route = PathRouter(arrays).route(0, rules)
     assert route is not None
     assert route.end_s == pytest.approx(ends[route.path])
     assert route.end_s == pytest.approx(min(ends.values()))
@@ -88,9 +88,9 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
 def test_the_fastest_leave_a_crowd() -> None:
     """The slowest are spared, and candidates differ in who leaves (CC3)."""
     problem = random_problem(3, (3, 2, 2, 2), path_stages=3, each=2, memory=6)
-    router = Router(PathArrays.of(problem))
-    domain = Microbatches(router, True)
-    search = ConflictSearch(domain, MaxIterations(100).start(), Options(Objective.MAKESPAN))
+    router = PathRouter(PathArrays.of(problem))
+    domain = MicrobatchAgents(router, True)
+    search = ConflictSearch(domain, MaxIterations(100).start(), Options(ConflictObjective.MAKESPAN))
     root = search.root()
     assert root is not None
     crowd = root.conflicts[0]
@@ -159,5 +159,5 @@ def test_an_iteration_of_many_waves_gets_the_paths_of_one() -> None:
     assert found.plan.paths == again.plan.paths
     arrays = PathArrays.of(problem)
     at_once = PathIncumbent(arrays, limit.start(), problem)
-    PathSearch(arrays, at_once, at_once.run).search()
+    CbsSearch(arrays, at_once, at_once.run).search()
     assert at_once.plan is not None and found.objective < 0.95 * at_once.objective

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mapf.conflict_search import Branch, ConflictSearch, Node, Objective, Options
+from planner.mapf.conflict_search import Branch, ConflictObjective, ConflictSearch, Node, Options
 from planner.mapf.focal import FocalQueue
-from planner.mapf.intervals import Entry, Stay, Window, conflicts, windows
+from planner.mapf.intervals import EntryRule, Stay, Window, conflicts, windows
 from planner.search.stop import MaxIterations
 from tests.mapf.oracles import earliest
 
@@ -49,7 +49,7 @@ def test_earliest_against_trying(
 @given(st.lists(st.tuples(times, times, st.sampled_from([-math.inf, 5.0, math.inf])), max_size=5))
 def test_windows_say_what_the_rules_say(given_rules: list[tuple[float, float, float]]) -> None:
     """At every time: may one enter, until when may one stay; windows ascend and do not touch."""
-    rules = [Entry(0, low, high, before) for low, high, before in given_rules]
+    rules = [EntryRule(0, low, high, before) for low, high, before in given_rules]
     found = windows(rules)
     for at in [-1.0, *np.arange(0, 13, 0.5).tolist()]:
         over = [r.before for r in rules if r.first <= at < r.last]
@@ -152,7 +152,7 @@ class Slots:
         return [[(a, slot)], [(b, slot)]]
 
 
-def cheapest(price: Sequence[Sequence[float]], objective: Objective) -> float | None:
+def cheapest(price: Sequence[Sequence[float]], objective: ConflictObjective) -> float | None:
     """By trying everything."""
     slots = range(len(price[0]))
     ways = itertools.permutations(slots, len(price))
@@ -169,13 +169,17 @@ def cheapest(price: Sequence[Sequence[float]], objective: Objective) -> float | 
             max_size=4,
         )
     ),
-    objective=st.sampled_from(list(Objective)),
+    objective=st.sampled_from(list(ConflictObjective)),
     slack=st.sampled_from([1.0, 1.2, 2.0]),
     bypass=st.booleans(),
     classified=st.sampled_from([1, 3, 9]),
 )
 def test_optimum_of_assignments(
-    price: list[list[float]], objective: Objective, slack: float, bypass: bool, classified: int
+    price: list[list[float]],
+    objective: ConflictObjective,
+    slack: float,
+    bypass: bool,
+    classified: int,
 ) -> None:
     """The first solution is within the factor of the best, and so says the bound."""
     run = MaxIterations(10**6).start()
@@ -208,7 +212,7 @@ def test_all_solutions_come_in_order(price: list[list[float]]) -> None:
     assert root is not None
     costs = [node.cost for node in search.solutions([root])]
     assert costs == sorted(costs) and search.bound == math.inf
-    assert costs[0] == cheapest(price, Objective.SUM)
+    assert costs[0] == cheapest(price, ConflictObjective.SUM)
     again = ConflictSearch(Slots(price), run, options)
     again.limit = costs[0] + 1
     assert all(node.cost < again.limit for node in again.solutions([root]))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mapf.conflict_search import Objective, Options
-from planner.mapf.intervals import Entry
+from planner.mapf.conflict_search import ConflictObjective, Options
+from planner.mapf.intervals import EntryRule
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING
@@ -65,9 +65,9 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("objective", list(ConflictObjective))
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_small_published_style_instances(name: str, objective: Objective) -> None:
+def test_small_published_style_instances(name: str, objective: ConflictObjective) -> None:
     """Every option finds the optimum of the joint problem."""
     problem = PUBLISHED[name]
     wanted = joint_optimum(problem, objective)
@@ -84,7 +84,7 @@ def test_figures_by_hand() -> None:
     two = solve_graph_mapf(PUBLISHED["bottleneck"], MaxIterations(100))
     assert two.objective == 6.0
     latest = solve_graph_mapf(
-        PUBLISHED["bottleneck"], MaxIterations(100), Options(Objective.MAKESPAN)
+        PUBLISHED["bottleneck"], MaxIterations(100), Options(ConflictObjective.MAKESPAN)
     )
     assert latest.objective == 4.0
     # the conflict is cardinal: one expansion raises the bound from 4 s
@@ -112,7 +112,7 @@ def test_optimum_of_random_graphs(seed: int, agents: int) -> None:
 @given(
     seed=st.integers(0, 10**6),
     vertices=st.integers(2, 6),
-    objective=st.sampled_from(list(Objective)),
+    objective=st.sampled_from(list(ConflictObjective)),
     slack=st.sampled_from([1.0, 1.1, 1.5]),
     bypass=st.booleans(),
     whole=st.booleans(),
@@ -121,7 +121,7 @@ def test_optimum_of_random_graphs(seed: int, agents: int) -> None:
 def test_bounds_and_plans_of_random_graphs(
     seed: int,
     vertices: int,
-    objective: Objective,
+    objective: ConflictObjective,
     slack: float,
     bypass: bool,
     whole: bool,
@@ -174,17 +174,17 @@ def test_waiting_for_safe_intervals() -> None:
     assert rest == [2.0, 1.0, 5.0, 0.0]
     free = safe_path(arcs, 0, 3, [], rest)
     assert free == (Move(0, 1, 0.0, 1.0), Move(1, 3, 1.0, 2.0))
-    late = safe_path(arcs, 0, 3, [Entry(1, 0.0, 2.5, -math.inf)], rest)
+    late = safe_path(arcs, 0, 3, [EntryRule(1, 0.0, 2.5, -math.inf)], rest)
     assert late is not None and late[0].begin == 2.5 and late[-1].end == 4.5
-    around = safe_path(arcs, 0, 3, [Entry(1, 0.0, 50.0, -math.inf)], rest)
+    around = safe_path(arcs, 0, 3, [EntryRule(1, 0.0, 50.0, -math.inf)], rest)
     assert around is not None and [m.target for m in around] == [2, 3] and around[-1].end == 10.0
     # the start must be left before 3 s, while the goal is closed until 7 s
-    rules = [Entry(0, -math.inf, 1.0, 3.0), Entry(3, 0.0, 7.0, -math.inf)]
+    rules = [EntryRule(0, -math.inf, 1.0, 3.0), EntryRule(3, 0.0, 7.0, -math.inf)]
     out = safe_path(arcs, 0, 3, rules, rest)
     assert out is not None and out[0].end < 3.0 and out[-1].begin == 7.0
-    must = safe_path(arcs, 0, 3, [Entry(3, 0.0, 5.0, math.inf)], rest)
+    must = safe_path(arcs, 0, 3, [EntryRule(3, 0.0, 5.0, math.inf)], rest)
     assert must is not None and must[-1].begin >= 5.0
-    assert safe_path(arcs, 0, 3, [Entry(3, 0.0, math.inf, math.inf)], rest) is None
+    assert safe_path(arcs, 0, 3, [EntryRule(3, 0.0, math.inf, math.inf)], rest) is None
 
 
 GOOD = GraphPlan(

@@ -15,15 +15,15 @@ from planner.mapf import arrange_paths, cp_model, solve_paths
 from planner.mapf.anneal import overtake, trace
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import Crowd, Microbatches
+from planner.mapf.cbs import Crowd, MicrobatchAgents
 from planner.mapf.chains import all_paths
-from planner.mapf.conflict_search import ConflictSearch, Objective, Options
+from planner.mapf.conflict_search import ConflictObjective, ConflictSearch, Options
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import Numbers, State, plan_of
+from planner.mapf.dispatch import DispatchState, Numbers, plan_of
 from planner.mapf.fixed_order import FOLLOW, scheduled, timed
 from planner.mapf.intervals import Forbidden
 from planner.mapf.link_bounds import link_bounds
-from planner.mapf.router import Router, link_place
+from planner.mapf.router import PathRouter, link_place
 from planner.mapf.spans import least_ways
 from planner.mapf.timing import timed_by_rank
 from planner.problems import ArrangedPathProblem, PathProblem
@@ -105,7 +105,7 @@ def test_who_ends_first_leaves_first(forward_s: float, found: set[str]) -> None:
 def test_the_longest_chain_goes_through_the_queue() -> None:
     """From the last B to the first F, by way of the messages that waited, and overtaking them."""
     arrays, paths, begin = in_turn(one_pair())
-    state, num = State.of(arrays, paths, begin), Numbers.of(arrays)
+    state, num = DispatchState.of(arrays, paths, begin), Numbers.of(arrays)
     makespan = timed(num, state, FOLLOW, 1e9)
     assert makespan == 26
     # all of the second microbatch but its F: its message waited for that of the first
@@ -243,7 +243,7 @@ def test_routes_wait_for_links() -> None:
     """A message kept off its link until 20 s leaves then, and the other direction is another."""
     problem = busy_links(random_problem(3, (1, 1), 2, each=1), 3)
     arrays, (u, v) = PathArrays.of(problem), (g[0] for g in problem.stage_devices)
-    router, n = Router(arrays), 2
+    router, n = PathRouter(arrays), 2
     free = router.route(0, ())
     assert free is not None
     for message in free.messages:
@@ -258,8 +258,8 @@ def test_messages_collide_in_conflict_based_search() -> None:
     """Both leave at once; one makes way on the link, or works later on the device before it."""
     problem = one_pair(forward_s=0.5)
     arrays = PathArrays.of(problem)
-    domain = Microbatches(Router(arrays), False)
-    search = ConflictSearch(domain, MaxIterations(100).start(), Options(Objective.MAKESPAN))
+    domain = MicrobatchAgents(PathRouter(arrays), False)
+    search = ConflictSearch(domain, MaxIterations(100).start(), Options(ConflictObjective.MAKESPAN))
     first = [domain.plan(0, ()), domain.plan(1, (Forbidden(0, 0.0, 0.5),))]
     routes = tuple(route for route in first if route is not None)
     pairs = [c for c in domain.conflicts(routes) if not isinstance(c, Crowd) and c[0].place == 3]

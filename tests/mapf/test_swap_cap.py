@@ -16,7 +16,7 @@ from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import all_paths
 from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.moves import Rules, count_swaps, too_many_swaps
+from planner.mapf.moves import PathRules, count_swaps, too_many_swaps
 from planner.mapf.search import first_plans
 from planner.mapf.waves import wave_problem
 from planner.problems import PathProblem
@@ -120,7 +120,7 @@ def test_compiled_count_of_swaps() -> None:
     assert counts == [swaps(problem, (path,)) for path in paths] and max(counts) == 2
     rows = np.array([paths[counts.index(2)], paths[counts.index(1)]])
     for cap, over in ((2, True), (3, False)):
-        rules = Rules.of(PathArrays.of(problem.replace(max_total_swaps=cap)))
+        rules = PathRules.of(PathArrays.of(problem.replace(max_total_swaps=cap)))
         assert too_many_swaps(rules, rows) == over
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.planning.baselines.plans import BaselinePlans
-from planner.planning.request import Question
+from planner.planning.baselines.plans import Baselines
+from planner.planning.request import PlanningProblem
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Architecture, Family
 
@@ -53,7 +53,7 @@ def test_no_baseline_is_faster(seed: int, devices: int, places: int, tight: floa
     assert pl.check(result, cluster) == []
     assert result.baselines is not None
     printed = [one.step_s for one in result.baselines]
-    again = BaselinePlans.of(Question.of(cluster, workload, None, 0, {}), pl.Effort(0.2))
+    again = Baselines.of(PlanningProblem.of(cluster, workload, None, 0, {}), pl.Effort(0.2))
     assert printed == [one.step_s for one in again]
     for step_s in printed:
         assert result.objective <= step_s * (1 + 1e-9)

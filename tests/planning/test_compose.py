@@ -15,10 +15,10 @@ import planner as pl
 from planner.planning.baselines.random_placements import random_placements
 from planner.planning.bounds import one_round, straight_bound_s
 from planner.planning.cycle_bounds import cycle_bound_s
-from planner.planning.evaluation import compute_times, priced, straight_plan
-from planner.planning.partial_path_schedules import skipping_schedules
+from planner.planning.evaluation import compute_times, evaluated, straight_plan
+from planner.planning.partial_path_schedules import partial_path_schedules
 from planner.planning.placement import TRIALS_PER_EFFORT
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
@@ -64,7 +64,7 @@ def test_step_bound_holds_for_every_placement(
     stages, pipelines = shape_
     cluster, workload = cluster_of(4, seed), tiny_workload(batch_samples=5)
     request = pl.PlanRequest(stages=stages, head="first" if first else "last")
-    question = Question(cluster, workload, request)
+    question = PlanningProblem(cluster, workload, request)
     shape = shape_of(question)
     bound = straight_bound_s(question, shape) * (1 - ROUNDING)
     best = min(
@@ -86,7 +86,7 @@ def test_better_than_random_placement() -> None:
     cluster = pl.Cluster(network, pl.Devices.of_gpu("A100"))
     workload = pl.Workload.preset("gpt2-small", batch_samples=32)
     result = pl.plan(cluster, workload, stages=4, stop=STOP)
-    question = Question(cluster, workload, pl.PlanRequest(stages=4))
+    question = PlanningProblem(cluster, workload, pl.PlanRequest(stages=4))
     drawn = random_placements(question, shape_of(question))
     assert result.objective is not None
     assert drawn.refused == 0 and drawn.mean_step_s is not None
@@ -96,7 +96,7 @@ def test_better_than_random_placement() -> None:
 def test_random_placements_that_memory_does_not_hold_are_counted_apart() -> None:
     """Two of four devices hold the smaller stage only; or none holds the larger one."""
     workload = tiny_workload()
-    question = Question(cluster_of(4), workload, pl.PlanRequest(stages=2))
+    question = PlanningProblem(cluster_of(4), workload, pl.PlanRequest(stages=2))
     shape = shape_of(question)
     small, large = sorted(cost.need_bytes(1) for cost in shape.costs(workload))
     assert small < large
@@ -371,7 +371,7 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     request = pl.PlanRequest(
         stage_sizes=sizes, path_stages=path_stages, full_every=0 if path_stages == 3 else 3
     )
-    question = Question(cluster, workload, request)
+    question = PlanningProblem(cluster, workload, request)
     shape = shape_of(question)
     averaging = one_round(question, shape)
     bound = cycle_bound_s(cluster, workload, sizes, 3, lengths, averaging, shape.layers) * (
@@ -382,10 +382,10 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
         if a < b:
             assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
             times = compute_times(question, shape, assignment)
-            schedules, _ = skipping_schedules(
+            schedules, _ = partial_path_schedules(
                 question, shape, assignment, times, lambda _: pl.MaxIterations(0)
             )
-            made = priced(question, shape, assignment, times, schedules)
+            made = evaluated(question, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
     assert len(steps) == 12
@@ -400,7 +400,7 @@ def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
     slow[5], slow[:, 5] = 1e4, 1e4
     cluster = pl.Cluster(network.replace(bandwidth_bytes_per_s=slow), pl.Devices(1e9, 16e9))
     fields = {"stage_sizes": (2, 2, 2), "path_stages": 2}
-    question = Question(cluster, tiny_workload(), pl.PlanRequest(**fields))  # type: ignore[arg-type]
+    question = PlanningProblem(cluster, tiny_workload(), pl.PlanRequest(**fields))  # type: ignore[arg-type]
     shape = shape_of(question)
     slowest = float(one_round(question, shape).device_s.min(axis=0).max())
     assert slowest > 10 * float(one_round(question, shape).stage_s.min())
@@ -504,7 +504,7 @@ def test_the_same_seed_gives_the_same_skipping_plan() -> None:
 
 def test_predictions_on_this_machine_follow_the_cycle() -> None:
     """One number an iteration of the cycle: its own schedule's."""
-    from planner.simulator.host_prediction import as_executed, predict
+    from planner.simulator.host_prediction import as_executed, predict_on_host
 
     cluster = symmetric_cluster(6)
     plan = skipping_plan(cluster).plan
@@ -520,7 +520,7 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
         0.0,
         1e15,
     )
-    skipping, again, full = predict(plan, as_executed(plan), calibration)
+    skipping, again, full = predict_on_host(plan, as_executed(plan), calibration)
     # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
     assert skipping == again < full
     assert full > 8 * (0.5 + 0.75) + 0.25
@@ -532,7 +532,7 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
         upload_bytes_per_s=np.full(6, 1e3),
     )
     narrow = plan.replace(cluster=cluster.replace(devices=sites))
-    assert predict(narrow, as_executed(narrow), calibration) == [skipping, again, full]
+    assert predict_on_host(narrow, as_executed(narrow), calibration) == [skipping, again, full]
 
 
 @dataclass(frozen=True)

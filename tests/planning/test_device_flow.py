@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.lp.flow import solve_flow
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.device_flow import Spread, device_flow
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import flow_of
@@ -36,7 +36,7 @@ def test_every_spread_keeps_the_flow(
     spread = Spread(name)
     network = regional_network([max(1, sum(row[c] for row in counts)) for c in range(3)], seed)
     cluster = pl.Cluster(network, pl.Devices(10 ** (9 + 3 * narrow), 16e9))
-    places, work = Places.of(cluster), tiny_workload()
+    places, work = DeviceClasses.of(cluster), tiny_workload()
     cuts = [round(k * 4 / len(counts)) for k in range(len(counts) + 1)]
     layout = Layout.of(counts, cuts, [False] * len(counts))
     costs = split_costs(work, layout.layers, len(counts) - 1, layout.recompute)
@@ -70,7 +70,7 @@ def test_every_spread_keeps_the_flow(
 def test_few_pairs_are_pipelines_side_by_side(spread: str, pairs: int) -> None:
     """Four devices before and four after, and nothing that is full."""
     network = pl.Network(np.full((8, 8), 0.001), np.full((8, 8), 1e9))
-    places = Places.of(pl.Cluster(network, pl.Devices(1e9, 16e9)))
+    places = DeviceClasses.of(pl.Cluster(network, pl.Devices(1e9, 16e9)))
     layout = Layout.of([[4], [4]], [0, 2, 4], [False, False])
     costs = split_costs(tiny_workload(), layout.layers, 1, layout.recompute)
     nodes, flow = flow_of(places, layout, costs, 2.0)
@@ -88,7 +88,7 @@ def test_a_full_pair_is_spread_over_more() -> None:
     for name, net in (("fast", network), ("slow", slow)):
         limits = 1e9  # devices' own lines are wide; pairs are not
         cluster = pl.Cluster(net, pl.Devices(1e12, 16e9, limits, limits))
-        places = Places.of(cluster)
+        places = DeviceClasses.of(cluster)
         layout = Layout.of([[4], [4]], [0, 2, 4], [False, False])
         costs = split_costs(tiny_workload(), layout.layers, 1, layout.recompute)
         nodes, flow = flow_of(places, layout, costs, 2.0)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.planning.aggregators import helped_group, moved
+from planner.planning.aggregators import group_with_aggregators, moved
 from planner.planning.averaging import adaptive_group
-from planner.planning.joint_bound import long_run_s, whole_bound
+from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.program import compile_plan
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.averaging_group import AveragingGroup
@@ -132,8 +132,8 @@ def test_a_group_as_fast_as_any_on_the_clock(seed: int) -> None:
     """Without latency: no shares on a grid make a shorter round."""
     cluster = mixed(seed)
     cluster = cluster.replace(network=cluster.network.replace(latency_s=np.zeros((9, 9))))
-    links, vector = Links.of(cluster), 1e6
-    group = helped_group(cluster, (0, 1), (6,))
+    links, vector = LinkResources.of(cluster), 1e6
+    group = group_with_aggregators(cluster, (0, 1), (6,))
     found = min(
         round_s(adaptive_group(cluster, (0, 1), vector), vector, links),
         np.inf if group is None else round_s(group, vector, links),
@@ -173,7 +173,7 @@ def test_bounds_know_of_helpers() -> None:
         assert step is not None
         wrong = found.plan.replace(certificates={"step": step})
         assert any(violation.rule == "bound" for violation in pl.check(wrong))
-    helped, lonely = (long_run_s(peers, work, helped_in=c) for c in (cluster, None))
+    helped, lonely = (long_run_bound_s(peers, work, helped_in=c) for c in (cluster, None))
     assert helped <= found.objective < lonely
 
 
@@ -186,8 +186,8 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers:
     able = np.isin(np.arange(n + helpers), rng.permutation(n + helpers)[:n])
     whole = whole.replace(devices=replace(whole.devices, can_compute=able))
     cluster, work = whole.subset(np.flatnonzero(able).tolist()), tiny_model(layers, 4, rng)
-    bound = whole_bound(cluster, work, helped_in=whole)
-    lasting = long_run_s(cluster, work, helped_in=whole)
+    bound = joint_bound(cluster, work, helped_in=whole)
+    lasting = long_run_bound_s(cluster, work, helped_in=whole)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:20]:
@@ -196,7 +196,9 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers:
             continue
         made = with_random_helpers(alone, whole, np.flatnonzero(~able).tolist(), rng)
         assert bound is not None and bound.seconds <= made.predicted.step_s * (1 + 1e-9)
-        run = Run.planned(compile_plan(made, Links.of(made.cluster), work), [0] * 4, averages=True)
+        run = Run.planned(
+            compile_plan(made, LinkResources.of(made.cluster), work), [0] * 4, averages=True
+        )
         assert lasting <= run.times.step_end[-1] / 4 * (1 + 1e-9)
         step_s = made.predicted.step_s
         gap = relative_gap(step_s, bound.seconds)

@@ -16,20 +16,20 @@ from planner.bench.plan_instances import INSTANCES
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.averaging import adaptive_group
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
-from planner.planning.layout_kernel import estimate, one_round_s, rooms
-from planner.planning.layout_search import Given, LayoutSearch, Start
+from planner.planning.layout_kernel import capacity, estimate, one_round_s
+from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 
-STARTS = (Start.NEAR, Start.DEALT, Start.FEW)
+STARTS = (InitialLayout.NEAR, InitialLayout.DEALT, InitialLayout.FEW)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
@@ -60,7 +60,7 @@ def test_places_are_devices_that_nothing_tells_apart() -> None:
     cluster = regions([3, 2])
     fast = np.array([1e12, 2e12, 1e12, 1e12, 1e12])
     able = np.array([True, True, True, True, False])
-    places = Places.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
+    places = DeviceClasses.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
     assert sorted(places.members) == [(0, 2), (1,), (3,)]
     alone = places.members.index((3,))
     assert math.isinf(places.bandwidth[alone, alone])
@@ -73,14 +73,14 @@ def test_places_are_devices_that_nothing_tells_apart() -> None:
 def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], seed: int) -> None:
     """The estimate's shares can be carried out, and equal ones are among them."""
     cluster = regions([3, 3, 3], seed)
-    places = Places.of(cluster)
+    places = DeviceClasses.of(cluster)
     search = LayoutSearch(places, model())
     found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     if len(members) < 2:
         assert found == 0.0
         return
-    links = Links.of(cluster)
+    links = LinkResources.of(cluster)
     equal = round_s(AveragingGroup.equal(members), 1e7, links)
     least = round_s(adaptive_group(cluster, members, 1e7), 1e7, links)
     assert least <= found * (1 + 1e-6) and found <= equal * (1 + 1e-9)
@@ -92,19 +92,19 @@ def test_rooms_are_those_of_the_costs(seed: int) -> None:
     """Of every stage of a random split, with and without recomputation."""
     rng = np.random.default_rng(seed)
     cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
-    places = Places.of(cluster)
+    places = DeviceClasses.of(cluster)
     search = LayoutSearch(places, work)
     cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
     state = search._state(layout)
     for j, (a, b) in enumerate(layout.layers):
-        found = rooms(search.model, search.links, state, j, 0)
+        found = capacity(search.model, search.links, state, j, 0)
         for does, room in zip((False, True), found, strict=True):
             costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
             assert room == min(costs.room(float(places.memory_bytes[0])), 16)
 
 
-def every_layout(places: Places, layers: int) -> Iterator[Layout]:
+def every_layout(places: DeviceClasses, layers: int) -> Iterator[Layout]:
     """All numbers of devices of every place on every stage, and all cuts."""
     for stages in range(1, layers + 1):
         rows = [range(size + 1) for size in places.size.tolist()]
@@ -120,7 +120,7 @@ def every_layout(places: Places, layers: int) -> Iterator[Layout]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_finds_the_least_estimate(seed: int) -> None:
     """Three layers over two regions of two and one device."""
-    places, work = Places.of(regions([2, 1, 1], seed, 6e7)), model(3)
+    places, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
     search = LayoutSearch(places, work, seed=seed)
     best = min(search.estimated(one).value for one in every_layout(places, 3))
     search.run(MaxIterations(10**9).start(), 60_000)
@@ -131,7 +131,7 @@ def test_the_search_finds_the_least_estimate(seed: int) -> None:
 
 def test_the_same_seed_finds_the_same_layouts() -> None:
     """And they use no device twice."""
-    places, work = Places.of(regions([4, 3, 5])), model(6, 48)
+    places, work = DeviceClasses.of(regions([4, 3, 5])), model(6, 48)
     found = []
     for _ in range(2):
         search = LayoutSearch(places, work, seed=7)
@@ -152,8 +152,8 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
     """It is exact up to the limit; what recomputes may be less than it seemed at first."""
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
-    places = Places.of(regions([2, 1, 3], seed, memory))
-    given_ = Given(every=every, delayed=delayed)
+    places = DeviceClasses.of(regions([2, 1, 3], seed, memory))
+    given_ = Constraints(every=every, delayed=delayed)
     search = LayoutSearch(places, model(5), seed=seed, given=given_)
     state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
     limits = search.model, search.links, state, search._scratch
@@ -174,10 +174,10 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
 def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
     """Also where a stage before it was left without devices; what is given stays."""
     rng = np.random.default_rng(seed)
-    places, stages = Places.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
+    places, stages = DeviceClasses.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
     work = model(5)
     layers = work.even_split(stages) if bound else None
-    given_ = Given(stages=stages if fixed else None, layers=layers)
+    given_ = Constraints(stages=stages if fixed else None, layers=layers)
     search = LayoutSearch(places, work, seed=seed, given=given_)
     state = search._start(stages, STARTS[int(rng.integers(3))])
     for _ in range(12):
@@ -203,7 +203,7 @@ def test_other_seeds_find_layouts_as_good() -> None:
     """
     instance, found = INSTANCES["gcp-v100"], []
     for seed in range(2):
-        search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
+        search = LayoutSearch(DeviceClasses.of(instance.cluster()), instance.model(), seed=seed)
         search.run(MaxIterations(10**9).start(), 600_000)
         found.append(search.ranked()[0].value)
     assert max(found) <= 1.02 * 14.3257
@@ -220,7 +220,7 @@ def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
     """Of twelve or ten: 16.2 and 13.4 s are where those who begin with all devices may stay."""
     instance, found = catalogue()[name], []
     for seed in range(2):
-        search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
+        search = LayoutSearch(DeviceClasses.of(instance.cluster()), instance.model(), seed=seed)
         search.run(MaxIterations(10**9).start(), 200_000)
         found.append(search.ranked()[0].value)
     assert max(found) <= 1.02 * least
@@ -228,7 +228,7 @@ def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
 
 def test_nothing_is_found_where_nothing_fits() -> None:
     """A layer needs more than any device has."""
-    search = LayoutSearch(Places.of(regions([2, 2], memory_bytes=1e5)), model())
+    search = LayoutSearch(DeviceClasses.of(regions([2, 2], memory_bytes=1e5)), model())
     search.run(MaxIterations(10**9).start(), 5_000)
     assert search.ranked() == []
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.averaging import averaging_rounds
-from planner.planning.device_classes import Places
-from planner.planning.hierarchical_averaging import has_levels, two_levels
+from planner.planning.device_classes import DeviceClasses
+from planner.planning.hierarchical_averaging import has_hierarchy, hierarchical_rounds
 from planner.planning.layout_kernel import averaging_s
 from planner.planning.layout_search import LayoutSearch
 from planner.simulator.averaging_rounds import group_bytes, rounds_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from tests.conftest import tiny_workload
@@ -45,7 +45,7 @@ def nodes(sizes: list[int], *, line: float = 1e7, inside: float = 1e9, **more: A
 def test_a_line_carries_one_vector_each_way() -> None:
     """Four machines of four: 2 x 3/4 of the vector instead of 2 x 4 x 12/16."""
     cluster = nodes([4, 4, 4, 4])
-    links, vector = Links.of(cluster), 1e8
+    links, vector = LinkResources.of(cluster), 1e8
     rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector, levels=True)
     assert [group.phase for group, *_ in rounds] == ["reduce", "exchange", "spread"]
     crossing = sum(group_bytes(g, vector)[0].sum() for g in rounds[1])
@@ -60,13 +60,13 @@ def test_where_nothing_is_won() -> None:
     """No lines, one site, one device each, nobody who sums; what asks for something else."""
     cluster = nodes([2, 2, 1])
     bare = cluster.replace(devices=pl.Devices(1e11, 16e9))
-    assert has_levels(cluster) and not has_levels(bare)
-    assert not has_levels(nodes([1, 1, 1]))
-    assert two_levels(bare, range(5)) is None
-    assert two_levels(cluster, (0, 1)) is None
-    assert two_levels(cluster, (0, 2, 4)) is None
+    assert has_hierarchy(cluster) and not has_hierarchy(bare)
+    assert not has_hierarchy(nodes([1, 1, 1]))
+    assert hierarchical_rounds(bare, range(5)) is None
+    assert hierarchical_rounds(cluster, (0, 1)) is None
+    assert hierarchical_rounds(cluster, (0, 2, 4)) is None
     mute = nodes([2, 2, 1], can_aggregate=[True, True, False, False, True])
-    assert two_levels(mute, range(5)) is None
+    assert hierarchical_rounds(mute, range(5)) is None
     for fields in ({"averaging": "equal"}, {"group_size": 2}, {"path_stages": 1}):
         assert not pl.PlanRequest(stages=2, **fields).levels
 
@@ -84,12 +84,12 @@ def test_the_estimate_is_no_less_than_the_rounds(
     """Which also have other shares; it is at most that of equal shares in one round."""
     sums = [k // 4 not in mute for k in range(4 * len(row))]
     cluster = nodes([4] * len(row), line=line, inside=inside, can_aggregate=sums)
-    places = Places.of(cluster)
+    places = DeviceClasses.of(cluster)
     search = LayoutSearch(places, model())
     wire = codec.wire_ratio
     found = averaging_s(1e7 * wire, 1e7, np.array(row), search.links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
-    links = Links.of(cluster)
+    links = LinkResources.of(cluster)
     try:
         made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec, levels=True)
     except pl.ProblemError:
@@ -104,7 +104,7 @@ def test_the_estimate_is_no_less_than_the_rounds(
 def test_lines_of_those_who_sum_for_others() -> None:
     """The first of three machines sums alone: its line carries four vectors, the others' two."""
     cluster = nodes([2, 2, 2], can_aggregate=[True, True, False, False, False, False])
-    places = Places.of(cluster)
+    places = DeviceClasses.of(cluster)
     search = LayoutSearch(places, model())
     row = np.array([2 if places.members[c][0] % 2 == 0 else 0 for c in range(len(places.members))])
     assert row.sum() == 6

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.checker.bound_basis import standings
+from planner.checker.bound_basis import bound_bases
 from planner.checker.joint_bound import _are_no_faster, whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
-from planner.planning.calibrated import at_most
-from planner.planning.joint_bound import long_run_s, whole_bound
-from planner.planning.request import PlanRequest, Question
+from planner.planning.calibrated import optimistic
+from planner.planning.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.training_plan.file import from_dict, plan_text
 from planner.workload.costs import stage_costs
 from tests.conftest import random_network, regional_network, tiny_workload
@@ -64,9 +64,11 @@ def calibration_of(
     )
 
 
-def asked(cluster: pl.Cluster, workload: pl.Workload, calibration: pl.Calibration) -> Question:
+def asked(
+    cluster: pl.Cluster, workload: pl.Workload, calibration: pl.Calibration
+) -> PlanningProblem:
     """Everything left open."""
-    return Question.of(cluster, workload, PlanRequest(calibration=calibration), 0, {})
+    return PlanningProblem.of(cluster, workload, PlanRequest(calibration=calibration), 0, {})
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,9 +91,9 @@ def test_no_plan_with_measured_times_is_faster(seed: int, n: int, layers: int, c
     calibration = replace(
         calibration, times=unlike, operation_s=float(costs[0]), message_s=float(costs[1])
     )
-    fastest = at_most(cluster, workload, calibration)
-    bound = whole_bound(fastest, workload, measured=True)
-    lasting = long_run_s(fastest, workload)
+    fastest = optimistic(cluster, workload, calibration)
+    bound = joint_bound(fastest, workload, measured=True)
+    lasting = long_run_bound_s(fastest, workload)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:60]:
@@ -118,7 +120,7 @@ def test_a_witness_says_nothing_about_faster_devices() -> None:
     cluster, workload = cluster_of(3), tiny_model(2, 4, rng)
     names = cluster.network.ids
     known = calibration_of(cluster, workload, dict.fromkeys(names, (1.0, 1.5, 1.2)))
-    bound = whole_bound(at_most(cluster, workload, known), workload, measured=True)
+    bound = joint_bound(optimistic(cluster, workload, known), workload, measured=True)
     assert bound is not None and bound.witness is not None
 
     def proven(f: float, b: float, h: float) -> float | None:
@@ -205,7 +207,7 @@ def test_straight_plans_with_measured_times_have_the_bound_of_any(
         assert result.bound is None
         return
     assert result.bound is not None and 0 < result.bound <= result.objective
-    (step,) = (s for s in standings(result.plan) if s.part == "step")
+    (step,) = (s for s in bound_bases(result.plan) if s.part == "step")
     assert step.recomputed == pytest.approx(result.bound, rel=1e-6)
 
 
@@ -219,7 +221,7 @@ def test_the_best_shape_with_measured_times_has_the_bound_of_any() -> None:
     assert (
         0 < result.bound <= min(one.step_s for one in result.candidates if one.step_s is not None)
     )
-    (step,) = (s for s in standings(result.plan) if s.part == "step")
+    (step,) = (s for s in bound_bases(result.plan) if s.part == "step")
     assert step.recomputed == pytest.approx(result.bound, rel=1e-6)
 
 
@@ -246,7 +248,7 @@ def test_jitter_leaves_alike_devices_alike() -> None:
     speeds = question.cluster.flops / cluster.flops
     assert speeds == pytest.approx([1 / 1.01] * 3 + [1 / 1.5])
     calibration = question.request.calibration
-    exact = at_most(question.cluster, workload, calibration).flops / cluster.flops
+    exact = optimistic(question.cluster, workload, calibration).flops / cluster.flops
     assert exact == pytest.approx([1, 1 / 1.01, 1 / 1.02, 1 / 1.5])
 
 
@@ -345,7 +347,7 @@ def test_a_forged_head_is_seen() -> None:
     calibration = calibration_of(
         cluster, workload, {names[0]: (1.0, 1.0, 0.01), names[1]: (1.0, 1.0, 1.0)}
     )
-    forged = whole_bound(cluster, workload, measured=True)
+    forged = joint_bound(cluster, workload, measured=True)
     assert forged is not None and forged.witness is not None
     plan = whole_plan(cluster, workload, ((0,), (1,)), ((0, 1), (1, 2)), rng, measured=calibration)
     assert plan is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.planning.baselines.metis import _Placement, _plans, _Search, group_sizes, metis_rule
-from planner.planning.baselines.rank_order import open_question
-from planner.planning.request import PlanRequest, Question
+from planner.planning.baselines.rank_order import unconstrained
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.problems import ProblemError
 from planner.workload.costs import stage_costs
 from tests.conftest import regional_network, tiny_workload
@@ -22,12 +22,12 @@ from tests.conftest import regional_network, tiny_workload
 FLOPS = 1e9
 
 
-def kinds(sizes: list[int], flops: list[float], batch: int = 8) -> Question:
+def kinds(sizes: list[int], flops: list[float], batch: int = 8) -> PlanningProblem:
     """A region of each kind of devices."""
     speeds = [speed for count, speed in zip(sizes, flops, strict=True) for _ in range(count)]
     cluster = pl.Cluster(regional_network(sizes), pl.Devices(speeds, 16e9))
     workload = tiny_workload(batch_samples=batch)
-    return open_question(Question.of(cluster, workload, PlanRequest(), 0, {}))
+    return unconstrained(PlanningProblem.of(cluster, workload, PlanRequest(), 0, {}))
 
 
 @given(st.integers(1, 20), st.integers(1, 6))
@@ -148,7 +148,7 @@ def test_short_memory_recomputes_or_is_refused() -> None:
     workload = tiny_workload(batch_samples=8, words=2003)
     question = replace(kinds([2, 2], [FLOPS, FLOPS]), workload=workload)
 
-    def with_memory(size: float) -> Question:
+    def with_memory(size: float) -> PlanningProblem:
         devices = pl.Devices(FLOPS, size)
         return replace(question, cluster=pl.Cluster(question.cluster.network, devices))
 

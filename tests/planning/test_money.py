@@ -15,9 +15,9 @@ from planner.checker.cost import cost_bound_usd
 from planner.network.prices import Prices
 from planner.planning.cost import with_cost
 from planner.planning.cost_bound import cost_bound
-from planner.planning.device_classes import Places
-from planner.planning.joint_bound import whole_bound
-from planner.planning.request import PlanRequest, Question
+from planner.planning.device_classes import DeviceClasses
+from planner.planning.joint_bound import joint_bound
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
@@ -91,8 +91,8 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
         sync_every=every,
     )
     # without the outer optimizer's room the model is the one that plans are made with
-    question = Question(cluster, workload, request)
-    bound = cost_bound(question, whole_bound(cluster, workload, every=every))
+    question = PlanningProblem(cluster, workload, request)
+    bound = cost_bound(question, joint_bound(cluster, workload, every=every))
     tried = list(layouts(n, layers))
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     for k in rng.permutation(len(tried))[:4]:
@@ -159,8 +159,8 @@ def test_places_are_of_one_region_and_price() -> None:
     network = pl.Network(off * 1e-10, off, None, ["a", "a", "b", "b"])
     devices = pl.Devices(1e9, 1e9, usd_per_hour=[1.0, 1.0, 1.0, 2.0])
     cluster = pl.Cluster(network, devices)
-    assert Places.of(cluster).members == ((0, 1, 2, 3),)
-    places = Places.of(cluster, DEAR)
+    assert DeviceClasses.of(cluster).members == ((0, 1, 2, 3),)
+    places = DeviceClasses.of(cluster, DEAR)
     assert places.members == ((0, 1), (2,), (3,))
     assert places.usd_per_s.tolist() == pytest.approx([1 / 3600, 1 / 3600, 2 / 3600])
     assert places.usd_per_byte.tolist() == pytest.approx(

@@ -22,11 +22,11 @@ from planner.planning.baselines.rank_order import (
     ranks_grid,
     region_order,
 )
-from planner.planning.baselines.search import ORDERS, FixedPlan
-from planner.planning.device_classes import Places
+from planner.planning.baselines.search import ORDERS, BaselinePlan
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import Order, PlanRequest, Question
+from planner.planning.request import OperationOrder, PlanningProblem, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -38,11 +38,11 @@ WORDS = 2003
 
 def question_of(
     n: int, seed: int = 0, memory: float = 16e9, words: int = 61, **fields: object
-) -> Question:
+) -> PlanningProblem:
     """Every pair different, devices alike, two microbatches a device."""
     cluster = pl.Cluster(random_network(n, seed), pl.Devices(1e9, memory))
     workload = tiny_workload(batch_samples=2 * n, words=words)
-    return Question(cluster, workload, PlanRequest(**fields))  # type: ignore[arg-type]
+    return PlanningProblem(cluster, workload, PlanRequest(**fields))  # type: ignore[arg-type]
 
 
 def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
@@ -57,14 +57,16 @@ def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
     return pl.Network(latency, bandwidth, ids, list(names))
 
 
-def best(found: RanksByRegion) -> FixedPlan:
+def best(found: RanksByRegion) -> BaselinePlan:
     """Of the two ways."""
     return found.best[1]
 
 
-def by_hand(question: Question, size: int, order: Order, grid: list[list[int]]) -> float:
+def by_hand(
+    question: PlanningProblem, size: int, order: OperationOrder, grid: list[list[int]]
+) -> float:
     """The clock's step of one grid."""
-    asked = Question(
+    asked = PlanningProblem(
         question.cluster,
         question.workload.replace(microbatch_samples=size),
         PlanRequest(stages=len(grid[0]), schedule=order),
@@ -121,7 +123,7 @@ def test_best_of_all_grids_written_by_hand(seed: int) -> None:
 @given(
     st.integers(0, 1000),
     st.sampled_from([(2, 2), (4, 1), (1, 4)]),
-    st.sampled_from(list(Order)),
+    st.sampled_from(list(OperationOrder)),
     st.sampled_from(["first", "last"]),
     st.sampled_from([None, 2]),
     st.sampled_from(["equal", "adaptive"]),
@@ -129,7 +131,7 @@ def test_best_of_all_grids_written_by_hand(seed: int) -> None:
 def test_no_order_beats_the_bound(
     seed: int,
     shape_: tuple[int, int],
-    order: Order,
+    order: OperationOrder,
     head: str,
     group_size: int | None,
     averaging: str,
@@ -142,7 +144,7 @@ def test_no_order_beats_the_bound(
     request = PlanRequest(
         stages=stages, schedule=order, head=head, group_size=group_size, averaging=averaging
     )
-    question = Question(cluster, tiny_workload(batch_samples=5), request)
+    question = PlanningProblem(cluster, tiny_workload(batch_samples=5), request)
     shape = shape_of(question)
     for ranks in permutations(range(4)):
         assignment = AssignmentPlan.of_grid(np.reshape(ranks, (pipelines, stages)))
@@ -196,11 +198,11 @@ def test_recomputation_where_memory_is_short() -> None:
 def test_layers_follow_unlike_devices() -> None:
     """The split is the balanced one, and the result says so."""
     cluster = pl.Cluster(random_network(2), pl.Devices([1e9, 3e9], 16e9))
-    question = Question(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
+    question = PlanningProblem(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
     found = ranks_by_region(question)
     assert best(found).balanced and not best(ranks_by_region(question_of(2))).balanced
     request = PlanRequest(stages=2, stage_layers=((0, 1), (1, 4)))
-    fixed = Question(cluster, tiny_workload(), request)
+    fixed = PlanningProblem(cluster, tiny_workload(), request)
     grid = AssignmentPlan.of_grid([[0, 1]])
     step_s = straight_plan(fixed, shape_of(fixed), grid).predicted.step_s
     assert best(found).step_s <= step_s
@@ -216,7 +218,7 @@ def test_nothing_fits() -> None:
     unable = pl.Devices(1e9, 16e9, can_compute=[True, True, False, True])
     with pytest.raises(ProblemError, match="cannot compute"):
         ranks_by_region(
-            Question(pl.Cluster(random_network(4), unable), tiny_workload(), PlanRequest())
+            PlanningProblem(pl.Cluster(random_network(4), unable), tiny_workload(), PlanRequest())
         )
 
 
@@ -233,17 +235,19 @@ def test_one_region_alone() -> None:
     """The region with the fast links wins, however far down the file it is."""
     rates = {"a": 1e6, "b": 1e6, "c": 1e8}
     network = regions_of("aabbcc", rates)
-    question = Question(pl.Cluster(network, pl.Devices(1e9, 16e9)), tiny_workload(), PlanRequest())
+    question = PlanningProblem(
+        pl.Cluster(network, pl.Devices(1e9, 16e9)), tiny_workload(), PlanRequest()
+    )
     found = one_region(question)
     assert found.region == "c" and found.plan.devices == 2
-    alone = Question(question.cluster.subset([4, 5]), question.workload, question.request)
+    alone = PlanningProblem(question.cluster.subset([4, 5]), question.workload, question.request)
     assert found.plan.step_s == best(ranks_by_region(alone)).step_s
     # a and b differ in name only: the first stands for both
     both = one_region(
-        Question(question.cluster.subset([0, 1, 2, 3]), question.workload, question.request)
+        PlanningProblem(question.cluster.subset([0, 1, 2, 3]), question.workload, question.request)
     )
     assert both.region == "a"
-    single = Question(question.cluster.subset([0]), question.workload, question.request)
+    single = PlanningProblem(question.cluster.subset([0]), question.workload, question.request)
     looked = [ranks_by_region(one).tally for one in (alone, single)]
     every = sum(tally.priced + tally.excluded for tally in looked)
     assert both.tally.priced + both.tally.excluded == every
@@ -253,7 +257,9 @@ def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
     """Over slow links the fastest one does it alone, and is named so."""
     network = regions_of("aaaabb", {"a": 1e3, "b": 1e3})
     devices = pl.Devices([1e9, 1e9, 3e9, 1e9, 1e9, 1e9], 16e9)
-    found = one_region(Question(pl.Cluster(network, devices), tiny_workload(), PlanRequest()))
+    found = one_region(
+        PlanningProblem(pl.Cluster(network, devices), tiny_workload(), PlanRequest())
+    )
     assert (found.region, found.plan.devices, found.name) == ("a", 1, "1 of a")
     assert found.plan.plan().cluster.flops.tolist() == [3e9]
 
@@ -306,7 +312,7 @@ def test_layouts_of_ranks_are_those_of_the_grids() -> None:
     able = [True] * 5 + [False] + [True] * 3
     network = regional_network((3, 3, 3))
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
-    places = Places.of(cluster)
+    places = DeviceClasses.of(cluster)
     order = region_order(network)
     layers = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 3: [(0, 1), (1, 2), (2, 4)]}
     found = list(rank_layouts(order, places, layers))

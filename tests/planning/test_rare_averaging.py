@@ -15,14 +15,14 @@ import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import long_run_s, whole_bound
+from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.program import compile_plan
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.simulator import cycle_steps_s, step_s, unlike_steps_s
 from planner.training_plan.model import TrainingPlan
@@ -35,7 +35,7 @@ PERIODS = 3
 
 def period_ends_s(plan: TrainingPlan, every: int) -> list[float]:
     """When each of some periods ends on the clock, of which the last step averages."""
-    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
     averages = ([False] * (every - 1) + [True]) * PERIODS
     ends = Run.planned(program, [0] * len(averages), averages=averages).times.step_end
     return ends[every - 1 :: every].tolist()  # type: ignore[no-any-return]
@@ -49,8 +49,8 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     """Any cluster, model, layout, wiring, order and shares; the checker proves the same bound."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
-    bound = whole_bound(cluster, workload, every=every)
-    lasting = long_run_s(cluster, workload, every=every)
+    bound = joint_bound(cluster, workload, every=every)
+    lasting = long_run_bound_s(cluster, workload, every=every)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:8]:
@@ -76,7 +76,7 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     stages, pipelines = shape_
     cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e9, 16e9))
     request = pl.PlanRequest(stages=stages, sync_every=every)
-    question = Question.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
     shape = shape_of(question)
     least = math.inf
     for order in permutations(range(4)):
@@ -137,7 +137,7 @@ def test_pipelines_stay_within_regions() -> None:
     every = pl.plan(cluster, work, stages=2, stop=pl.Effort(0.2)).plan
     rare = pl.plan(cluster, work, stages=2, sync_every=50, stop=pl.Effort(0.2)).plan
     assert every is not None and rare is not None and rare.assignment.grid is not None
-    question = Question.of(cluster, work, pl.PlanRequest(stages=2, sync_every=50), 0, {})
+    question = PlanningProblem.of(cluster, work, pl.PlanRequest(stages=2, sync_every=50), 0, {})
     shape = shape_of(question)
     priced = straight_plan(question, shape, every.assignment)
     region = np.array(network.regions)[rare.assignment.grid]
@@ -206,7 +206,7 @@ def test_what_no_bound_allows_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
     from planner.planning import solve as planning
 
     def higher(*args: Any, **fields: Any) -> Any:
-        found = whole_bound(*args, **fields)
+        found = joint_bound(*args, **fields)
         assert found is not None
         return found._replace(seconds=1e3 * found.seconds)
 

@@ -12,7 +12,7 @@ import planner as pl
 from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
 from planner.planning.layer_split import balanced_split
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.planning.shape import memory_room, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import from_dict
@@ -64,7 +64,7 @@ def test_memory_holds_more_microbatches() -> None:
     few = planned(cluster, workload, stages=2).plan
     many = planned(cluster, workload, stages=2, recompute="all").plan
     assert few.schedules[0].most_live()[few.assignment.groups[1][0]] == 1
-    shape = shape_of(Question(cluster, workload, PlanRequest(stages=2, recompute="all")))
+    shape = shape_of(PlanningProblem(cluster, workload, PlanRequest(stages=2, recompute="all")))
     room = memory_room(cluster, workload, shape, many.assignment.groups)
     assert max(many.schedules[0].most_live()) > 1
     assert all(room[d] >= held for d, held in enumerate(many.schedules[0].most_live()))
@@ -107,7 +107,7 @@ def test_bounds_hold_and_are_recomputed(head: str, does: tuple[bool, bool]) -> N
     """For every placement in two pipelines of two stages; a lower one without recomputation."""
     cluster, stages = cluster_of(4), [j for j in (0, 1) if does[j]]
     request = PlanRequest(stages=2, head=head, recompute=stages)
-    question = Question(cluster, tiny_workload(), request)
+    question = PlanningProblem(cluster, tiny_workload(), request)
     shape = shape_of(question)
     bound = straight_bound_s(question, shape)
     plain = straight_bound_s(question, replace(shape, recompute=()))

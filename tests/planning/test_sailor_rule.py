@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.planning.baselines.sailor import _costs, _estimate_s, _grids, _orders, sailor_rule
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.problems import ProblemError
 from tests.conftest import random_network, regional_network, tiny_workload
 
 
-def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> Question:
+def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> PlanningProblem:
     """Regions of some devices each, unlike links between them."""
     fields: dict[str, object] = {"flops": 1e9, "memory_bytes": 16e9} | devices
     cluster = pl.Cluster(regional_network(sizes, seed), pl.Devices(**fields))  # type: ignore[arg-type]
-    return Question.of(cluster, tiny_workload(), PlanRequest(), 0, {})
+    return PlanningProblem.of(cluster, tiny_workload(), PlanRequest(), 0, {})
 
 
 @settings(max_examples=20)

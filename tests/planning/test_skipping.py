@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.mapf import arrange_paths
 from planner.planning.bounds import step_bound
-from planner.planning.evaluation import compute_times, priced
+from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.partial_path_layers import splits
-from planner.planning.partial_path_schedules import arranged_problem, skipping_schedules
-from planner.planning.request import Question
+from planner.planning.partial_path_schedules import arranged_problem, partial_path_schedules
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Layers, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.problems.path_method import PathMethod
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
 from tests.conftest import random_network, tiny_workload
 from tests.mapf.conftest import random_problem
@@ -148,7 +148,7 @@ def test_layers_worth_a_try_are_the_best_of_all(seed: int) -> None:
     flops = rng.uniform(1e8, 1e9, 6)
     cluster = pl.Cluster(random_network(6, seed), pl.Devices(flops, 16e9))
     request = pl.PlanRequest(stage_sizes=(2, 2, 1, 1), path_stages=3, full_every=4)
-    question = Question(cluster, workload, request)
+    question = PlanningProblem(cluster, workload, request)
     shape, groups = shape_of(question), ((0, 1), (2, 3), (4,), (5,))
     # of four iterations three visit two of the three later stages
     visits = [8.0, *[8 * (3 * 2 / 3 + 1) / 4] * 3]
@@ -180,7 +180,7 @@ def test_bound_holds_for_every_arrangement_with_unlike_layers(seed: int, path_st
     request = pl.PlanRequest(
         stage_sizes=sizes, path_stages=path_stages, stage_layers=LAYERS, full_every=3
     )
-    question = Question(cluster, workload, request)
+    question = PlanningProblem(cluster, workload, request)
     shape = shape_of(question)
     bound = step_bound(question, shape)
     assert bound is not None and shape.layers == LAYERS
@@ -189,10 +189,10 @@ def test_bound_holds_for_every_arrangement_with_unlike_layers(seed: int, path_st
         if a < b:
             assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
             times = compute_times(question, shape, assignment)
-            schedules, _ = skipping_schedules(
+            schedules, _ = partial_path_schedules(
                 question, shape, assignment, times, lambda _: pl.MaxIterations(0)
             )
-            made = priced(question, shape, assignment, times, schedules)
+            made = evaluated(question, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
     assert 0.05 * min(steps) <= bound.seconds * (1 - ROUNDING) <= min(steps)
@@ -202,7 +202,7 @@ def test_averaging_counts_in_the_arrangement() -> None:
     """A device whose pairs are slow for gradients does not average, whatever the hops cost."""
     cluster = cluster_of(6, 5)
     request = pl.PlanRequest(stage_sizes=(2, 2, 1, 1), path_stages=3, full_every=0)
-    question = Question(cluster, tiny_workload(), request)
+    question = PlanningProblem(cluster, tiny_workload(), request)
     problem = arranged_problem(question, shape_of(question))
     assert problem.averaging is not None and problem.fixed_sizes
     heavy = replace(problem.averaging, vector_bytes=problem.averaging.vector_bytes * 1e7)
@@ -212,7 +212,7 @@ def test_averaging_counts_in_the_arrangement() -> None:
     assert pl.check(aware, problem.replace(averaging=heavy)) == []
 
     def rounds_s(groups: Sequence[Sequence[int]]) -> float:
-        links, vectors = Links.of(cluster), heavy.vector_bytes.tolist()
+        links, vectors = LinkResources.of(cluster), heavy.vector_bytes.tolist()
         return max(
             round_s(AveragingGroup.equal(tuple(group)), vector, links)
             for group, vector in zip(groups, vectors, strict=True)

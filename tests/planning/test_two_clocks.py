@@ -19,18 +19,18 @@ from planner.checker.step_simulation import clock_times
 from planner.cli.main import main
 from planner.planning.averaging import averaging_rounds
 from planner.planning.bounds import straight_bound_s
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import long_run_s, whole_bound
-from planner.planning.layout_kernel import two_clocks_s
+from planner.planning.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.layout_kernel import two_frequency_s
 from planner.planning.layout_search import LayoutSearch
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.simulator import predict, simulate, step_s, unlike_steps_s
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.averaging_group import AveragingGroup, within
@@ -62,7 +62,7 @@ def two_by_two(**changes: Any) -> TrainingPlan:
 def test_rounds_of_uneven_regions() -> None:
     """Within each; as many slices between as the smallest has; each device gets the others."""
     cluster = pl.Cluster(regional_network([3, 2, 2]), pl.Devices(1e9, 16e9))
-    links, vector = Links.of(cluster), 4e8
+    links, vector = LinkResources.of(cluster), 4e8
     made = averaging_rounds(cluster, range(7), "equal", None, vector, Codec.INT8, two_clocks=True)
     each, between, spread = made
     assert [group.members for group in each] == [(0, 1, 2), (3, 4), (5, 6)]
@@ -175,8 +175,8 @@ def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
     cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     asked: dict[str, Any] = {"every": every, "two_clocks": True}
-    bound = whole_bound(cluster, workload, codec.wire_ratio, **asked)
-    lasting = long_run_s(cluster, workload, codec.wire_ratio, **asked)
+    bound = joint_bound(cluster, workload, codec.wire_ratio, **asked)
+    lasting = long_run_bound_s(cluster, workload, codec.wire_ratio, **asked)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:3]:
@@ -188,7 +188,7 @@ def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
         slow = Reference(plan, [0] * len(averages), averages).run()
         ends = [slow.step_end[t] for t in range(every - 1, len(averages), every)]
         spread_s = max(
-            (rounds_s(rounds[2:], _vector(plan, j), Links.of(plan.cluster), codec))
+            (rounds_s(rounds[2:], _vector(plan, j), LinkResources.of(plan.cluster), codec))
             for j, rounds in enumerate(plan.averaging)
         )
         # a step may spread sums faster than the one before
@@ -219,12 +219,12 @@ def test_a_device_a_region_is_as_good_as_its_bound() -> None:
     plan = hand_made(cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order)
     rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
-    bound = whole_bound(cluster, work, every=2, two_clocks=True)
+    bound = joint_bound(cluster, work, every=2, two_clocks=True)
     assert bound is not None and bound.witness is not None
     assert step_s(plan) == pytest.approx((12 + 15) / 2)
     assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
     assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
-    wrong = whole_bound(cluster, work, 1.1, every=2, two_clocks=True)
+    wrong = joint_bound(cluster, work, 1.1, every=2, two_clocks=True)
     assert wrong is not None and wrong.seconds > step_s(plan)
     assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
 
@@ -240,7 +240,7 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     stages, pipelines = shape_
     cluster = pl.Cluster(regional_network([2, 2], seed), pl.Devices(1e9, 16e9))
     request = pl.PlanRequest(stages=stages, sync_every=every, within="region")
-    question = Question.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
     shape, least = shape_of(question), np.inf
     for order in permutations(range(4)):
         placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
@@ -360,16 +360,16 @@ def test_the_estimate_is_that_of_the_rounds(
 ) -> None:
     """No less, as shares may be better; regions by themselves without lines that they share."""
     cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
-    places = Places.of(cluster, by_region=True)
+    places = DeviceClasses.of(cluster, by_region=True)
     search = LayoutSearch(places, model())
     links = search.links._replace(equal=equal)
     size = 1e7 * codec.wire_ratio
-    each_s, rare_s = two_clocks_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
+    each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     shares = "equal" if equal else "adaptive"
     made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_clocks=True)
-    assert rounds_s(within(made), 1e7, Links.of(cluster)) <= each_s * (1 + 1e-6)
-    rare = rounds_s(made[1:], 1e7, Links.of(cluster), codec)
+    assert rounds_s(within(made), 1e7, LinkResources.of(cluster)) <= each_s * (1 + 1e-6)
+    rare = rounds_s(made[1:], 1e7, LinkResources.of(cluster), codec)
     assert rare <= rare_s * (1 + 1e-6)
     if equal:
         assert rare == pytest.approx(rare_s, rel=1e-9)

@@ -10,10 +10,10 @@ import pytest
 
 import planner as pl
 from planner.planning.baselines.rank_order import one_region
-from planner.planning.device_classes import Places
-from planner.planning.flow_plan import Prepared
+from planner.planning.device_classes import DeviceClasses
+from planner.planning.flow_plan import LayoutContext
 from planner.planning.layout import Layout
-from planner.planning.request import PlanRequest, Question
+from planner.planning.request import PlanningProblem, PlanRequest
 from planner.search.stop import StopRun
 from planner.training_plan.model import Routing, TrainingPlan
 from tests.conftest import random_network, tiny_workload
@@ -64,7 +64,7 @@ def test_never_slower_than_one_region_alone() -> None:
     cluster = pl.Cluster(network, devices)
     work = pl.Workload.preset("gpt2-medium", batch_samples=64)
     result = planned(cluster, work, 0.2)
-    alone = one_region(Question.of(cluster, work, PlanRequest(), 0, {}))
+    alone = one_region(PlanningProblem.of(cluster, work, PlanRequest(), 0, {}))
     assert alone.region == "a" and result.objective is not None
     assert result.objective <= alone.plan.step_s
 
@@ -201,9 +201,9 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     # so slow that computing, not the way, decides
     cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
     work = tiny_workload(batch_samples=12)
-    question = Question.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
+    question = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return Prepared.of(question, Places.of(cluster), layout, 2.0).draft().plan()
+    return LayoutContext.of(question, DeviceClasses.of(cluster), layout, 2.0).draft().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:

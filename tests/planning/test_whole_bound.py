@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.bounds import StepBound
-from planner.planning.joint_bound import long_run_s, whole_bound
+from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status, relative_gap
 from planner.simulator.program import compile_plan
-from planner.simulator.resources import Links
+from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.averaging_group import AveragingGroup
@@ -49,9 +49,9 @@ def every_layout(
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
-    free = whole_bound(cluster, workload, codec.wire_ratio)
-    kept = whole_bound(cluster, workload, codec.wire_ratio, recomputes=False)
-    lasting = long_run_s(cluster, workload, codec.wire_ratio)
+    free = joint_bound(cluster, workload, codec.wire_ratio)
+    kept = joint_bound(cluster, workload, codec.wire_ratio, recomputes=False)
+    lasting = long_run_bound_s(cluster, workload, codec.wire_ratio)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     least = np.inf
@@ -72,7 +72,7 @@ def every_layout(
 
 def step_ends_s(plan: TrainingPlan) -> list[float]:
     """Of the four steps from rest that the clock looks at."""
-    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
     ends = Run.planned(program, [0] * 4, averages=True).times.step_end
     return ends.tolist()  # type: ignore[no-any-return]
 
@@ -144,9 +144,9 @@ def hand_made(
 def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -> None:
     """Stage 0 has no time to lose in the long run; it may have done F before a single step."""
     cluster, workload, plan = two
-    bound = whole_bound(cluster, workload)
+    bound = joint_bound(cluster, workload)
     assert plan.predicted.step_s == pytest.approx(4.5, rel=1e-3)
-    assert long_run_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
+    assert long_run_bound_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
     assert bound is not None and bound.seconds == pytest.approx(4.0, rel=1e-3)
     assert proven(bound, plan)
 
@@ -158,7 +158,7 @@ def test_memory_limits_what_is_done_ahead(
     cluster, workload, _ = two
     small = workload.replace(state_bytes_per_parameter=0.0)
     tight = cluster.replace(devices=pl.Devices(100.0, 2.0))
-    bound = whole_bound(tight, small, recomputes=False)
+    bound = joint_bound(tight, small, recomputes=False)
     # 6 x 0.1875 + 8 x 0.375
     assert bound is not None and bound.seconds == pytest.approx(4.125, rel=1e-3)
 
@@ -169,7 +169,7 @@ def test_wrong_formulas_are_caught(
     """A bound that takes B for 3 F is above a plan's step, and its witness does not prove it."""
     cluster, workload, plan = two
     monkeypatch.setattr(costs, "BACKWARD_TO_FORWARD", 3.0)
-    bound = whole_bound(cluster, workload)
+    bound = joint_bound(cluster, workload)
     assert bound is not None and bound.seconds > plan.predicted.step_s * 1.1
     assert not proven(bound, plan)
 
@@ -190,12 +190,12 @@ def test_one_stage_is_as_good_as_its_bound() -> None:
     order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
     paths = tuple((b % 2,) for b in range(8))
     plan = hand_made(cluster, workload, ((0, 1),), ((0, 1),), paths, order)
-    bound = whole_bound(cluster, workload)
+    bound = joint_bound(cluster, workload)
     # 4 x 3 s, 2000 bytes each way, there and back
     assert plan.predicted.step_s == pytest.approx(12 + 2 + 1)
     assert bound is not None and bound.seconds == pytest.approx(15, rel=1e-6)
     assert proven(bound, plan)
-    wrong = whole_bound(cluster, workload, wire_ratio=1.1)
+    wrong = joint_bound(cluster, workload, wire_ratio=1.1)
     assert wrong is not None and wrong.seconds > plan.predicted.step_s
     assert not proven(wrong, plan)
 
@@ -206,7 +206,7 @@ def test_the_checker_finds_the_same(seed: int, n: int, layers: int, recomputes: 
     """For plans on any of the devices; a raised bound is cut to what the witness proves."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 4, rng)
-    bound = whole_bound(cluster, workload, recomputes=recomputes)
+    bound = joint_bound(cluster, workload, recomputes=recomputes)
     tried = list(layouts(n, layers))
     groups, split = tried[int(rng.integers(len(tried)))]
     plan = whole_plan(cluster, workload, groups, split, rng)
@@ -232,7 +232,7 @@ def test_plans_with_raised_bounds_are_refused(
 ) -> None:
     """Through a plan file and `planner check`."""
     cluster, workload, plan = two
-    bound = whole_bound(cluster, workload)
+    bound = joint_bound(cluster, workload)
     assert bound is not None
     assert pl.check(from_dict(with_certificate(plan, bound, bound.seconds).to_dict())) == []
     raised = with_certificate(plan, bound, bound.seconds * 1.001)
@@ -244,7 +244,7 @@ def test_witnesses_of_other_plans_prove_nothing(
 ) -> None:
     """Other devices, other links, another batch, recomputation, rare averaging; or malformed."""
     cluster, workload, plan = two
-    bound = whole_bound(cluster, workload, recomputes=False)
+    bound = joint_bound(cluster, workload, recomputes=False)
     assert bound is not None and bound.witness is not None
     good, claim = dict(bound.witness), bound.seconds
     assert whole_step_bound_s(good, plan, claim) == claim
@@ -289,7 +289,7 @@ def test_larger_microbatches_keep_the_bound_of_single_samples() -> None:
     for seed in range(8):
         rng = np.random.default_rng(seed)
         cluster, workload = tiny_cluster(4, rng), tiny_model(3, 8, rng)
-        bound = whole_bound(cluster, workload)
+        bound = joint_bound(cluster, workload)
         for groups, split in list(layouts(4, 3))[:: 1 + seed]:
             plan = whole_plan(cluster, workload.replace(microbatch_samples=2), groups, split, rng)
             if plan is not None:
@@ -303,7 +303,7 @@ def test_layers_without_parameters() -> None:
     cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
     stem, layer = Layer("stem", 0, 0.0, 50.0, 0.0), Layer("layer", 0, 1.0, 50.0, 0.0)
     workload = pl.Workload("bare", stem, (layer, layer), stem, 4)
-    bound = whole_bound(cluster, workload)
+    bound = joint_bound(cluster, workload)
     assert bound is not None
     rng = np.random.default_rng(1)
     for groups, split in layouts(3, 2):
@@ -315,7 +315,7 @@ def test_nothing_fits() -> None:
     """No bound where no memory holds any layer."""
     rng = np.random.default_rng(0)
     cluster = pl.Cluster(tiny_cluster(3, rng).network, pl.Devices(1.0, 1e-3))
-    assert whole_bound(cluster, tiny_model(2, 2, rng)) is None
+    assert joint_bound(cluster, tiny_model(2, 2, rng)) is None
 
 
 def test_more_devices_lower_the_bound() -> None:
@@ -326,7 +326,7 @@ def test_more_devices_lower_the_bound() -> None:
     for copies in (2, 4, 8):
         every = dict.fromkeys(network.regions, copies)
         big = network.replicate(every, intra_latency_s=0.005, intra_bandwidth_bytes_per_s=2.5e8)
-        bound = whole_bound(
+        bound = joint_bound(
             pl.Cluster(big, replace(pl.Devices.of_gpu("V100"), gpus=None)), workload
         )
         assert bound is not None and bound.witness is not None

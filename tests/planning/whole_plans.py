@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.hierarchical_averaging import two_levels
-from planner.planning.two_frequency_averaging import on_two_clocks
+from planner.planning.hierarchical_averaging import hierarchical_rounds
+from planner.planning.two_frequency_averaging import two_frequency_rounds
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.averaging_group import AveragingGroup
@@ -156,14 +156,14 @@ def _path(groups: Groups, b: int, rng: np.random.Generator) -> tuple[int, ...]:
 def _rounds(
     cluster: Cluster, group: tuple[int, ...], rng: np.random.Generator, levels: bool
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
-    two = two_levels(cluster, group) if levels and rng.random() < 0.5 else None
+    two = hierarchical_rounds(cluster, group) if levels and rng.random() < 0.5 else None
     return two or ((_group(group, rng),),)
 
 
 def _on_two_clocks(
     cluster: Cluster, group: tuple[int, ...], rng: np.random.Generator
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
-    return on_two_clocks(cluster, group, lambda who, _: _group(who, rng), 1.0, Codec.NONE)
+    return two_frequency_rounds(cluster, group, lambda who, _: _group(who, rng), 1.0, Codec.NONE)
 
 
 def _group(members: tuple[int, ...], rng: np.random.Generator) -> AveragingGroup:

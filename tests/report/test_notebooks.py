@@ -13,7 +13,7 @@ from planner.network.html_repr import MOST_REGIONS
 from planner.problems.answers import PathOp
 from planner.simulator.bars_svg import LABEL, WIDTH, bars_svg
 from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
-from planner.utils.text import quantity, some, span, stage_words
+from planner.utils.text import counted, quantity, quantity_range, stage_words
 from tests.conftest import make_plan, random_network, regional_network
 from tests.report.test_report import EVIL, Reader, evil_plan
 
@@ -103,10 +103,10 @@ def test_words() -> None:
     assert quantity(3600, "s") == "3600 s"
     assert quantity(1.25e9, "B/s") == "1.25 GB/s"
     assert quantity(0.0, "B") == "0 B"
-    assert span([0.001, np.inf, 0.2], "s") == "1 to 200 ms"
-    assert span([0.5, 3], "s") == "500 ms to 3 s"
-    assert span([], "s") == "none"
-    assert some(1, "path") == "1 path" and some(2, "microbatch") == "2 microbatches"
+    assert quantity_range([0.001, np.inf, 0.2], "s") == "1 to 200 ms"
+    assert quantity_range([0.5, 3], "s") == "500 ms to 3 s"
+    assert quantity_range([], "s") == "none"
+    assert counted(1, "path") == "1 path" and counted(2, "microbatch") == "2 microbatches"
     assert stage_words([4, 4, 2]) == "3 stages of 2 x 4, 2"
     assert stage_words([8] * 4) == "4 stages of 8"
 

@@ -21,7 +21,7 @@ from planner.simulator.simulator import predicted_timeline, simulate, step_s
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import without
+from planner.training_plan.remove_devices import remove_devices
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.simulator.test_simulator import two_pipelines
 
@@ -239,7 +239,7 @@ def test_slower_is_not_faster_and_memory_fits() -> None:
     lost = [one for one in found if one.what.startswith("without ")]
     # a lost device may also be one whose links kept others waiting
     named = {one.what.removeprefix("without "): one.step_s for one in lost}
-    wanted = {name: step_s(without(plan, [name])) for name in plan.cluster.network.ids}
+    wanted = {name: step_s(remove_devices(plan, [name])) for name in plan.cluster.network.ids}
     assert named == wanted and max(named.values()) > plan.predicted.step_s
     lines = [one.step_s for one in found if one.what.startswith("lines of ")]
     assert len(lines) == 4 and max(lines) > plan.predicted.step_s

@@ -16,11 +16,11 @@ from planner.network.network import Network
 from planner.planning.aggregators import moved
 from planner.simulator.resources import Ints, tight_limits, unstated_sites
 from planner.simulator.simulator import (
-    _Setting,
+    _Simulation,
     predict,
-    settled_step_s,
     simulate,
     simulate_cycle,
+    steady_step_s,
 )
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.model import TrainingPlan
@@ -126,7 +126,7 @@ def test_any_plan_as_the_reference_has_it(seed: int) -> None:
     plan = random_plan(seed)
     steps = [0, 1, 0]
     slow = Reference(plan, steps, averages=True).run()
-    run = _Setting.of(plan, None, None, "queued", None).run(steps, True, recorded=3)
+    run = _Simulation.of(plan, None, None, "queued", None).run(steps, True, recorded=3)
     work = run.work
     found = {}
     for t in range(3):
@@ -193,7 +193,7 @@ def test_a_round_gives_way_to_messages_that_come_later() -> None:
     times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
     plan = make_plan([[0, 2], [1, 3]], workload=work, network=network)
     plan = plan.replace(compute_times=times)
-    ends = _Setting.of(plan, None, None, "queued", None).run([0] * 4, True).times.step_end
+    ends = _Simulation.of(plan, None, None, "queued", None).run([0] * 4, True).times.step_end
     assert ends.tolist() == pytest.approx([11.0, 20.0, 29.0, 37.0])
     predicted, _ = simulate_cycle(plan)
     assert predicted.step_s == pytest.approx(9.0)
@@ -286,7 +286,7 @@ def test_delayed_averaging_goes_on_beside_the_next_step(
         assert simulate(each).step_s == pytest.approx(step)
         found = clock_times(each)
         assert found is not None and found.step_s == pytest.approx(step)
-    ends = _Setting.of(late, None, None, "queued", None).run([0] * 3, True).times.step_end
+    ends = _Simulation.of(late, None, None, "queued", None).run([0] * 3, True).times.step_end
     first = 3 + update_s
     assert ends.tolist() == pytest.approx([first, first + delayed, first + 2 * delayed])
     rare = late.replace(sync=Sync(4, delayed=True))
@@ -320,14 +320,14 @@ def test_many_steps(seed: int, every: int) -> None:
     plan = random_plan(seed)
     if every > 1:
         plan = plan.replace(sync=Sync(every, OuterOptimizer()), clip=None)
-    setting, cycle = _Setting.of(plan, None, None, "queued", None), list(plan.cycle)
+    setting, cycle = _Simulation.of(plan, None, None, "queued", None), list(plan.cycle)
     means = []
     for averages in (False, True):
         # one more step follows the last that counts
         ends = setting.run([*cycle * 5, cycle[0]], averages).times.step_end
         means.append((ends[5 * len(cycle) - 1] - ends[3 * len(cycle) - 1]) / (2 * len(cycle)))
     expected = means[1] if every == 1 else (means[0] * (every - 1) + means[1]) / every
-    assert settled_step_s(plan, 2) == pytest.approx(expected, rel=1e-9)
+    assert steady_step_s(plan, 2) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.integers(0, 10**6), st.booleans())

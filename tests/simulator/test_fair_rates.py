@@ -11,8 +11,8 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.simulator.kernel import _start, _stop
 from planner.simulator.pairs import pairs_of
-from planner.simulator.resources import Links
-from planner.simulator.run import _flows
+from planner.simulator.resources import LinkResources
+from planner.simulator.run import _flow_state
 from planner.simulator.state import ABSENT, EventQueue
 from tests.simulator.reference import fair_rates
 
@@ -46,8 +46,8 @@ def test_rates_are_those_of_filling_anew(cluster: Cluster, data: st.DataObject) 
     """After every begin and end of a message, whatever came before."""
     n = len(cluster)
     ends = np.array([(i, j) for i in range(n) for j in range(n) if i != j])
-    pairs, count = pairs_of(ends[:, 0], ends[:, 1], Links.of(cluster)), len(ends)
-    flows, queue = _flows(pairs, count), EventQueue.of(count, count)
+    pairs, count = pairs_of(ends[:, 0], ends[:, 1], LinkResources.of(cluster)), len(ends)
+    flows, queue = _flow_state(pairs, count), EventQueue.of(count, count)
     active: set[int] = set()
     for moment in range(data.draw(st.integers(1, 20))):
         p = data.draw(st.integers(0, count - 1))

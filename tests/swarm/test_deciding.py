@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalance_policy import HYSTERESIS, Rule, decide, stages_of
-from planner.swarm.rebalancing import Move, Stages
-from planner.training_plan.migration import Move as SentTo
-from planner.training_plan.migration import moved
+from planner.swarm.rebalance_policy import HYSTERESIS, RebalanceRule, decide, stages_of
+from planner.swarm.rebalancing import StageMove, StageRates
+from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, tiny_workload
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> Stages:
+def crowds(draw: st.DrawFn) -> StageRates:
     """Up to four stages of up to three kinds of peers."""
     stages, kinds = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     counts = st.lists(st.integers(0, 3), min_size=stages * kinds, max_size=stages * kinds)
@@ -28,11 +27,13 @@ def crowds(draw: st.DrawFn) -> Stages:
     numbers = st.integers(1, 9).map(float)
     work = np.array(draw(st.lists(numbers, min_size=stages, max_size=stages)))
     speed = np.array(draw(st.lists(numbers, min_size=kinds, max_size=kinds)))
-    return Stages(serving, np.zeros_like(serving), work, speed)
+    return StageRates(serving, np.zeros_like(serving), work, speed)
 
 
 @given(crowds(), st.sampled_from([0.0, 0.05, 0.5]))
-def test_one_at_a_time_is_the_best_of_all_single_moves(stages: Stages, hysteresis: float) -> None:
+def test_one_at_a_time_is_the_best_of_all_single_moves(
+    stages: StageRates, hysteresis: float
+) -> None:
     """None wins more; and it wins what it must."""
     policy = PlannedMoves(0.0, horizon_s=100.0, hysteresis=hysteresis, one_at_a_time=True)
     now = float(stages.rates.min())
@@ -41,7 +42,7 @@ def test_one_at_a_time_is_the_best_of_all_single_moves(stages: Stages, hysteresi
         range(len(stages.work)), range(len(stages.work)), range(len(stages.speed))
     ):
         if source != target and stages.serving[source, kind] and stages.serving[source].sum() > 1:
-            best = max(best, _rate_after(stages, Move(source, target, kind, 1)))
+            best = max(best, _rate_after(stages, StageMove(source, target, kind, 1)))
     moves = policy.moves(stages)
     if best > now * (1 + hysteresis) * (1 + 1e-6):
         (move,) = moves
@@ -51,7 +52,7 @@ def test_one_at_a_time_is_the_best_of_all_single_moves(stages: Stages, hysteresi
         assert moves == []
 
 
-def _rate_after(stages: Stages, move: Move) -> float:
+def _rate_after(stages: StageRates, move: StageMove) -> float:
     serving = stages.serving.copy()
     serving[move.source, move.kind] -= 1
     serving[move.target, move.kind] += 1
@@ -90,8 +91,8 @@ def test_speeds_are_those_that_were_seen() -> None:
 def test_a_move_wins_by_itself(seconds: list[float], left_s: float, stay: frozenset[int]) -> None:
     """None is the first of several that win only together: only one is made."""
     plan = plan_of([[0, 1], [2, 3], [4, 5]]).replace(wiring="stochastic")
-    plan = moved(plan, SentTo("2", 1, 0))
-    decision = decide(plan, dict(enumerate(seconds)), 7, left_s, Rule.PLANNED, stay)
+    plan = migrated(plan, Migration("2", 1, 0))
+    decision = decide(plan, dict(enumerate(seconds)), 7, left_s, RebalanceRule.PLANNED, stay)
     if decision is not None:
         assert decision.after > decision.before * (1 + HYSTERESIS)
         assert int(decision.move.device) not in stay
@@ -101,22 +102,24 @@ def test_who_moves_and_who_does_not() -> None:
     """The one that wins most, if it wins enough for what is left; SWARM's first one always."""
     plan = plan_of([[0, 1], [2, 3], [4, 5]])
     seconds = {0: 8.0, 1: 1.0, 2: 8.0, 3: 1.0, 4: 8.0, 5: 2.0}
-    decision = decide(plan, seconds, 7, 1e6, Rule.PLANNED)
+    decision = decide(plan, seconds, 7, 1e6, RebalanceRule.PLANNED)
     assert decision is not None
     # stage 0 does 3/8 a second: whoever comes is worth its speed on that stage's work
     stages = stages_of(plan, seconds)
     assert str(decision.move) in ("1:0@7", "3:0@7")
     assert decision.before == pytest.approx(3 / 8)
-    moved = stages.serving.copy()
-    moved[:, int(decision.move.device)] = (1, 0)
-    assert decision.after == pytest.approx(float((moved @ stages.speed / stages.work).min()))
-    assert decide(plan, seconds, 7, 0.0, Rule.PLANNED) is None
-    other = decide(plan, seconds, 7, 1e6, Rule.PLANNED, frozenset({int(decision.move.device)}))
+    migrated = stages.serving.copy()
+    migrated[:, int(decision.move.device)] = (1, 0)
+    assert decision.after == pytest.approx(float((migrated @ stages.speed / stages.work).min()))
+    assert decide(plan, seconds, 7, 0.0, RebalanceRule.PLANNED) is None
+    other = decide(
+        plan, seconds, 7, 1e6, RebalanceRule.PLANNED, frozenset({int(decision.move.device)})
+    )
     assert other is not None and str(other.move) in ("1:0@7", "3:0@7")
     assert other.move != decision.move and other.before == pytest.approx(3 / 8)
     even = dict.fromkeys(range(6), 1.0)
     nearly = even | {1: 1.0 - HYSTERESIS / 2}
-    assert decide(plan, nearly, 7, 1e6, Rule.PLANNED) is None
-    swarm = decide(plan, nearly, 7, 1e6, Rule.SWARM)
+    assert decide(plan, nearly, 7, 1e6, RebalanceRule.PLANNED) is None
+    swarm = decide(plan, nearly, 7, 1e6, RebalanceRule.SWARM)
     assert swarm is not None and str(swarm.move) == "1:0@7"
-    assert decide(plan_of([[0, 1]]), {0: 1.0, 1: 9.0}, 7, 1e6, Rule.PLANNED) is None
+    assert decide(plan_of([[0, 1]]), {0: 1.0, 1: 9.0}, 7, 1e6, RebalanceRule.PLANNED) is None

@@ -9,31 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.swarm.move_milp import programme_moves
+from planner.swarm.move_milp import solve_moves
 from planner.swarm.planned_moves import MUCH, PlannedMoves, _reached
 from planner.swarm.rebalancing import (
     Ints,
-    Move,
     NoMoves,
     OneAtATime,
     Policy,
-    Stages,
+    StageMove,
+    StageRates,
     optimal_counts,
     optimal_rates,
 )
-from planner.swarm.replay import Enter, Setting, replay
+from planner.swarm.replay import Enter, ReplayConfig, replay
 from planner.swarm.traces import Market
 
 
 def stages_of(
     serving: list[list[int]], loading: list[list[int]], work: list[float], speed: list[float]
-) -> Stages:
+) -> StageRates:
     """From lists."""
-    return Stages(np.array(serving), np.array(loading), np.array(work), np.array(speed))
+    return StageRates(np.array(serving), np.array(loading), np.array(work), np.array(speed))
 
 
 @st.composite
-def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> Stages:
+def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> StageRates:
     """A few peers in a few stages; some stages may be empty."""
     count = draw(st.integers(2, stages))
     numbers = st.lists(st.integers(0, most), min_size=kinds, max_size=kinds)
@@ -48,7 +48,7 @@ def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> 
     )
 
 
-def changes(stages: Stages, moves: list[Move]) -> tuple[Ints, Ints]:
+def changes(stages: StageRates, moves: list[StageMove]) -> tuple[Ints, Ints]:
     """Who leaves and who comes."""
     out, into = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
     for move in moves:
@@ -58,7 +58,7 @@ def changes(stages: Stages, moves: list[Move]) -> tuple[Ints, Ints]:
     return out, into
 
 
-def all_changes(stages: Stages) -> list[tuple[Ints, Ints]]:
+def all_changes(stages: StageRates) -> list[tuple[Ints, Ints]]:
     """Every way to move peers that leaves each stage one of those who serve."""
     count, kinds = stages.serving.shape
     cells = [range(int(n) + 1) for n in stages.serving.ravel()]
@@ -86,7 +86,7 @@ def all_changes(stages: Stages) -> list[tuple[Ints, Ints]]:
     st.sampled_from([1.0, 0.9, 0.6]),
 )
 def test_moves_of_equal_peers_are_the_best(
-    stages: Stages, download_s: float, price: float, keep: float
+    stages: StageRates, download_s: float, price: float, keep: float
 ) -> None:
     """Against every possible way; the integer programme says the same."""
     policy = PlannedMoves(
@@ -97,7 +97,7 @@ def test_moves_of_equal_peers_are_the_best(
     assert policy.value(stages, *found) == pytest.approx(best, abs=1e-6)
     nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
     worth = keep * float((stages.coming_rates @ stages.work) / stages.work.sum())
-    programme = programme_moves(stages, 100.0, download_s, 10.0 * price, worth, nothing)
+    programme = solve_moves(stages, 100.0, download_s, 10.0 * price, worth, nothing)
     assert policy.value(stages, *programme) == pytest.approx(best, rel=2e-4, abs=1e-6)
     fewest = min(
         int(out.sum())
@@ -115,7 +115,7 @@ def test_moves_of_equal_peers_are_the_best(
     st.sampled_from([1.0, 0.8]),
 )
 def test_moves_of_two_kinds_are_good_enough(
-    stages: Stages, download_s: float, price: float, keep: float
+    stages: StageRates, download_s: float, price: float, keep: float
 ) -> None:
     """The programme finds the best, within its gap; what is done is worth nearly as much."""
     policy = PlannedMoves(
@@ -134,7 +134,7 @@ def test_the_best_for_the_moment_is_not_the_best_for_the_day(
 ) -> None:
     """The programme's moves in every decision do less than ours, with more bytes."""
     market = Market(hours=2, peers=(60, 20, 10), life_s=7200.0)
-    setting = Setting(
+    setting = ReplayConfig(
         market.trace(6), np.ones(6), np.array([1.0, 2.5, 5.0]), 121.0, 1.0, Enter.RANDOM
     )
     policy = PlannedMoves(240, horizon_s=1800.0, download_s=121.0)
@@ -157,7 +157,7 @@ POLICIES: list[Policy] = [
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(some_stages(1, 9, 6), some_stages(3, 9, 12)), st.sampled_from(POLICIES))
-def test_no_move_empties_a_stage(stages: Stages, policy: Policy) -> None:
+def test_no_move_empties_a_stage(stages: StageRates, policy: Policy) -> None:
     """Whatever the policy, in small swarms and large ones; and nobody is made up or lost."""
     out, into = changes(stages, policy.moves(stages))
     assert np.all(out <= stages.serving)
@@ -168,7 +168,7 @@ def test_no_move_empties_a_stage(stages: Stages, policy: Policy) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(some_stages(3, 9, 12), st.floats(0.1, 1.0))
-def test_steps_reach_what_they_say(stages: Stages, part: float) -> None:
+def test_steps_reach_what_they_say(stages: StageRates, part: float) -> None:
     """After the moves no stage is slower than the rate that was aimed at."""
     speed = (stages.serving + stages.loading) @ stages.speed
     level = part * float(speed.sum() / stages.work.sum())
@@ -189,7 +189,7 @@ def test_large_swarms_are_near_the_programme() -> None:
     )
     policy = PlannedMoves(60)
     nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
-    best = policy.value(stages, *programme_moves(stages, 1800.0, 0.0, 0.0, np.inf, nothing))
+    best = policy.value(stages, *solve_moves(stages, 1800.0, 0.0, 0.0, np.inf, nothing))
     found = policy.value(stages, *changes(stages, policy.moves(stages)))
     assert 0.97 * best < found <= best * 1.001
     assert found > 1.3 * policy.value(stages, *nothing)
@@ -216,7 +216,7 @@ def test_optimal_allocation(work: list[float], more: int) -> None:
 def test_algorithm_2_by_hand() -> None:
     """From the least to the most loaded stage; equal loads and last peers stay."""
     four = stages_of([[3], [5], [2], [4]], [[0]] * 4, [1.0] * 4, [1.0])
-    assert OneAtATime(60).moves(four) == [Move(1, 2, 0, 1)]
+    assert OneAtATime(60).moves(four) == [StageMove(1, 2, 0, 1)]
     even = stages_of([[3], [3]], [[0]] * 2, [1.0] * 2, [1.0])
     assert OneAtATime(60).moves(even) == []
     # the second stage has less to do, and one peer
@@ -224,14 +224,14 @@ def test_algorithm_2_by_hand() -> None:
     assert OneAtATime(60).moves(last) == []
     # it does not see who is loading, and moves one more
     on_the_way = stages_of([[4], [3]], [[0], [1]], [1.0] * 2, [1.0])
-    assert OneAtATime(60).moves(on_the_way) == [Move(0, 1, 0, 1)]
+    assert OneAtATime(60).moves(on_the_way) == [StageMove(0, 1, 0, 1)]
     assert PlannedMoves(60).moves(on_the_way) == []
 
 
 def test_several_moves_at_once() -> None:
     """Ten peers too many in one stage: they go to the two that lack them."""
     stages = stages_of([[20], [4], [6]], [[0]] * 3, [1.0] * 3, [1.0])
-    assert PlannedMoves(60).moves(stages) == [Move(0, 1, 0, 6), Move(0, 2, 0, 4)]
+    assert PlannedMoves(60).moves(stages) == [StageMove(0, 1, 0, 6), StageMove(0, 2, 0, 4)]
 
 
 def test_rounded_rates_are_no_rates_to_reach() -> None:
@@ -245,9 +245,9 @@ def test_rounded_rates_are_no_rates_to_reach() -> None:
 def test_hysteresis_and_price_hold_moves_back() -> None:
     """One peer of 101 wins 1%: 18 microbatches in half an hour."""
     stages = stages_of([[101], [99]], [[0]] * 2, [99.0] * 2, [1.0])
-    assert PlannedMoves(60, hysteresis=0.009).moves(stages) == [Move(0, 1, 0, 1)]
+    assert PlannedMoves(60, hysteresis=0.009).moves(stages) == [StageMove(0, 1, 0, 1)]
     assert PlannedMoves(60, hysteresis=0.011).moves(stages) == []
-    assert PlannedMoves(60, state_bytes=1e9, price=17e-9).moves(stages) == [Move(0, 1, 0, 1)]
+    assert PlannedMoves(60, state_bytes=1e9, price=17e-9).moves(stages) == [StageMove(0, 1, 0, 1)]
     assert PlannedMoves(60, state_bytes=1e9, price=19e-9).moves(stages) == []
     # a download that takes as long as the horizon wins nothing
     assert PlannedMoves(60, download_s=1800.0).moves(stages) == []
@@ -257,5 +257,5 @@ def test_no_more_is_kept_than_is_asked_for() -> None:
     """Nothing while the slowest stage has it; then the fewest moves, not all to an even spread."""
     near = stages_of([[96], [104], [100]], [[0]] * 3, [1.0] * 3, [1.0])
     assert PlannedMoves(60, keep=0.96).moves(near) == []
-    assert PlannedMoves(60, keep=0.98).moves(near) == [Move(1, 0, 0, 2)]
-    assert PlannedMoves(60).moves(near) == [Move(1, 0, 0, 4)]
+    assert PlannedMoves(60, keep=0.98).moves(near) == [StageMove(1, 0, 0, 2)]
+    assert PlannedMoves(60).moves(near) == [StageMove(1, 0, 0, 4)]

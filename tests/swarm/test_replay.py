@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planner.problems.error import ProblemError
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, Stages, optimal_rates
-from planner.swarm.replay import Enter, Leave, Setting, replay
+from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, StageRates, optimal_rates
+from planner.swarm.replay import Enter, Leave, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace, load_trace, save_trace
 
 SMALL = Market(peers=(12,), hours=3.0, life_s=3600.0, squeeze_s=3600.0, quiet_s=600.0)
@@ -22,7 +22,7 @@ SMALL = Market(peers=(12,), hours=3.0, life_s=3600.0, squeeze_s=3600.0, quiet_s=
 class Reading:
     """A replay second by second: every peer by itself, ``[stage, kind, ready]``."""
 
-    def __init__(self, setting: Setting, policy: Policy, seed: int) -> None:
+    def __init__(self, setting: ReplayConfig, policy: Policy, seed: int) -> None:
         self.setting, self.policy = setting, policy
         self.leaving = np.random.default_rng([seed, 0])
         self.entering = np.random.default_rng([seed, 1])
@@ -96,7 +96,7 @@ class Reading:
         serving, loading = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for s, k, ready in self.peers:
             (serving if ready <= now else loading)[int(s), int(k)] += 1
-        stages = Stages(serving, loading, self.setting.work, self.setting.speed)
+        stages = StageRates(serving, loading, self.setting.work, self.setting.speed)
         for move in self.policy.moves(stages):
             for _ in range(move.number):
                 peer = next(
@@ -120,7 +120,7 @@ def test_as_the_reading_version(policy: Policy, download_s: float, seed: int) ->
     """Peer by peer: the same microbatches and the same moves."""
     market = replace(SMALL, peers=(12, 6)) if seed % 2 else SMALL
     trace = market.trace(seed)
-    setting = Setting(
+    setting = ReplayConfig(
         trace,
         np.array([1.0, 2.0, 1.0]),
         np.array([1.0, 2.0])[: len(trace.kinds)],
@@ -141,7 +141,7 @@ def test_by_hand() -> None:
     trace = Trace(
         ("a",), np.array([4]), np.array([100.0, 200.0]), np.zeros(2, int), np.array([-1, 1]), 400.0
     )
-    setting = Setting(trace, np.ones(2), np.ones(1))
+    setting = ReplayConfig(trace, np.ones(2), np.ones(1))
     played = replay(setting, NoMoves())
     assert played.time_s == [0.0, 100.0, 200.0]
     assert played.rate == [2.0, 1.0, 2.0]
@@ -159,7 +159,7 @@ def test_by_hand() -> None:
 def test_never_above_the_best(seed: int, download_s: float, leave: Leave) -> None:
     """At every moment, for every policy; and peers are neither lost nor made up."""
     trace = SMALL.trace(seed)
-    setting = Setting(trace, np.array([1.0, 1.5]), np.ones(1), download_s, 1.0, leave=leave)
+    setting = ReplayConfig(trace, np.array([1.0, 1.5]), np.ones(1), download_s, 1.0, leave=leave)
     for policy in (OneAtATime(120), PlannedMoves(60)):
         played = replay(setting, policy, seed)
         assert np.all(np.array(played.rate) <= np.array(played.best) * (1 + 1e-9))
@@ -169,7 +169,9 @@ def test_never_above_the_best(seed: int, download_s: float, leave: Leave) -> Non
 
 def test_after_every_event_is_always_optimal() -> None:
     """Without downloads: the best allocation at every moment."""
-    setting = Setting(SMALL.trace(3), np.array([1.0, 1.5, 1.0]), np.ones(1), enter=Enter.RANDOM)
+    setting = ReplayConfig(
+        SMALL.trace(3), np.array([1.0, 1.5, 1.0]), np.ones(1), enter=Enter.RANDOM
+    )
     always = replay(setting, PlannedMoves(0.0), 3)
     assert always.rate == pytest.approx(always.best)
     assert always.moves > 0
@@ -181,7 +183,7 @@ def test_planned_moves_do_more_with_less() -> None:
     market = Market(hours=8.0)
     for seed in range(3):
         for download_s in (0.0, 120.0):
-            setting = Setting(
+            setting = ReplayConfig(
                 market.trace(seed), np.ones(4), np.ones(1), download_s, 3e9, Enter.RANDOM
             )
             ours = replay(
@@ -199,7 +201,7 @@ def test_the_same_seed_gives_the_same() -> None:
     """Trace and replay."""
     one, two, other = (Market(hours=4.0).trace(seed) for seed in (7, 7, 8))
     assert one.time_s.tolist() == two.time_s.tolist() != other.time_s.tolist()
-    setting = Setting(one, np.ones(4), np.ones(1), 60.0, 1.0)
+    setting = ReplayConfig(one, np.ones(4), np.ones(1), 60.0, 1.0)
     runs = [replay(setting, PlannedMoves(60), seed) for seed in (1, 1, 2)]
     assert runs[0].rate == runs[1].rate != runs[2].rate
 
@@ -277,12 +279,12 @@ def test_wrong_settings() -> None:
     """One line each."""
     trace = SMALL.trace(0)
     with pytest.raises(ProblemError, match="12 peers cannot hold 13 stages; give fewer"):
-        Setting(trace, np.ones(13), np.ones(1))
+        ReplayConfig(trace, np.ones(13), np.ones(1))
     with pytest.raises(ProblemError, match="2 speeds for 1 kinds of peers"):
-        Setting(trace, np.ones(2), np.ones(2))
+        ReplayConfig(trace, np.ones(2), np.ones(2))
     with pytest.raises(ProblemError, match="life_s is 0; give a number above 0"):
         Market(life_s=0)
     with pytest.raises(ProblemError, match=r"least is 1\.5, quiet_s"):
         Market(least=1.5)
     with pytest.raises(ProblemError, match="work and speed must be above 0"):
-        Setting(trace, np.zeros(2), np.ones(1))
+        ReplayConfig(trace, np.zeros(2), np.ones(1))

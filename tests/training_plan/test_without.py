@@ -16,7 +16,7 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rebuild import ordered
-from planner.training_plan.remove_devices import require_elastic, without
+from planner.training_plan.remove_devices import remove_devices, require_elastic
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.validation import contradictions
@@ -74,7 +74,7 @@ def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]
 def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set[str]]) -> None:
     """Who is there does what it did; the rest is done once, by the stage, within what it held."""
     plan, lost = drawn
-    made = without(plan, lost)
+    made = remove_devices(plan, lost)
     ids, left = plan.cluster.network.ids, made.cluster.network.ids
     assert left == tuple(name for name in ids if name not in lost)
     assert set(made.left_out) == lost and made.stage_layers == plan.stage_layers
@@ -92,20 +92,20 @@ def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set
     for j, rounds in enumerate(made.averaging):
         (group,) = rounds[0]
         assert group.members == made.averaged_by(j) and all(group.contributes)
-    assert made.content_hash == without(plan, lost).content_hash
+    assert made.content_hash == remove_devices(plan, lost).content_hash
 
 
 def test_by_hand() -> None:
     """Two pipelines of three: the other device of the stage does all, one after the other."""
     plan = make_plan(GRID, schedule="1f1b")
-    made = without(plan, ["4"])
+    made = remove_devices(plan, ["4"])
     assert made.assignment.groups == ((0, 3), (1,), (2, 4)) and made.assignment.grid is None
     assert made.schedules[0].paths == ((0, 1, 2), (3, 1, 4)) * 4
     assert made.averaging[1] == ((AveragingGroup((1,), (1.0,), (True,)),),)
     assert made.schedules[0].most_live()[1] == plan.schedules[0].most_live()[1] == 2
-    assert without(plan, []) is plan
+    assert remove_devices(plan, []) is plan
     # one by one is the same as together
-    assert without(made, ["0"]).schedules == without(plan, ["0", "4"]).schedules
+    assert remove_devices(made, ["0"]).schedules == remove_devices(plan, ["0", "4"]).schedules
 
 
 def test_the_faster_one_takes_more() -> None:
@@ -116,7 +116,7 @@ def test_the_faster_one_takes_more() -> None:
     times = plan.compute_times.from_flops(
         cluster, plan.workload, plan.assignment.groups, plan.stage_layers
     )
-    made = without(plan.replace(cluster=cluster, compute_times=times), ["0"])
+    made = remove_devices(plan.replace(cluster=cluster, compute_times=times), ["0"])
     done = [sum(path == (d,) for path in made.schedules[0].paths) for d in (0, 1)]
     assert done == [4, 8]
 
@@ -125,14 +125,14 @@ def test_shares_keep_their_proportions() -> None:
     """A helper stays, who cannot sum gets nothing to sum, two levels become one round."""
     plan = make_plan([[0], [1], [2], [3]])
     stage = AveragingGroup((0, 1, 2, 3), (0.1, 0.2, 0.3, 0.4), (True,) * 4)
-    made = without(plan.replace(averaging=(((stage,),),)), ["3"])
+    made = remove_devices(plan.replace(averaging=(((stage,),),)), ["3"])
     assert made.averaging[0][0][0].shares == pytest.approx((1 / 6, 2 / 6, 3 / 6))
     alone = AveragingGroup((0, 1, 2, 3), (0.0, 0.0, 0.0, 1.0), (True,) * 4)
     able = replace(plan.cluster.devices, can_aggregate=[True, False, True, True])
     some = plan.replace(cluster=Cluster(plan.cluster.network, able), averaging=(((alone,),),))
-    assert without(some, ["3"]).averaging[0][0][0].shares == (0.5, 0.0, 0.5)
+    assert remove_devices(some, ["3"]).averaging[0][0][0].shares == (0.5, 0.0, 0.5)
     two = plan.replace(averaging=(levels([(0, 1), (2, 3)], (0.5, 0.5)),))
-    made = without(two, ["1"])
+    made = remove_devices(two, ["1"])
     assert [[g.phase for g in groups] for groups in made.averaging[0]] == [[Phase.ALL]]
 
 
@@ -156,7 +156,7 @@ def in_regions(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
 def test_regions_stay(drawn: tuple[TrainingPlan, set[str]]) -> None:
     """Who averaged in every step does, and no others; every change reaches all who are left."""
     plan, lost = drawn
-    made = without(plan, lost)
+    made = remove_devices(plan, lost)
     ids, left = plan.cluster.network.ids, made.cluster.network.ids
     assert list(contradictions(made)) == []
     for before, after in zip(plan.averaging, made.averaging, strict=True):
@@ -165,7 +165,7 @@ def test_regions_stay(drawn: tuple[TrainingPlan, set[str]]) -> None:
         assert now == [members for members in was if members]
         phases = [g.phase for groups in after for g in groups[:1]]
         assert phases == [Phase.WITHIN, Phase.EXCHANGE, Phase.SPREAD][: 3 if len(now) > 1 else 1]
-    assert made.content_hash == without(plan, lost).content_hash
+    assert made.content_hash == remove_devices(plan, lost).content_hash
 
 
 def test_parts_of_regions_keep_their_proportions() -> None:
@@ -173,23 +173,23 @@ def test_parts_of_regions_keep_their_proportions() -> None:
     plan = make_plan([[d] for d in range(6)], workload=tiny_workload(batch_samples=6))
     rounds = levels([(0, 1), (2, 3), (4, 5)], (0.1, 0.3, 0.6), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(5, OuterOptimizer()))
-    each, between, back = without(plan, ["4", "5"]).averaging[0]
+    each, between, back = remove_devices(plan, ["4", "5"]).averaging[0]
     assert [g.members for g in each] == [(0, 1), (2, 3)]
     assert [g.shares for g in between] == [pytest.approx((0.25, 0.75))] * 2
     assert [g.slice for g in between] == [(0.0, 0.5), (0.5, 1.0)]
     assert [g.shares for g in back] == [(0.5, 0.5)] * 2
     # one device of a region left: regions exchange in one slice, which it spreads to nobody
-    each, between, back = without(plan, ["5"]).averaging[0]
+    each, between, back = remove_devices(plan, ["5"]).averaging[0]
     assert [len(g.members) for g in each] == [2, 2, 1] and len(between) == 1
     assert between[0].shares == pytest.approx((0.1, 0.3, 0.6))
     able = replace(plan.cluster.devices, can_aggregate=[True, True, True, True, True, False])
     some = plan.replace(cluster=Cluster(plan.cluster.network, able))
-    ((within,), *rest) = without(some, ["0", "1", "2", "3"]).averaging[0]
+    ((within,), *rest) = remove_devices(some, ["0", "1", "2", "3"]).averaging[0]
     assert within.shares == (1.0, 0.0) and not rest
     able = replace(able, can_aggregate=[False, False, True, True, False, False])
     some = plan.replace(cluster=Cluster(plan.cluster.network, able))
     with pytest.raises(PlanError, match="stage 0: none of '0', '1' can sum"):
-        without(some, ["2"])
+        remove_devices(some, ["2"])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_parts_of_regions_keep_their_proportions() -> None:
 def test_what_cannot_be(lost: list[str], message: str) -> None:
     """One line each."""
     with pytest.raises(PlanError) as caught:
-        without(make_plan(GRID), lost)
+        remove_devices(make_plan(GRID), lost)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

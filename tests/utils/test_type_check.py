@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.utils.type_check import misfit
+from planner.utils.type_check import type_mismatch
 
 
 class Colour(enum.StrEnum):
@@ -66,7 +66,7 @@ class Box:
 )
 def test_what_fits(changes: dict[str, Any]) -> None:
     """Lists for tuples of any length, and NumPy's numbers."""
-    assert misfit(Box(**changes), Box) is None
+    assert type_mismatch(Box(**changes), Box) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_fits(changes: dict[str, Any]) -> None:
 )
 def test_what_does_not_fit(changes: dict[str, Any], where: str, wanted: str) -> None:
     """The place and the rule."""
-    found = misfit(Box(**changes), Box)
+    found = type_mismatch(Box(**changes), Box)
     assert found is not None
     assert (found.where, found.wanted) == (where, wanted)
     assert str(found).startswith(f"must be {wanted}, found ")
@@ -118,7 +118,7 @@ def test_what_is_let_pass() -> None:
         "Box",
         object,
     ):
-        assert misfit(object(), kind) is None
+        assert type_mismatch(object(), kind) is None
 
 
 def test_fields_of_dataclasses_only() -> None:
@@ -132,4 +132,4 @@ def test_fields_of_dataclasses_only() -> None:
         size: int = 1
         limit: ClassVar[int] = 3
 
-    assert misfit(Made(5), Made) is None
+    assert type_mismatch(Made(5), Made) is None

@@ -11,8 +11,8 @@ import pytest
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.utils.text import compact
-from planner.utils.validate import count, mapping, real, several
+from planner.utils.text import name_ranges
+from planner.utils.validate import count, mapping, real, sequence
 
 NET = Network([[0, 0.1], [0.1, 0]], [[1, 1e9], [1e9, 1]])
 
@@ -35,11 +35,11 @@ def test_numbers(value: Any) -> None:
 
 def test_lists_and_mappings() -> None:
     """Text counts as its letters."""
-    assert several("x", (k for k in range(2))) == (0, 1)
-    assert several("x", "ab") == ("a", "b")
+    assert sequence("x", (k for k in range(2))) == (0, 1)
+    assert sequence("x", "ab") == ("a", "b")
     for value in (None, 3):
         with pytest.raises(ValueError, match="x must be a list"):
-            several("x", value)
+            sequence("x", value)
         with pytest.raises(ValueError, match="x must be a mapping"):
             mapping("x", value)
 
@@ -110,4 +110,4 @@ def test_networks_and_clusters(make: Callable[[], Any], message: str) -> None:
 def test_names_with_consecutive_numbers_are_drawn_together() -> None:
     """Of one stem; other names stay as they are."""
     names = ["Oregon/0", "Tokyo", "Oregon/2", "Oregon/1", "Oregon/5", "a/b", "Oregon/07"]
-    assert compact(names) == ["Oregon/0-2,5", "Tokyo", "a/b", "Oregon/07"]
+    assert name_ranges(names) == ["Oregon/0-2,5", "Tokyo", "a/b", "Oregon/07"]

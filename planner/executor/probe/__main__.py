@@ -41,7 +41,7 @@ from planner.executor.process import leave, run_rank
 from planner.executor.ranks import Ranks
 from planner.executor.watch import Watch
 from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
-from planner.utils.argument_parser import LineParser
+from planner.utils.argument_parser import OneLineParser
 
 PATIENCE_S = 60.0
 """Signs of life queue behind streams that fill a link's buffers."""
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     pace = Pace()
-    parser = LineParser(prog="python -m planner.executor.probe", description=__doc__)
+    parser = OneLineParser(prog="python -m planner.executor.probe", description=__doc__)
     parser.add_argument("log", type=Path, help="findings, on rank 0's node; gone on with if there")
     parser.add_argument("--devices", nargs="+", required=True, help="names of this node's devices")
     for field, words in (

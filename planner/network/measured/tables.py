@@ -20,8 +20,8 @@ from planner.network.formats import (
 from planner.network.measured.findings import Findings
 from planner.network.summaries import refuse_summary
 from planner.utils.csv_table import CsvTable, number_in, parse_csv
-from planner.utils.text import listed, name_of
-from planner.utils.validate import short
+from planner.utils.text import joined, name_of
+from planner.utils.validate import short_repr
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
@@ -75,7 +75,7 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
     if not columns:
         raise NetworkError(
-            f"has no column of numbers, found {listed(names)}{misnamed(names, UNITS)}; name one of "
+            f"has no column of numbers, found {joined(names)}{misnamed(names, UNITS)}; name one of "
             f"{', '.join(UNITS)}"
         )
     for where, row in rows:
@@ -131,7 +131,8 @@ def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Findin
             continue
         if pair in zeros and unit in LATENCY_COLUMNS:
             raise NetworkError(
-                f"{cell.where}: {unit} is {short(cell.value)}, between two devices; leave it empty "
+                f"{cell.where}: {unit} is {short_repr(cell.value)}, between two devices; leave "
+                "it empty "
                 "if it was not measured"
             )
         _set(found, unit, cell)

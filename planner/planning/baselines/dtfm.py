@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.planning.baselines.rank_order import open_question
-from planner.planning.baselines.search import ORDERS, FixedPlan, Start, best_of
+from planner.planning.baselines.rank_order import unconstrained
+from planner.planning.baselines.search import (
+    ORDERS,
+    BaselinePlacement,
+    BaselinePlan,
+    search_baselines,
+)
 from planner.planning.parallelism_candidates import NO_SHAPE, candidates
-from planner.planning.placement import arrange
-from planner.planning.request import Question
+from planner.planning.placement import place_stages
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems import ProblemError
 from planner.search.stop import StoppingCriterion
@@ -30,13 +35,13 @@ class DtfmRule:
         Numbers of stages that memory does not hold.
     """
 
-    plan: FixedPlan
-    tried: FixedPlan
+    plan: BaselinePlan
+    tried: BaselinePlan
     cost_s: float
     refused: int
 
 
-def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
+def dtfm_rule(question: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     """Placements whose communication cost is least.
 
     The paper takes equal stages and straight pipelines; its cost knows neither computation nor
@@ -68,17 +73,19 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
     (DT-FM, 2022), eq. 1, sections 3 and 10.2.
     """
     own = question.workload.microbatch_samples
-    blank = open_question(question)
+    blank = unconstrained(question)
     asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
-    found: list[tuple[float, int, list[Start]]] = []
+    found: list[tuple[float, int, list[BaselinePlacement]]] = []
     refusals: list[str] = []
     for one in asked:
         try:
-            arranged = arrange(one, shape_of(one), stop.portion(1 / len(asked)))
+            arranged = place_stages(one, shape_of(one), stop.portion(1 / len(asked)))
             grid = arranged.assignment.grid
             assert grid is not None and arranged.certificate.objective is not None
             starts = [
-                Start("dtfm", replace(one, request=one.request.replace(schedule=order)), grid)
+                BaselinePlacement(
+                    "dtfm", replace(one, request=one.request.replace(schedule=order)), grid
+                )
                 for order in ORDERS
             ]
             starts[0].fitted()
@@ -89,11 +96,11 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
     found.sort(key=lambda shape: shape[:2])
     while found:
         cost_s, _, starts = found.pop(0)
-        chosen = best_of(starts)
+        chosen = search_baselines(starts)
         if not chosen.best:
             refusals.append(chosen.refusal)
             continue
-        others = best_of(start for _, _, rest in found for start in rest)
+        others = search_baselines(start for _, _, rest in found for start in rest)
         steps = [chosen.best["dtfm"], *others.best.values()]
         return DtfmRule(steps[0], min(steps, key=lambda plan: plan.step_s), cost_s, len(refusals))
     why = refusals[0] if refusals else NO_SHAPE

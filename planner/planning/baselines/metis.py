@@ -12,11 +12,11 @@ from itertools import accumulate, chain, pairwise, permutations
 
 import numpy as np
 
-from planner.planning.baselines.rank_order import open_question, region_order
+from planner.planning.baselines.rank_order import region_order, unconstrained
 from planner.planning.baselines.search import MOST_REFUSED, ORDERS
-from planner.planning.evaluation import compute_times, priced
+from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.layer_split import least_largest
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.planning.shape import Layers, Shape, memory_room
 from planner.planning.straight import path_schedule
 from planner.problems import ProblemError
@@ -88,7 +88,7 @@ class _Placement:
         }
 
 
-def metis_rule(question: Question) -> MetisRule:
+def metis_rule(question: PlanningProblem) -> MetisRule:
     """Stages whose numbers of devices are powers of two, and whose layers follow their speed.
 
     Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
@@ -126,7 +126,7 @@ def metis_rule(question: Question) -> MetisRule:
     2024); planner at https://github.com/SamsungLabs/Metis.
     """
     able = np.flatnonzero(np.asarray(question.cluster.devices.can_compute)).tolist()
-    asked = open_question(replace(question, cluster=question.cluster.subset(able)))
+    asked = unconstrained(replace(question, cluster=question.cluster.subset(able)))
     search = _Search(asked)
     found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
@@ -152,7 +152,7 @@ def metis_rule(question: Question) -> MetisRule:
 class _Search:
     """All placements that the rule allows, each with its estimate."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PlanningProblem) -> None:
         self.question = question
         self.flops, self.memory = question.cluster.flops, question.cluster.memory_bytes
         bandwidth = question.cluster.network.bandwidth_bytes_per_s
@@ -235,7 +235,7 @@ class _Search:
         return least_largest(len(stages), len(self.workload.layers), seconds)
 
 
-def _sequences(question: Question) -> Iterator[list[int]]:
+def _sequences(question: PlanningProblem) -> Iterator[list[int]]:
     """Devices by kind, in every order of kinds; those of a kind by region."""
     cluster = question.cluster
     kinds: dict[tuple[float, float], list[int]] = {}
@@ -304,7 +304,7 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _plans(
-    question: Question, placement: _Placement, recompute: bool
+    question: PlanningProblem, placement: _Placement, recompute: bool
 ) -> tuple[list[TrainingPlan], bool]:
     """In either order that memory holds, and whether it does not hold all microbatches at once."""
     each, stages = placement.microbatch_samples, len(placement.groups)
@@ -322,6 +322,6 @@ def _plans(
             made = path_schedule(ordered, shape, assignment, times, paths, flight)
         except ProblemError:
             continue  # memory does not hold what 1F1B keeps
-        plans.append(priced(ordered, shape, assignment, times, (made,)))
+        plans.append(evaluated(ordered, shape, assignment, times, (made,)))
     through = Counter(d for path in paths for d in path)
     return plans, any(room[d] < count for d, count in through.items())

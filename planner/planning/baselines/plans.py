@@ -14,8 +14,8 @@ from planner.planning.baselines.rank_order import (
     one_region,
     ranks_by_region,
 )
-from planner.planning.baselines.search import MOST_EVENTS, FixedPlan
-from planner.planning.request import Question
+from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
+from planner.planning.request import PlanningProblem
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import StoppingCriterion
@@ -30,7 +30,7 @@ SECONDS, RANKS = 0.2, 0.7
 
 
 @dataclass(frozen=True)
-class BaselinePlans:
+class Baselines:
     """The best plans of simple rules.
 
     Attributes
@@ -48,7 +48,7 @@ class BaselinePlans:
     ranks_refused: str = ""
     region_refused: str = ""
 
-    def __iter__(self) -> Iterator[FixedPlan]:
+    def __iter__(self) -> Iterator[BaselinePlan]:
         """Fastest first."""
         found = [] if self.region is None else [self.region.plan]
         if self.ranks is not None:
@@ -56,7 +56,7 @@ class BaselinePlans:
         return iter(sorted(found, key=lambda one: one.step_s))
 
     @classmethod
-    def of(cls, question: Question, stop: StoppingCriterion) -> BaselinePlans:
+    def of(cls, question: PlanningProblem, stop: StoppingCriterion) -> Baselines:
         """The baselines of a question; counted work under a counted limit, at most a fifth of time.
 
         Parameters

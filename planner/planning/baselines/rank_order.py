@@ -18,15 +18,15 @@ from planner.network.network import Network
 from planner.planning.baselines.search import (
     MOST_EVENTS,
     ORDERS,
-    FixedPlan,
-    Start,
-    Tally,
-    best_of,
+    BaselinePlacement,
+    BaselinePlan,
+    SearchCounts,
+    search_baselines,
 )
-from planner.planning.device_classes import Places
+from planner.planning.device_classes import DeviceClasses
 from planner.planning.layout import Layout
 from planner.planning.parallelism_candidates import NO_SHAPE, candidates
-from planner.planning.request import Order, Question
+from planner.planning.request import OperationOrder, PlanningProblem
 from planner.problems import ProblemError
 from planner.training_plan.model import Routing
 
@@ -53,12 +53,12 @@ class RanksByRegion:
         Of all shapes, microbatch sizes and orders, both ways.
     """
 
-    pipeline: FixedPlan | None
-    data: FixedPlan | None
-    tally: Tally
+    pipeline: BaselinePlan | None
+    data: BaselinePlan | None
+    tally: SearchCounts
 
     @property
-    def best(self) -> tuple[Outermost, FixedPlan]:
+    def best(self) -> tuple[Outermost, BaselinePlan]:
         """The faster of the two; where they are equal, data outermost."""
         both = ((Outermost.DATA, self.data), (Outermost.PIPELINE, self.pipeline))
         return min(
@@ -84,8 +84,8 @@ class OneRegion:
     """
 
     region: str
-    plan: FixedPlan
-    tally: Tally
+    plan: BaselinePlan
+    tally: SearchCounts
     of: int
 
     @property
@@ -136,7 +136,7 @@ def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArr
 
 
 def rank_layouts(
-    order: Sequence[int], places: Places, layers: Mapping[int, Sequence[tuple[int, int]]]
+    order: Sequence[int], places: DeviceClasses, layers: Mapping[int, Sequence[tuple[int, int]]]
 ) -> Iterator[Layout]:
     """Layouts of ranks in order, with all devices that can compute.
 
@@ -168,7 +168,7 @@ def rank_layouts(
 
 
 def ranks_by_region(
-    question: Question,
+    question: PlanningProblem,
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> RanksByRegion:
@@ -200,7 +200,7 @@ def ranks_by_region(
         Nothing fits these devices.
     """
     order = region_order(question.cluster.network)
-    trials = best_of(_starts(question, order), most_events, over)
+    trials = search_baselines(_starts(question, order), most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
@@ -209,7 +209,7 @@ def ranks_by_region(
 
 
 def one_region(
-    question: Question,
+    question: PlanningProblem,
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> OneRegion:
@@ -240,7 +240,7 @@ def one_region(
     names, cluster = question.cluster.network.regions, question.cluster
     where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
     known: set[bytes] = set()
-    starts: list[Start] = []
+    starts: list[BaselinePlacement] = []
     for devices in [
         *where.values(),
         *(few for every in where.values() for few in _few(every, cluster)),
@@ -251,7 +251,7 @@ def one_region(
             known.add(alike)
             ranks = range(len(devices))
             starts += (replace(start, name="region") for start in _starts(part, ranks))
-    trials = best_of(starts, most_events, over)
+    trials = search_baselines(starts, most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"none of {len(where)} regions holds the model by itself: {why}")
@@ -268,7 +268,7 @@ def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
         count //= 2
 
 
-def nearest_orders(question: Question, count: int) -> list[tuple[int, ...]]:
+def nearest_orders(question: PlanningProblem, count: int) -> list[tuple[int, ...]]:
     """Ranks from some devices on, each time the nearest device that is left.
 
     Parameters
@@ -299,8 +299,8 @@ def nearest_orders(question: Question, count: int) -> list[tuple[int, ...]]:
 
 
 def ranks_by_neighbour(
-    question: Question, orders: int = 10, most_events: int = MOST_EVENTS
-) -> tuple[FixedPlan, Tally]:
+    question: PlanningProblem, orders: int = 10, most_events: int = MOST_EVENTS
+) -> tuple[BaselinePlan, SearchCounts]:
     """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
 
     Parameters
@@ -327,13 +327,13 @@ def ranks_by_neighbour(
         for order in nearest_orders(question, orders)
         for start in _starts(question, order)
     )
-    trials = best_of(starts, most_events)
+    trials = search_baselines(starts, most_events)
     if not trials.best:
         raise ProblemError(f"no ranks by neighbour fit: {trials.refusal or NO_SHAPE}")
     return trials.best["nearest"], trials.tally
 
 
-def open_question(question: Question) -> Question:
+def unconstrained(question: PlanningProblem) -> PlanningProblem:
     """The question with shape, order and paths left open; the rest of the request stays.
 
     Parameters
@@ -356,27 +356,27 @@ def open_question(question: Question) -> Question:
         path_stages=None,
         full_every=None,
         max_swaps=None,
-        schedule=Order.EAGER_1F1B,
+        schedule=OperationOrder.EAGER_1F1B,
         in_flight=None,
     )
     return replace(question, request=request)
 
 
-def _starts(question: Question, ranks: Sequence[int]) -> Iterator[Start]:
+def _starts(question: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselinePlacement]:
     """Every shape, size and order that devices and batch allow."""
     in_flight = question.request.in_flight
-    for asked in candidates(open_question(question)):
+    for asked in candidates(unconstrained(question)):
         stages = asked.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:
             # 1F1B says itself how many microbatches are in flight: as many as stages
-            held = in_flight if order is Order.EAGER_1F1B else None
+            held = in_flight if order is OperationOrder.EAGER_1F1B else None
             if held is None and stages > (in_flight or stages):
                 continue
             ordered = asked.request.replace(schedule=order, in_flight=held)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
-                yield Start(kind, replace(asked, request=ordered), grid)
+                yield BaselinePlacement(kind, replace(asked, request=ordered), grid)
 
 
 def _alike(cluster: Cluster) -> bytes:

@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.planning.baselines.rank_order import open_question
-from planner.planning.baselines.search import MOST_REFUSED, ORDERS, FixedPlan, Start, best_of
+from planner.planning.baselines.rank_order import unconstrained
+from planner.planning.baselines.search import (
+    MOST_REFUSED,
+    ORDERS,
+    BaselinePlacement,
+    BaselinePlan,
+    search_baselines,
+)
 from planner.planning.parallelism_candidates import NO_SHAPE
-from planner.planning.request import Question
+from planner.planning.request import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 
@@ -38,12 +44,12 @@ class SailorRule:
         How many take part.
     """
 
-    plan: FixedPlan
+    plan: BaselinePlan
     estimated_s: float
     regions: int
 
 
-def sailor_rule(question: Question) -> SailorRule:
+def sailor_rule(question: PlanningProblem) -> SailorRule:
     """Straight pipelines whose stages each average within one region.
 
     Rebuilt from the paper and its published planner, for one GPU a node. For every set of regions
@@ -95,7 +101,7 @@ def sailor_rule(question: Question) -> SailorRule:
     refusals: list[str] = []
     for key in sorted(found, key=lambda key: found[key])[:MOST_REFUSED]:
         grid = np.array(key, dtype=np.int64)
-        chosen = best_of(_starts(question, grid))
+        chosen = search_baselines(_starts(question, grid))
         if chosen.best:
             regions = len({region_of[d] for d in grid.ravel().tolist()})
             return SailorRule(chosen.best["sailor"], found[key], regions)
@@ -103,7 +109,7 @@ def sailor_rule(question: Question) -> SailorRule:
     raise ProblemError(f"no shape of SAILOR's rule fits: {refusals[0] if refusals else NO_SHAPE}")
 
 
-def _costs(question: Question) -> dict[int, tuple[StageCosts, ...]]:
+def _costs(question: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
     """Of equal layers, by number of stages."""
     workload = question.workload
     most = min(MOST_STAGES, len(workload.layers))
@@ -146,7 +152,9 @@ def _chains(wide: Floats) -> Iterator[tuple[int, ...]]:
 
 
 def _grids(
-    members: Sequence[Sequence[int]], costs: dict[int, tuple[StageCosts, ...]], question: Question
+    members: Sequence[Sequence[int]],
+    costs: dict[int, tuple[StageCosts, ...]],
+    question: PlanningProblem,
 ) -> Iterator[Grid]:
     """Stages along an order that need all its regions, by devices a stage and number of stages."""
     cluster, workload = question.cluster, question.workload
@@ -167,7 +175,7 @@ def _grids(
                 yield np.array(chosen, dtype=np.int64).T
 
 
-def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: Question) -> float:
+def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: PlanningProblem) -> float:
     """1F1B by its slowest stage, and the slowest averaging."""
     network, workload = question.cluster.network, question.workload
     pipelines, stages = grid.shape
@@ -192,15 +200,15 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: Question) -> 
     return float(every + (rounds - 1) * slowest + sync)
 
 
-def _starts(question: Question, grid: Grid) -> list[Start]:
+def _starts(question: PlanningProblem, grid: Grid) -> list[BaselinePlacement]:
     """The placement on the devices that take part, in either order."""
     used = sorted(grid.ravel().tolist())
     number = np.full(len(question.cluster), -1)
     number[used] = np.arange(len(used))
-    part = open_question(replace(question, cluster=question.cluster.subset(used)))
+    part = unconstrained(replace(question, cluster=question.cluster.subset(used)))
     own = question.workload.microbatch_samples
     return [
-        Start(
+        BaselinePlacement(
             "sailor",
             replace(
                 part,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from planner.planning.evaluation import straight_plan, straight_step_s
 from planner.planning.layer_split import balanced_split, is_uniform
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import Order, Question
+from planner.planning.request import OperationOrder, PlanningProblem
 from planner.planning.shape import Shape, memory_room, shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -26,7 +26,7 @@ MOST_EVENTS = 1_000_000
 MOST_REFUSED = 50
 """Placements of a rule that memory may turn out not to hold before it is given up."""
 
-ORDERS = (Order.EAGER_1F1B, Order.ONE_F_ONE_B)
+ORDERS = (OperationOrder.EAGER_1F1B, OperationOrder.ONE_F_ONE_B)
 """Ours, and the one that trainers ship."""
 
 ROUNDING = 1e-9
@@ -34,7 +34,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class FixedPlan:
+class BaselinePlan:
     """The decisions of a plan that a rule made, and its step.
 
     Attributes
@@ -65,7 +65,7 @@ class FixedPlan:
     balanced: bool
     recompute: bool
     step_s: float
-    start: Start = field(compare=False, repr=False)
+    start: BaselinePlacement = field(compare=False, repr=False)
 
     def decisions(self) -> dict[str, Any]:
         """Shape, order and step, JSON-ready."""
@@ -79,7 +79,7 @@ class FixedPlan:
 
 
 @dataclass(frozen=True)
-class Tally:
+class SearchCounts:
     """What became of the plans that a rule allows.
 
     Attributes
@@ -101,7 +101,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Start:
+class BaselinePlacement:
     """A placement to price.
 
     Attributes
@@ -115,7 +115,7 @@ class Start:
     """
 
     name: str
-    question: Question
+    question: PlanningProblem
     grid: NDArray[np.int64]
 
     def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
@@ -159,14 +159,14 @@ class Start:
         """Whether all stages recompute their activations."""
         return self.question.request.recompute == "all"
 
-    def recomputing(self) -> Start:
+    def recomputing(self) -> BaselinePlacement:
         """The same with recomputation in all stages."""
         request = self.question.request.replace(recompute="all")
         return replace(self, question=replace(self.question, request=request))
 
 
 @dataclass(frozen=True)
-class Trials:
+class SearchOutcomes:
     """The best of each name, and what became of all.
 
     Attributes
@@ -182,17 +182,17 @@ class Trials:
         memory; empty if none was.
     """
 
-    best: dict[str, FixedPlan]
-    starts: dict[str, Start]
-    tally: Tally
+    best: dict[str, BaselinePlan]
+    starts: dict[str, BaselinePlacement]
+    tally: SearchCounts
     refusal: str
 
 
-def best_of(
-    starts: Iterable[Start],
+def search_baselines(
+    starts: Iterable[BaselinePlacement],
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
-) -> Trials:
+) -> SearchOutcomes:
     """Price placements in the order of their bounds, until nothing better can be left.
 
     Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
@@ -218,14 +218,14 @@ def best_of(
 class _Search:
     def __init__(self, most_events: int, over: Callable[[], bool]) -> None:
         self.left, self.over = most_events, over
-        self.best: dict[str, FixedPlan] = {}
-        self.starts: dict[str, Start] = {}
+        self.best: dict[str, BaselinePlan] = {}
+        self.starts: dict[str, BaselinePlacement] = {}
         self.refusals: list[tuple[tuple[int, int, bool], str]] = []
         self.priced = self.excluded = self.left_out = 0
-        self.queue: list[tuple[float, int, Start, Shape, AssignmentPlan]] = []
+        self.queue: list[tuple[float, int, BaselinePlacement, Shape, AssignmentPlan]] = []
         self.queued = 0
 
-    def run(self, starts: Iterable[Start]) -> Trials:
+    def run(self, starts: Iterable[BaselinePlacement]) -> SearchOutcomes:
         """All of them, or what a command has found when it is told to end."""
         try:
             self._all(starts)
@@ -233,11 +233,11 @@ class _Search:
             if not self.best or not INTERRUPTS.asked or INTERRUPTS.insisted:
                 raise
             INTERRUPTS.ending = True
-        tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
+        tally = SearchCounts(self.priced, self.excluded, len(self.refusals), self.left_out)
         _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
-        return Trials(self.best, self.starts, tally, refusal)
+        return SearchOutcomes(self.best, self.starts, tally, refusal)
 
-    def _all(self, starts: Iterable[Start]) -> None:
+    def _all(self, starts: Iterable[BaselinePlacement]) -> None:
         for start in starts:
             if self.queue and self.over():
                 self.left_out += 1
@@ -253,11 +253,11 @@ class _Search:
             else:
                 self._price(start, shape, assignment)
 
-    def _refuse(self, start: Start, error: ProblemError) -> None:
+    def _refuse(self, start: BaselinePlacement, error: ProblemError) -> None:
         stages, small = start.grid.shape[1], -start.question.workload.microbatch_samples
         self.refusals.append(((stages, small, start.recomputes), str(error)))
 
-    def _offer(self, start: Start) -> None:
+    def _offer(self, start: BaselinePlacement) -> None:
         try:
             shape, assignment, bound = start.fitted()
         except ProblemError as error:
@@ -270,7 +270,7 @@ class _Search:
         if not start.recomputes and start.is_short(shape, assignment):
             self._offer(start.recomputing())
 
-    def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
+    def _price(self, start: BaselinePlacement, shape: Shape, assignment: AssignmentPlan) -> None:
         question = start.question
         try:
             step_s = straight_step_s(question, shape, assignment)
@@ -282,7 +282,7 @@ class _Search:
         known = self.best.get(start.name)
         if known is None or step_s < known.step_s:
             self.starts[start.name] = start
-            self.best[start.name] = FixedPlan(
+            self.best[start.name] = BaselinePlan(
                 devices=len(question.cluster),
                 stages=shape.stages,
                 pipelines=shape.starts,
