@@ -16,7 +16,8 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -90,8 +91,25 @@ def _compiled(function: FunctionT, *, allocates: bool = False, **options: Any) -
     while _plain:
         # so that what is compiled at first use can call what was compiled ahead
         numba.extending.register_jitable(**_options())(_plain.pop())
-    made: FunctionT = numba.njit(**(OPTIONS if allocates else _options()), **options)(function)
+    with _own_cache(numba, Path(function.__code__.co_filename)):
+        made: FunctionT = numba.njit(**(OPTIONS if allocates else _options()), **options)(function)
     return made
+
+
+@contextmanager
+def _own_cache(numba: ModuleType, source: Path) -> Iterator[None]:
+    """Keep what is compiled in a folder for each version of a source file.
+
+    Numba's index names the classes of arguments, and one that has been renamed since would be an
+    error instead of a reason to compile again.
+    """
+    usual = numba.config.CACHE_DIR
+    folder = Path(usual) if usual else source.parent / "__pycache__"
+    numba.config.CACHE_DIR = str(folder / f"{source.stem}-{digest_of(source)[:12]}")
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = usual
 
 
 def kernel(function: FunctionT) -> FunctionT:

@@ -1,5 +1,4 @@
-"""Quantities in the few words that fit into a repr: ``quantity_range([0.001, 0.2], "s")`` is 1 "
-"to 200 ms."""
+"""Quantities and lists in a few words: ``quantity_range([0.001, 0.2], "s")`` is 1 to 200 ms."""
 
 from __future__ import annotations
 
