@@ -39,14 +39,10 @@ class Table:
 
     Attributes
     ----------
-    title
-        Its heading.
     note
         What stands above it.
     header
         Names of the columns.
-    rows
-        Cells as text.
     """
 
     title: str
@@ -73,20 +69,7 @@ def _cost(result: Result[AssignmentPlan]) -> float:
 
 
 def five_cases(seeds: Sequence[int], limit_s: float = 15.0) -> Table:
-    """Every case and seed with the default method.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-
-    Returns
-    -------
-    Table
-        One row a case.
-    """
+    """Every case and seed with the default method."""
     rows = []
     for case, optimum in OPTIMA.items():
         problem = dtfm_case(case)
@@ -112,20 +95,7 @@ def five_cases(seeds: Sequence[int], limit_s: float = 15.0) -> Table:
 
 
 def genetic_alone(seeds: Sequence[int], limit_s: float = 10.0) -> Table:
-    """What the paper's algorithm and the search reach without the class model.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-
-    Returns
-    -------
-    Table
-        One row a case.
-    """
+    """What the paper's algorithm and the search reach without the class model."""
     rows = []
     for case, optimum in OPTIMA.items():
         problem = dtfm_case(case)
@@ -151,24 +121,7 @@ def genetic_alone(seeds: Sequence[int], limit_s: float = 10.0) -> Table:
 
 
 def skyplane_table(seeds: Sequence[int], limit_s: float, gap_s: float, best_s: float) -> Table:
-    """56 regions: spread of the seeds, certified gap, the paper's method beside it.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-    gap_s
-        Seconds for the run that certifies a gap.
-    best_s
-        Seconds for the paper's method.
-
-    Returns
-    -------
-    Table
-        One row a figure.
-    """
+    """56 regions: spread of the seeds, certified gap, the paper's method beside it."""
     problem = skyplane()
     long = solve_assignment(problem, MaxRuntime(best_s), 100, "search")
     short = [(seed, solve_assignment(problem, MaxRuntime(limit_s), seed)) for seed in seeds]
@@ -202,20 +155,7 @@ def skyplane_table(seeds: Sequence[int], limit_s: float, gap_s: float, best_s: f
 
 
 def scale_table(sizes: Sequence[tuple[int, float]], factor: float) -> Table:
-    """Large networks: the default method against a run ``factor`` times as long.
-
-    Parameters
-    ----------
-    sizes
-        Numbers of devices.
-    factor
-        How much longer the second run is.
-
-    Returns
-    -------
-    Table
-        One row a size.
-    """
+    """Large networks: the default method against a run ``factor`` times as long."""
     rows = []
     for devices, limit_s in sizes:
         problem = jittered(devices)
@@ -264,17 +204,7 @@ def _peak_gb() -> float:
 
 
 def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> None:
-    """DT-FM's Figure 4: best cost against iterations for ours, Kernighan-Lin and random.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    seeds
-        One run each.
-    iterations
-        How many.
-    """
+    """DT-FM's Figure 4: best cost against iterations for ours, Kernighan-Lin and random."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -306,24 +236,7 @@ def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> No
 def trajectory(
     problem: AssignmentProblem, method: str, seed: int, iterations: int
 ) -> list[tuple[int, float]]:
-    """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-    method
-        Of the solver.
-    seed
-        Of the random choices.
-    iterations
-        How many.
-
-    Returns
-    -------
-    list[tuple[int, float]]
-        Each improvement.
-    """
+    """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on."""
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS
     from planner.genetic.tables import tables_of
@@ -340,17 +253,7 @@ def trajectory(
 
 
 def scale_picture(path: Path, sizes: Sequence[int], limit_s: float) -> None:
-    """Quality at a fixed time, and time to within 2% of it, against the number of devices.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    sizes
-        Numbers of devices.
-    limit_s
-        Seconds for a run.
-    """
+    """Quality at a fixed time, and time to within 2% of it, against the number of devices."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -407,18 +310,7 @@ def _warm_up() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tables and pictures that the command line names; returns the exit code.
-
-    Parameters
-    ----------
-    arguments
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Run the tables and pictures that the command line names; returns the exit code."""
     parser = OneLineParser(
         prog="python -m benchmarks.assignment", description="Benchmark of the assignment solvers."
     )

@@ -103,20 +103,7 @@ class AlbertRow:
 
 
 def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
-    """The five set-ups of section 4.2.
-
-    Parameters
-    ----------
-    samples_per_s
-        Of every peer.
-    overlap
-        Whether computing and averaging run at the same time.
-
-    Returns
-    -------
-    AlbertRow
-        Predicted speeds.
-    """
+    """The five set-ups of section 4.2."""
 
     def setup(gpus: Sequence[float], helpers: Sequence[float] = ()) -> AveragingProblem:
         speeds = np.array([*gpus, *helpers]) * GBIT
@@ -154,14 +141,8 @@ class Timing:
     ----------
     what
         Name of the row.
-    peers
-        Their number.
-    ratio
-        Fastest over slowest.
     median_s, worst_s
         Median and longest seconds of a solve.
-    worst_gap
-        Largest gap.
     """
 
     what: str
@@ -182,30 +163,7 @@ def timed(
     links: bool = True,
     link_factor: float = 1.0,
 ) -> Timing:
-    """Solve instances one after the other; ``solve`` returns the gap it reached, if it has one.
-
-    Parameters
-    ----------
-    what
-        Name of the row.
-    peers
-        Number of peers.
-    ratio
-        Fastest over slowest.
-    seeds
-        One run each.
-    solve
-        Solves one and returns its gap.
-    links
-        Whether pairs are limited too.
-    link_factor
-        Their limits in units of the uploads.
-
-    Returns
-    -------
-    Timing
-        Median, longest time and largest gap.
-    """
+    """Solve instances one after the other; ``solve`` returns the gap it reached, if it has one."""
     seconds, gaps = [], []
     for seed in seeds:
         problem = instance(peers, seed, ratio, links, link_factor)
@@ -220,20 +178,7 @@ def timed(
 
 
 def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
-    """The timing table.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    quick
-        Fewer and smaller instances.
-
-    Yields
-    ------
-    Timing
-        One a row.
-    """
+    """The timing table."""
 
     def exact(limit_s: float) -> Callable[[AveragingProblem], float | None]:
         return lambda problem: solve_averaging(problem, stop=MaxRuntime(limit_s)).gap
@@ -282,18 +227,7 @@ def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
 
 
 def relaxation_gaps(quick: bool = False) -> list[tuple[int, float, Promises]]:
-    """What is promised and what is attained: (peers, ratio, numbers).
-
-    Parameters
-    ----------
-    quick
-        Fewer and smaller instances.
-
-    Returns
-    -------
-    list[tuple[int, float, Promises]]
-        One entry a size and ratio.
-    """
+    """What is promised and what is attained: (peers, ratio, numbers)."""
     sizes = (8,) if quick else (8, 16, 24)
     return [
         (n, ratio, promises(instance(n, 0, ratio), eq2=n <= 8, stop=MaxRuntime(20)))
@@ -303,18 +237,7 @@ def relaxation_gaps(quick: bool = False) -> list[tuple[int, float, Promises]]:
 
 
 def shares_compared(seeds: Sequence[int]) -> list[tuple[str, float, float]]:
-    """Seconds of averaging with everyone contributing: scalar-bandwidth shares, and ours.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-
-    Returns
-    -------
-    list[tuple[str, float, float]]
-        Name, seconds by either rule.
-    """
+    """Seconds of averaging with everyone contributing: scalar-bandwidth shares, and ours."""
     rows = [
         (name, scalar_bandwidth_s(problem), adaptive_s(problem))
         for name, problem in table_1_setups().items()
@@ -328,20 +251,7 @@ def shares_compared(seeds: Sequence[int]) -> list[tuple[str, float, float]]:
 
 
 def report(seeds: Sequence[int] = (0, 1, 2, 3, 4), quick: bool = False) -> str:
-    """The whole benchmark as Markdown.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    quick
-        Fewer and smaller instances.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The whole benchmark as Markdown."""
     return "\n".join(
         [
             *_heading(seeds),
@@ -493,18 +403,7 @@ def _group_lines() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report.
-
-    Parameters
-    ----------
-    arguments
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Write the report."""
     parser = OneLineParser(prog="python -m benchmarks.averaging", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(

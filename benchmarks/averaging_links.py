@@ -53,18 +53,7 @@ class SetUp:
     computes: tuple[bool, ...]
 
     def problem(self, gradient_bytes: float) -> AveragingProblem:
-        """The averaging problem.
-
-        Parameters
-        ----------
-        gradient_bytes
-            Bytes of the vector.
-
-        Returns
-        -------
-        AveragingProblem
-            Up- and downloads as limits.
-        """
+        """The averaging problem."""
         speed = np.array(self.mbit_per_s) * MBIT
         samples = np.array(self.computes, dtype=float)
         return AveragingProblem(samples, speed, speed, 1.0, gradient_bytes)
@@ -110,8 +99,6 @@ class Loaded:
 
     Attributes
     ----------
-    what
-        Which flows.
     fair, found
         Payload in bytes per second by pair: its max-min fair part, and what was received.
     """
@@ -129,22 +116,7 @@ class Loaded:
 
 
 def probe(setup: SetUp, network: EmulatedNetwork, seconds: float) -> list[Loaded]:
-    """One flow over the fastest and the slowest pair, and everybody to everybody.
-
-    Parameters
-    ----------
-    setup
-        The peers and their links.
-    network
-        Where they are.
-    seconds
-        How long.
-
-    Returns
-    -------
-    list[Loaded]
-        One entry a probe.
-    """
+    """One flow over the fastest and the slowest pair, and everybody to everybody."""
     speed = setup.mbit_per_s
     pairs = [(i, j) for i in range(len(speed)) for j in range(len(speed)) if i != j]
     by_speed = sorted(pairs, key=lambda pair: -min(speed[pair[0]], speed[pair[1]]))
@@ -169,21 +141,6 @@ def average_in(
     """Run a rank in the namespace of each of ``peers``; returns the seconds of each repetition.
 
     ``shares`` and ``computes`` are theirs, in the same order.
-
-    Parameters
-    ----------
-    network
-        Where the peers are.
-    peers
-        Devices.
-    shares
-        Fractions of the vector.
-    computes
-        Who contributes.
-    values
-        Elements of the vector.
-    repeats
-        How often.
 
     Returns
     -------
@@ -227,24 +184,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def measure(
     setup: SetUp, values: int, repeats: int, probe_s: float
 ) -> tuple[list[Loaded], list[Measured]]:
-    """The links by themselves; then our shares and equal shares of those who compute.
-
-    Parameters
-    ----------
-    setup
-        The peers and their links.
-    values
-        Elements of the vector.
-    repeats
-        How often.
-    probe_s
-        Seconds for each probe.
-
-    Returns
-    -------
-    tuple[list[Loaded], list[Measured]]
-        Probes and averagings.
-    """
+    """The links by themselves; then our shares and equal shares of those who compute."""
     problem = setup.problem(4.0 * values)
     ours = best_rates(Limits(problem), problem.contributors)
     even = np.array(setup.computes, dtype=float) / sum(setup.computes)
@@ -272,26 +212,7 @@ def measure(
 def report(
     loaded: Sequence[Loaded], rows: Sequence[Measured], values: int, repeats: int, before: str
 ) -> str:
-    """The dated report as Markdown; ``before``: the load when the benchmark started.
-
-    Parameters
-    ----------
-    loaded
-        Probes of the links.
-    rows
-        Measured averagings.
-    values
-        Elements of the vector.
-    repeats
-        How often.
-    before
-        The load when the benchmark began.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown; ``before``: the load when the benchmark started."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# Planned averaging over emulated links, {today}",
@@ -342,18 +263,7 @@ def report(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure all set-ups and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Measure all set-ups and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.averaging_links", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("averaging-links"))
     parser.add_argument("--values", type=int, default=2_000_000)

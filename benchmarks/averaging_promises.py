@@ -37,13 +37,7 @@ class Promises(NamedTuple):
 def promises(
     problem: AveragingProblem, eq2: bool = False, stop: StoppingCriterion | None = None
 ) -> Promises:
-    """Upper bounds and attained rates side by side.
-
-    Parameters
-    ----------
-    eq2
-        Also solve eq. 2 in its literal form: n binary variables and n^3 rows, for small n.
-    """
+    """Upper bounds and attained rates side by side."""
     exact = solve_averaging(problem, "exact", stop)
     relaxed = solve_averaging(problem, "relaxed")
     return Promises(

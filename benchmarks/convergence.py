@@ -50,10 +50,6 @@ class Case:
     ----------
     every
         H; 1 averages gradients.
-    codec
-        Of boundaries.
-    rate
-        AdamW's highest.
     outer
         Whether there is an outer optimizer; else H > 1 goes on from means of parameters.
     delayed
@@ -112,16 +108,10 @@ class Row:
 
     Attributes
     ----------
-    key
-        Of the case.
     perplexity
         Of a byte of the held-out text, by steps done.
-    losses
-        Of each step.
     sent_bytes
         Of all devices, in all.
-    seconds
-        Of the run.
     """
 
     key: str
@@ -132,18 +122,7 @@ class Row:
 
 
 def plan_of(case: Case) -> TrainingPlan:
-    """Two pipelines of two stages, or four devices in two regions; all links alike.
-
-    Parameters
-    ----------
-    case
-        Which.
-
-    Returns
-    -------
-    TrainingPlan
-        Its plan.
-    """
+    """Two pipelines of two stages, or four devices in two regions; all links alike."""
     regions = ("east", "east", "west", "west")
     network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9), regions=regions)
     two_clocks = case.peers == "regions"
@@ -162,51 +141,14 @@ def plan_of(case: Case) -> TrainingPlan:
 
 
 def row_of(case: Case, folder: Path, steps: int) -> Row:
-    """Run one training.
-
-    Parameters
-    ----------
-    case
-        Which.
-    folder
-        With both texts.
-    steps
-        How many.
-
-    Returns
-    -------
-    Row
-        What came of it.
-
-    Raises
-    ------
-    RuntimeError
-        It failed.
-    """
+    """Run one training."""
     made = train(plan_of(case), folder, steps, EVERY, case.rate)
     found = {str(e["steps"]): e["perplexity"] for e in made.evaluated}
     return Row(case.key, found, made.losses, made.sent_bytes, made.seconds)
 
 
 def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    sizes
-        Bytes that are trained on and held out.
-    picture
-        Its file.
-    before
-        The machine's load before.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].perplexity)
     lines = [
@@ -243,15 +185,7 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Training loss by step, as means over `WIDTH` steps.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    path
-        Of the picture.
-    """
+    """Training loss by step, as means over `WIDTH` steps."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,18 +215,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Train and write the report; returns the exit code."""
     args = arguments(argv, "convergence", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
     cases = {case.key: case for case in CASES}

@@ -37,18 +37,7 @@ NETWORKS = ("bandwidth", "latency", "limits", "sites", "tied")
 
 
 def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
-    """The best of ranks in the network's order, as a plan.
-
-    Parameters
-    ----------
-    cluster, workload
-        Where and what to train.
-
-    Returns
-    -------
-    TrainingPlan
-        Straight pipelines.
-    """
+    """The best of ranks in the network's order, as a plan."""
     found = ranks_by_region(PlanningProblem.of(cluster, workload, PlanRequest(), SEED, {}))
     outermost, best = found.best
     request = PlanRequest(
@@ -63,20 +52,7 @@ def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
 
 
 def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, TrainingPlan]:
-    """What is compared.
-
-    Parameters
-    ----------
-    cluster, workload
-        Where and what to train.
-    effort
-        Of each search.
-
-    Returns
-    -------
-    dict[str, TrainingPlan]
-        By name.
-    """
+    """What is compared."""
     found = {}
     for name, stages in (("everything open", None), ("straight, best shape", "auto")):
         made = plan(cluster, workload, stages=stages, stop=Effort(effort), seed=SEED).plan
@@ -86,20 +62,7 @@ def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, 
 
 
 def executed_s(made: TrainingPlan, settings: EmulationSettings) -> float:
-    """Mean executed step of steps that chain.
-
-    Parameters
-    ----------
-    made
-        What is run.
-    settings
-        Steps to measure.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Mean executed step of steps that chain."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
@@ -109,18 +72,7 @@ def executed_s(made: TrainingPlan, settings: EmulationSettings) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the plans and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Run the plans and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.executed_plans", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=report_path("executed-plans"))

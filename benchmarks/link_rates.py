@@ -27,8 +27,6 @@ class Flow(NamedTuple):
 
     Attributes
     ----------
-    source, destination
-        Devices.
     message_bytes, messages
         Size of each, and how many.
     gap_s
@@ -52,13 +50,6 @@ class Arrived(NamedTuple):
 def fair_shares(links: EmulatedLinks, flows: Sequence[Flow]) -> dict[tuple[int, int], float]:
     """What each pair gets while all send without end.
 
-    Parameters
-    ----------
-    links
-        The network.
-    flows
-        One a pair.
-
     Returns
     -------
     dict
@@ -80,24 +71,10 @@ def send(
 ) -> dict[tuple[int, int], list[Arrived]]:
     """Let all flows send at the same time.
 
-    Parameters
-    ----------
-    network
-        Where.
-    flows
-        Any pairs of devices.
-    seconds
-        For how long arrivals are noted.
-
     Returns
     -------
     dict
         By source and destination, what arrived.
-
-    Raises
-    ------
-    EmulationError
-        A process failed.
     """
     devices = sorted({d for flow in flows for d in flow[:2]})
     processes = {d: _start(network, flows, d) for d in devices}
@@ -129,15 +106,6 @@ def goodput(
     network: EmulatedNetwork, flows: Sequence[Flow], warm_s: float, seconds: float
 ) -> dict[tuple[int, int], float]:
     """Bytes per second that arrive while all flows send without end.
-
-    Parameters
-    ----------
-    network
-        Where.
-    flows
-        One a pair, of small messages.
-    warm_s, seconds
-        How long before it counts, and how long it counts.
 
     Returns
     -------

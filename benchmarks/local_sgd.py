@@ -58,17 +58,7 @@ class Row:
 
 
 def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> Row:
-    """Plan and ranks by region.
-
-    Parameters
-    ----------
-    name
-        Of an instance of ``python -m benchmarks.plans``.
-    way
-        One of `WAYS`.
-    effort, seed
-        Of the search.
-    """
+    """Plan and ranks by region."""
     every, codec, boundary = way
     request = PlanRequest(sync_every=every, codec=codec, boundary_codec=boundary)
     instance = INSTANCES[name]
@@ -103,17 +93,7 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
 
 
 def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    before
-        The machine's load when the benchmark began.
-    effort, seed
-        Of the searches.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     shown = dict.fromkeys(row.instance for row in rows)
     lines = [
@@ -165,13 +145,7 @@ def _row(row: Row) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the instances and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-    """
+    """Run the instances and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.local_sgd", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd"))
     parser.add_argument("--instances", nargs="+", choices=list(INSTANCES), default=DEFAULT)

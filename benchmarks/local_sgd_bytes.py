@@ -47,18 +47,7 @@ class Row:
 
 
 def measure(name: str) -> Row:
-    """What a plan of two stages of four sends, by its messages and by the formulas.
-
-    Parameters
-    ----------
-    name
-        A preset.
-
-    Raises
-    ------
-    RuntimeError
-        The formulas say something else than the messages.
-    """
+    """What a plan of two stages of four sends, by its messages and by the formulas."""
     work, n = Workload.preset(name), STAGES * PEERS
     cluster = Cluster(Network(np.full((n, n), 0.01), np.full((n, n), 1e9)), Devices(1e14, 1e12))
     question = PlanningProblem(cluster, work, PlanRequest(stages=STAGES))
@@ -80,17 +69,7 @@ def measure(name: str) -> Row:
 
 
 def report(rows: Sequence[Row], before: str, picture: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    before
-        The machine's load when the benchmark began.
-    picture
-        Its file.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# What pipelines and averaging send as models grow, {today}",
@@ -134,15 +113,7 @@ def _row(row: Row) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Both parts over parameters, in logarithms as the paper has them.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    path
-        PNG to write.
-    """
+    """Both parts over parameters, in logarithms as the paper has them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -170,13 +141,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Count, write report and picture; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-    """
+    """Count, write report and picture; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.local_sgd_bytes", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd-bytes"))
     args = parser.parse_args(argv)

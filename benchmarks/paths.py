@@ -52,14 +52,6 @@ class Row:
     ----------
     what
         Name of the row.
-    limit_s
-        Seconds allowed.
-    seed
-        Of the run.
-    result
-        Of the solver.
-    problem
-        What was solved.
     """
 
     what: str
@@ -99,50 +91,14 @@ HEADER = [
 def solved(
     what: str, problem: PathProblem, limit_s: float, seed: int = 0, method: str = "auto"
 ) -> Row:
-    """Solve under a limit in seconds.
-
-    Parameters
-    ----------
-    what
-        Name of the row.
-    problem
-        What is solved.
-    limit_s
-        Seconds for a run.
-    seed
-        Of the random choices.
-    method
-        Of the solver.
-
-    Returns
-    -------
-    Row
-        What the table shows.
-    """
+    """Solve under a limit in seconds."""
     return Row(
         what, limit_s, seed, solve_paths(problem, MaxRuntime(limit_s), seed, method), problem
     )
 
 
 def arranged(what: str, problem: ArrangedPathProblem, limit_s: float, seed: int = 0) -> Row:
-    """Solve with the arrangement free under a limit in seconds.
-
-    Parameters
-    ----------
-    what
-        Name of the row.
-    problem
-        What is solved.
-    limit_s
-        Seconds for a run.
-    seed
-        Of the random choices.
-
-    Returns
-    -------
-    Row
-        What the table shows.
-    """
+    """Solve with the arrangement free under a limit in seconds."""
     return Row(what, limit_s, seed, arrange_paths(problem, MaxRuntime(limit_s), seed), problem)
 
 
@@ -151,20 +107,6 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
 
     A sample of a microbatch sends 8 MiB. F, B and H grow with the samples as in the public
     configuration, which has 4 of them.
-
-    Parameters
-    ----------
-    name
-        Of the network.
-    stages
-        Devices of every stage.
-    samples
-        Samples of a microbatch.
-
-    Returns
-    -------
-    PathProblem
-        One wave.
     """
     base = load_network(name).complete().symmetrised()
     devices = sum(stages)
@@ -200,20 +142,7 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
 
 
 def four_schedulers(problem: PathProblem, limit_s: float) -> list[float]:
-    """Makespans: DT-FM* (projected to all devices), DT-FM-skip, no TC2, ours.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-    limit_s
-        Seconds for a run.
-
-    Returns
-    -------
-    list[float]
-        Seconds of each.
-    """
+    """Makespans: DT-FM* (projected to all devices), DT-FM-skip, no TC2, ours."""
     stages = len(problem.stage_devices)
     smallest = len(problem.stage_devices[1])
     dropped = list(problem.stage_devices[0][smallest:])
@@ -244,20 +173,7 @@ SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures", "links")
 
 
 def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
-    """The same paths with every device working in the same order, on the problem's links.
-
-    Parameters
-    ----------
-    problem
-        With ``link_s``.
-    plan
-        Of the problem without.
-
-    Returns
-    -------
-    PathPlan
-        Valid for ``problem``.
-    """
+    """The same paths with every device working in the same order, on the problem's links."""
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
     made = timed_by_rank(problem, plan.paths, rank)
     assert made is not None
@@ -265,24 +181,7 @@ def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
 
 
 def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence[str]) -> str:
-    """The benchmark, or some of its sections, as Markdown.
-
-    Parameters
-    ----------
-    instance
-        The public code's instance.
-    seeds
-        One run each.
-    quick
-        Fewer and smaller instances.
-    sections
-        Names of those wanted.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The benchmark, or some of its sections, as Markdown."""
     scale = 0.1 if quick else 1.0
     problem = reference(instance)
     solve_paths(problem, MaxRuntime(0.1))  # compile
@@ -466,18 +365,7 @@ def _bound_of(row: Row) -> tuple[float, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Write the report."""
     parser = OneLineParser(prog="python -m benchmarks.paths", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="a tenth of every limit")

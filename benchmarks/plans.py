@@ -47,18 +47,7 @@ FAMILIES = ("gpt", "llama")
 
 
 def catalogue(gpu: str = "V100") -> dict[str, PlanInstance]:
-    """Every shipped network, its complete part, with every preset of `FAMILIES`.
-
-    Parameters
-    ----------
-    gpu
-        That each of its devices has.
-
-    Returns
-    -------
-    dict[str, Instance]
-        By ``network/preset``.
-    """
+    """Every shipped network, its complete part, with every preset of `FAMILIES`."""
 
     def at(name: str) -> Callable[[], Cluster]:
         return lambda: regional_cluster(name, 1, gpu)
@@ -107,10 +96,6 @@ class Row:
         Of the plan the mean of many steps, and what no plan's is below.
     about
         Its shape, or why there is none.
-    seconds
-        That planning took.
-    baselines
-        By name.
     """
 
     instance: str
@@ -170,11 +155,6 @@ NAMES = (
 def seedless(question: PlanningProblem) -> dict[str, Baseline]:
     """What is the same for every seed: ranks in order, one region, SAILOR's rule.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape is left aside.
-
     Returns
     -------
     dict[str, Baseline]
@@ -208,13 +188,6 @@ def seedless(question: PlanningProblem) -> dict[str, Baseline]:
 
 def seeded(question: PlanningProblem, effort: float) -> dict[str, Baseline]:
     """DT-FM's rule, whose assignments are searched.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape is left aside.
-    effort
-        For the assignments.
 
     Returns
     -------
@@ -259,26 +232,7 @@ def measure(
     asked: str,
     baselines: dict[str, Baseline],
 ) -> Row:
-    """Plan one instance.
-
-    Parameters
-    ----------
-    name
-        Of the instance.
-    request
-        What is fixed; by default nothing, not even the number of stages.
-    stop, seed
-        Of the search.
-    asked
-        Limit and request in words.
-    baselines
-        What it is compared with.
-
-    Returns
-    -------
-    Row
-        Where planning is refused, the reason stands in its place.
-    """
+    """Plan one instance."""
     instance = instances()[name]
     cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
@@ -304,20 +258,7 @@ def measure(
 
 
 def report(rows: Sequence[Row], before: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    before
-        The load when the benchmark began.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     asked = sorted({row.asked for row in rows})
     seeds = sorted({row.seed for row in rows})
@@ -378,18 +319,7 @@ def _number(value: float | None) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """How plans stand against the best baseline.
-
-    Parameters
-    ----------
-    rows
-        Results.
-
-    Returns
-    -------
-    list[str]
-        Lines.
-    """
+    """How plans stand against the best baseline."""
     ratios = [(ratio, row) for row in rows if (ratio := row.ratio) is not None]
     if not ratios:
         return ["No instance has both a plan and a baseline."]
@@ -403,18 +333,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the instances and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Run the instances and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("plans"))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")

@@ -59,19 +59,7 @@ class Off:
 
 
 def imposed(name: str, shrink: float, devices: int, seed: int) -> Cluster:
-    """Some devices of a measured network, each with a line that its pairs share.
-
-    Parameters
-    ----------
-    name
-        Of the network.
-    shrink
-        Its rates are divided by it.
-    devices
-        How many, drawn at random.
-    seed
-        Of the draw.
-    """
+    """Some devices of a measured network, each with a line that its pairs share."""
     network = load_network(name).complete()
     chosen = np.random.default_rng(seed).choice(len(network), devices, replace=False)
     network = network.subset([network.ids[k] for k in sorted(chosen)])
@@ -85,20 +73,7 @@ def imposed(name: str, shrink: float, devices: int, seed: int) -> Cluster:
 
 
 def probed(cluster: Cluster, words: Sequence[str] = ()) -> ProbeLog:
-    """What a probe finds where the cluster's links are emulated.
-
-    Parameters
-    ----------
-    cluster
-        Its links are imposed.
-    words
-        More options of the probe.
-
-    Returns
-    -------
-    ProbeLog
-        Of all pairs and lines.
-    """
+    """What a probe finds where the cluster's links are emulated."""
     names = cluster.network.ids
     with tempfile.TemporaryDirectory() as folder, emulated(links_of(cluster)) as network:
         variables = {
@@ -132,17 +107,7 @@ def probed(cluster: Cluster, words: Sequence[str] = ()) -> ProbeLog:
 
 
 def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
-    """Found against imposed.
-
-    Parameters
-    ----------
-    name
-        Of the network.
-    cluster
-        What was imposed.
-    log
-        What was found.
-    """
+    """Found against imposed."""
     ids, network = cluster.network.ids, cluster.network
     place = {one: k for k, one in enumerate(ids)}
     links = [(place[a], place[b], f) for (a, b), f in log.findings.items() if ALL not in (a, b)]
@@ -167,17 +132,7 @@ def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
 
 
 def report(rows: Sequence[Off], seed: int, before: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Of all networks.
-    seed
-        Of the devices drawn.
-    before
-        Load of the machine.
-    """
+    """The dated report as Markdown."""
     lines = [
         f"# Probed against imposed links, {datetime.now(UTC).date().isoformat()}",
         "",
@@ -197,18 +152,7 @@ def report(rows: Sequence[Off], seed: int, before: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Probe all networks and write the report.
-
-    Parameters
-    ----------
-    argv
-        Arguments.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Probe all networks and write the report."""
     parser = OneLineParser(prog="python -m benchmarks.probe_accuracy", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("probe-accuracy"))
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))

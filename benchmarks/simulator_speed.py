@@ -47,24 +47,7 @@ PASSES = 5
 
 
 def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> TrainingPlan:
-    """Eight stages on a random grid over eight regions; its order comes from the clock too.
-
-    Parameters
-    ----------
-    devices
-        A multiple of 8.
-    microbatches
-        Of a step.
-    limits
-        Whether devices' uploads are limited to less than their fastest pair.
-    seed
-        Of the grid.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced.
-    """
+    """Eight stages on a random grid over eight regions; its order comes from the clock too."""
     base = load_network(NETWORK)
     network = base.replicate(
         dict.fromkeys(base.ids, devices // len(base)),
@@ -81,20 +64,7 @@ def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> Tra
 
 
 def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: int) -> Row:
-    """Median seconds of ordering, of one step from rest and of the plan's step time.
-
-    Parameters
-    ----------
-    devices, microbatches, limits, seed
-        As in `random_plan`.
-    repeats
-        Timed runs, after one that compiles.
-
-    Returns
-    -------
-    Row
-        With the number of operations and messages of a step.
-    """
+    """Median seconds of ordering, of one step from rest and of the plan's step time."""
     random_plan(8, 16, limits, seed)
     began = time.process_time()
     plan = random_plan(devices, microbatches, limits, seed)

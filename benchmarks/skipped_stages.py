@@ -70,12 +70,8 @@ class Row:
         Perplexity of a byte with all stages, by steps done.
     dropped
         Perplexity at the end, by what is dropped.
-    losses
-        Of each step.
     sent_bytes
         Of all devices, without evaluations.
-    seconds
-        Of the training.
     """
 
     key: str
@@ -87,22 +83,7 @@ class Row:
 
 
 def plan_of(stages: int, visited: int, *, swaps: int | None = None) -> TrainingPlan:
-    """A device a stage, all links alike.
-
-    Parameters
-    ----------
-    stages
-        Of equal layers.
-    visited
-        By a microbatch, one iteration in ten left out.
-    swaps
-        Pairs of neighbouring stages that a path may visit in reverse; None: SkipPipe's.
-
-    Returns
-    -------
-    TrainingPlan
-        Its plan.
-    """
+    """A device a stage, all links alike."""
     network = Network(np.full((stages, stages), 1e-3), np.full((stages, stages), 1e9))
     each = LAYERS // stages
     made = plan(
@@ -121,27 +102,7 @@ def plan_of(stages: int, visited: int, *, swaps: int | None = None) -> TrainingP
 
 
 def row_of(key: str, folder: Path, steps: int) -> Row:
-    """Train a model, then evaluate it with stages dropped.
-
-    Parameters
-    ----------
-    key
-        Of `TRAINED`.
-    folder
-        With both texts.
-    steps
-        How many.
-
-    Returns
-    -------
-    Row
-        What came of it.
-
-    Raises
-    ------
-    RuntimeError
-        A run failed.
-    """
+    """Train a model, then evaluate it with stages dropped."""
     kept = folder / f"kept-{key.rstrip('%')}"
     more = ("--checkpoint", str(kept), "--every", str(steps))
     made = train(plan_of(*TRAINED[key]), folder, steps, EVERY, RATE, *more)
@@ -159,24 +120,7 @@ def row_of(key: str, folder: Path, steps: int) -> Row:
 
 
 def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    sizes
-        Bytes that are trained on and held out.
-    picture
-        Its file.
-    before
-        The machine's load before.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].curve)
     lines = [
@@ -227,15 +171,7 @@ def _above(dropped: Mapping[str, float], what: str) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Training loss and held-out perplexity by step; what dropping costs.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    path
-        Of the picture.
-    """
+    """Training loss and held-out perplexity by step; what dropping costs."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -262,18 +198,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Train and write the report; returns the exit code."""
     args = arguments(argv, "skipping", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
     rows, sizes = rows_of(

@@ -60,12 +60,8 @@ class Trained:
     ----------
     evaluated
         Events, each with ``steps``, ``paths`` and ``perplexity`` of a byte of the held-out text.
-    losses
-        Of each step.
     sent_bytes
         Of all devices, without evaluations.
-    seconds
-        Of the run.
     """
 
     evaluated: list[dict[str, Any]]
@@ -75,18 +71,7 @@ class Trained:
 
 
 def small_llama(layers: int) -> Workload:
-    """16 samples a step of 128 bytes, in fp32, four at a time.
-
-    Parameters
-    ----------
-    layers
-        Of 64.
-
-    Returns
-    -------
-    Workload
-        What is trained.
-    """
+    """16 samples a step of 128 bytes, in fp32, four at a time."""
     arch = Architecture(Family.LLAMA, layers, 64, 4, 4, 172, 256, 128, False)
     return Workload.transformer(
         "small LLaMA", arch, batch_samples=16, microbatch_samples=4, precision="fp32"
@@ -94,18 +79,7 @@ def small_llama(layers: int) -> Workload:
 
 
 def said_of(w: Workload) -> str:
-    """For a report.
-
-    Parameters
-    ----------
-    w
-        The workload.
-
-    Returns
-    -------
-    str
-        A sentence.
-    """
+    """For a report."""
     arch = w.architecture
     assert arch is not None
     return (
@@ -115,18 +89,7 @@ def said_of(w: Workload) -> str:
 
 
 def texts(folder: Path) -> tuple[int, int]:
-    """Write ``train.txt`` and ``held.txt``; returns their bytes.
-
-    Parameters
-    ----------
-    folder
-        Where to.
-
-    Returns
-    -------
-    tuple[int, int]
-        Of both.
-    """
+    """Write ``train.txt`` and ``held.txt``; returns their bytes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -146,18 +109,7 @@ def texts(folder: Path) -> tuple[int, int]:
 
 
 def said_of_texts(sizes: tuple[int, int]) -> str:
-    """For a report.
-
-    Parameters
-    ----------
-    sizes
-        Bytes that are trained on and held out.
-
-    Returns
-    -------
-    str
-        A sentence.
-    """
+    """For a report."""
     return (
         f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
         f"`{' '.join(SCHEDULE)}`."
@@ -167,33 +119,7 @@ def said_of_texts(sizes: tuple[int, int]) -> str:
 def train(
     plan: TrainingPlan, folder: Path, steps: int, every: int, rate: float, *more: str
 ) -> Trained:
-    """Run one training.
-
-    Parameters
-    ----------
-    plan
-        Whose devices are processes of this machine.
-    folder
-        With both texts; the plan is written there.
-    steps
-        How many.
-    every
-        Steps between two evaluations.
-    rate
-        AdamW's highest.
-    more
-        Further options of the executor.
-
-    Returns
-    -------
-    Trained
-        What came of it.
-
-    Raises
-    ------
-    RuntimeError
-        It failed.
-    """
+    """Run one training."""
     path = folder / "plan.json"
     save_plan(plan, path)
     ids = plan.cluster.network.ids
@@ -228,20 +154,7 @@ def train(
 
 
 def means(losses: Sequence[float], width: int) -> list[float]:
-    """Of so many losses each, for a curve.
-
-    Parameters
-    ----------
-    losses
-        Of each step.
-    width
-        Steps.
-
-    Returns
-    -------
-    list[float]
-        Without what is left over at the end.
-    """
+    """Of so many losses each, for a curve."""
     whole = len(losses) // width * width
     return [sum(losses[k : k + width]) / width for k in range(0, whole, width)]
 
@@ -249,27 +162,7 @@ def means(losses: Sequence[float], width: int) -> list[float]:
 def arguments(
     argv: Sequence[str], name: str, about: str | None, steps: int, every: int
 ) -> argparse.Namespace:
-    """Words of a benchmark's command line.
-
-    Parameters
-    ----------
-    argv
-        Without the command.
-    name, about
-        Of the benchmark.
-    steps, every
-        Of a training by default, and between its evaluations.
-
-    Returns
-    -------
-    argparse.Namespace
-        ``out``, ``results``, ``steps``.
-
-    Raises
-    ------
-    ValueError
-        Steps that are no multiple of ``every``.
-    """
+    """Words of a benchmark's command line."""
     parser = OneLineParser(prog=f"planner bench {name}", description=about)
     parser.add_argument("--out", type=Path, default=report_path(name))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
@@ -288,19 +181,6 @@ def rows_of(
     say: Callable[[RowT], str],
 ) -> tuple[list[RowT], tuple[int, int]]:
     """Run the trainings that are not in the file of results yet, and keep theirs there.
-
-    Parameters
-    ----------
-    args
-        Of `arguments`.
-    keys
-        Of the trainings.
-    form
-        A row from its fields.
-    make
-        A row from its key and a folder with both texts.
-    say
-        What is printed of a row.
 
     Returns
     -------

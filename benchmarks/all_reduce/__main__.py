@@ -67,20 +67,7 @@ class Row:
 
 
 def local_pace(ranks: int, values: int) -> Pace:
-    """The pace that a plan for one machine would have.
-
-    Parameters
-    ----------
-    ranks
-        All in one group.
-    values
-        Of the vector.
-
-    Returns
-    -------
-    Pace
-        Chunks and window.
-    """
+    """The pace that a plan for one machine would have."""
     network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
     crowd = max(1.0, ranks / len(os.sched_getaffinity(0)))
     group = AveragingGroup.equal(tuple(range(ranks)))
@@ -88,24 +75,7 @@ def local_pace(ranks: int, values: int) -> Pace:
 
 
 def measure(ranks: int, values: int, repeats: int, direct: Library | None = None) -> Row:
-    """Start the ranks and read what they found.
-
-    Parameters
-    ----------
-    ranks
-        Processes.
-    values
-        Of the vector.
-    repeats
-        Of each way, the first one apart.
-    direct
-        What carries from GPU to GPU; None: the vector is in host memory.
-
-    Returns
-    -------
-    Row
-        What was measured.
-    """
+    """Start the ranks and read what they found."""
     pace = local_pace(ranks, values)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -146,22 +116,7 @@ def measure(ranks: int, values: int, repeats: int, direct: Library | None = None
 
 
 def report(rows: Sequence[Row], words: str, before: str) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        What was measured.
-    words
-        Of the command line.
-    before
-        The load when the benchmark began.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     names = list(rows[0].found)
     library = WAYS[names[0]].partition("'")[0]
     heads = [WAYS[way] for way in names] + [f"extra memory, {WAYS[way]}" for way in names]
@@ -192,23 +147,7 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
 
 
 def cases_of(direct: Library | None) -> Sequence[tuple[int, int]]:
-    """Ranks, and values of the vector.
-
-    Parameters
-    ----------
-    direct
-        What carries from GPU to GPU; None: nothing does.
-
-    Returns
-    -------
-    sequence
-        On GPUs as many ranks as there are.
-
-    Raises
-    ------
-    ValueError
-        There are not two.
-    """
+    """Ranks, and values of the vector."""
     if direct is not Library.NCCL:
         return CASES
     import torch
@@ -219,18 +158,7 @@ def cases_of(direct: Library | None) -> Sequence[tuple[int, int]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure all cases and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Measure all cases and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.all_reduce", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=9)

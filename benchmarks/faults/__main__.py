@@ -55,26 +55,7 @@ from planner.utils.atomic_write import write_text
 
 
 def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> Row:
-    """One rank is killed, or stopped and goes on when all others have ended.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    fault
-        ``"kill"`` or ``"stop"``.
-    victim
-        Device.
-    phase
-        Of a step, or ``"join"``.
-    pipelines
-        Devices of each stage.
-
-    Returns
-    -------
-    Row
-        How it ended.
-    """
+    """One rank is killed, or stopped and goes on when all others have ended."""
     with fresh_run() as run:
         path, names = saved(run, pipelines)
         others = [name for name in names if name != names[victim]]
@@ -93,24 +74,7 @@ def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> 
 
 
 def cut(what: str, victim: int, others: Sequence[int], phase: str) -> Row:
-    """The network between a device and others is cut for good.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    victim
-        Device.
-    others
-        Whom it does not reach any more, nor they it.
-    phase
-        Of a step, or ``"join"``.
-
-    Returns
-    -------
-    Row
-        How it ended.
-    """
+    """The network between a device and others is cut for good."""
     with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
@@ -126,20 +90,7 @@ def cut(what: str, victim: int, others: Sequence[int], phase: str) -> Row:
 
 
 def unfit(what: str, start: Callable[[Run, str, list[str]], None]) -> Row:
-    """Processes that do not fit together.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    start
-        Takes the run, its plan's file and names of devices.
-
-    Returns
-    -------
-    Row
-        Seconds are from the first end to the last one.
-    """
+    """Processes that do not fit together."""
     with fresh_run() as run:
         path, names = saved(run)
         start(run, path, names)
@@ -195,22 +146,7 @@ UNFIT = {
 
 
 def by_starter(what: str, command: Sequence[Sequence[str]], phase: str) -> Row:
-    """SIGKILL of a rank that another command has started.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    command
-        One command a node, before the rank's own words.
-    phase
-        Of a step.
-
-    Returns
-    -------
-    Row
-        How the commands ended.
-    """
+    """SIGKILL of a rank that another command has started."""
     with fresh_run() as run:
         path, names = saved(run)
         share = len(names) // len(command)
@@ -233,20 +169,7 @@ def _torchrun(nodes: int) -> list[list[str]]:
 
 
 def rows(quick: bool, network: bool) -> Iterator[Row]:
-    """All of the table.
-
-    Parameters
-    ----------
-    quick
-        One phase of each fault.
-    network
-        Whether links can be cut here.
-
-    Yields
-    ------
-    Row
-        One after the other.
-    """
+    """All of the table."""
     phases = PHASES[2:3] if quick else (*PHASES, WRITING)
     for what, fault, victim, pipelines in (
         ("SIGKILL of rank 0", "kill", 0, 2),
@@ -275,18 +198,7 @@ def rows(quick: bool, network: bool) -> Iterator[Row]:
 
 
 def passing_rows(network: bool) -> Iterator[Row]:
-    """Of what passes, with the usual patience and with a longer one.
-
-    Parameters
-    ----------
-    network
-        Whether links can be cut and file systems mounted here.
-
-    Yields
-    ------
-    Row
-        One after the other.
-    """
+    """Of what passes, with the usual patience and with a longer one."""
     for patience in (None, LONGER_S):
         yield stopped(4, patience)
         if network:
@@ -299,18 +211,7 @@ TABLES = ("ends", "passes", "elastic")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make all of it happen and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0, or 1 where a run did not end or something was left.
-    """
+    """Make all of it happen and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.faults", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=report_path("faults"))

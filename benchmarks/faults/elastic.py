@@ -76,20 +76,7 @@ class ElasticRow:
 
 
 def elastic_rows(quick: bool, network: bool) -> Iterator[ElasticRow]:
-    """All of the table.
-
-    Parameters
-    ----------
-    quick
-        One phase of each fault.
-    network
-        Whether links can be cut here.
-
-    Yields
-    ------
-    ElasticRow
-        One after the other.
-    """
+    """All of the table."""
     phases = PHASES[2:3] if quick else (*PHASES[1:], WRITING)
     want = losses_without_fault()
     for what, fault, victim in (
@@ -131,30 +118,7 @@ def hurt(
     pipelines: int = 2,
     back: bool = False,
 ) -> ElasticRow:
-    """One rank is killed, stopped and goes on when all others have ended, or loses a connection.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    fault
-        ``"kill"``, ``"stop"`` or ``"tear"``.
-    victim
-        Device.
-    phase
-        Of a step.
-    want
-        Losses without fault.
-    pipelines
-        Devices of each stage.
-    back
-        Whether it is started again.
-
-    Returns
-    -------
-    ElasticRow
-        How it went on.
-    """
+    """One rank is killed, stopped and goes on when all others have ended, or loses a connection."""
     with fresh_run() as run:
         path, names = saved(run, pipelines)
         with _serving(run):
@@ -178,26 +142,7 @@ def hurt(
 def cut(
     what: str, victim: int, others: Sequence[int], phase: str, want: Mapping[int, float]
 ) -> ElasticRow:
-    """The network between a device and others is cut for good; rank 0 serves the store.
-
-    Parameters
-    ----------
-    what
-        In the table.
-    victim
-        Device.
-    others
-        Whom it does not reach any more, nor they it.
-    phase
-        Of a step.
-    want
-        Losses without fault.
-
-    Returns
-    -------
-    ElasticRow
-        How it went on.
-    """
+    """The network between a device and others is cut for good; rank 0 serves the store."""
     with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))

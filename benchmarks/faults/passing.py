@@ -37,20 +37,7 @@ DISK = "48k"
 
 
 def stopped(victim: int, patience: str | None) -> Row:
-    """SIGSTOP, and SIGCONT after a while.
-
-    Parameters
-    ----------
-    victim
-        Device.
-    patience
-        Of all; None: the usual one.
-
-    Returns
-    -------
-    Row
-        Seconds from the fault to the last end; of the others than the device where the run ends.
-    """
+    """SIGSTOP, and SIGCONT after a while."""
     with fresh_run() as run:
         path, names = saved(run)
         words = [*rank_words(run, path, names[victim], "stop", "backward"), *_more(patience)]
@@ -63,20 +50,7 @@ def stopped(victim: int, patience: str | None) -> Row:
 
 
 def mended(victim: int, other: int, patience: str | None) -> Row:
-    """The link of two neighbours is cut, and mended after a while.
-
-    Parameters
-    ----------
-    victim, other
-        Devices.
-    patience
-        Of all; None: the usual one.
-
-    Returns
-    -------
-    Row
-        Seconds from the fault to the last end; of the others than the device where the run ends.
-    """
+    """The link of two neighbours is cut, and mended after a while."""
     with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
@@ -91,13 +65,7 @@ def mended(victim: int, other: int, patience: str | None) -> Row:
 
 
 def full_disk() -> Row:
-    """Checkpoints go to a file system that holds some shards of one and not all.
-
-    Returns
-    -------
-    Row
-        Seconds are from the first end to the last one.
-    """
+    """Checkpoints go to a file system that holds some shards of one and not all."""
     with fresh_run() as run:
         path, names = saved(run)
         kept = run.folder / "kept"

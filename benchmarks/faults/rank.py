@@ -165,18 +165,7 @@ def _count_late(seconds: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the rank; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        What happens, and words of the executor's command line.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run the rank; returns the exit code."""
     torch.set_num_threads(1)
     given, words = json.loads(argv[0]), list(argv[1:])
     devices = arguments(words, None).devices

@@ -58,8 +58,6 @@ class Row:
     ----------
     fault, phase
         What happened, and when.
-    victim
-        The device.
     said
         By reason, how many processes said it.
     codes
@@ -153,18 +151,7 @@ class Run:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment, but not those that have ended.
-
-    Parameters
-    ----------
-    mark
-        Value of `MARK`.
-
-    Returns
-    -------
-    list[int]
-        Their numbers.
-    """
+    """Processes with the mark in their environment, but not those that have ended."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -205,20 +192,7 @@ def fresh_run() -> Iterator[Run]:
 
 
 def plan_for(pipelines: int, seed: int = 0) -> TrainingPlan:
-    """Three stages of a model that trains in milliseconds.
-
-    Parameters
-    ----------
-    pipelines
-        Devices of each stage.
-    seed
-        Of the plan.
-
-    Returns
-    -------
-    TrainingPlan
-        Straight pipelines.
-    """
+    """Three stages of a model that trains in milliseconds."""
     n = 3 * pipelines
     network = Network(np.full((n, n), LATENCY_S), np.full((n, n), BYTES_PER_S), NAMES[:n])
     arch = Architecture(Family("gpt2"), 4, 32, 4, 4, 64, 61, 16)
@@ -286,22 +260,7 @@ def change_links(
     others: Sequence[int],
     how: str = "cut",
 ) -> None:
-    """Cut or mend all links of a device with others.
-
-    Parameters
-    ----------
-    network, environment
-        Of the run.
-    victim, others
-        Devices.
-    how
-        ``"cut"`` or ``"mend"``.
-
-    Raises
-    ------
-    EmulationError
-        The kernel refuses.
-    """
+    """Cut or mend all links of a device with others."""
     module = [sys.executable, "-m", "benchmarks.faults.cut", how]
     done = [network.start(victim, [*module, *map(str, others)], environment)]
     done += [network.start(other, [*module, str(victim)], environment) for other in others]

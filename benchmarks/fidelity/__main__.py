@@ -53,20 +53,7 @@ class Row:
 
 
 def measure(case: Case | RandomCase, settings: EmulationSettings) -> Row:
-    """Make a plan and run it.
-
-    Parameters
-    ----------
-    case
-        Which.
-    settings
-        Speed, shrink and steps.
-
-    Returns
-    -------
-    Row
-        What was predicted and executed.
-    """
+    """Make a plan and run it."""
     made = case.plan()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -120,24 +107,7 @@ class About:
 
 
 def report(rows: Sequence[Row], settings: EmulationSettings, before: str, about: About) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows
-        Results.
-    settings
-        How they were made.
-    before
-        The load when the benchmark began.
-    about
-        Of the plans.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# {about.title}, {today}",
@@ -174,18 +144,7 @@ def _row(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Order and worst deviations in a few lines.
-
-    Parameters
-    ----------
-    rows
-        Results.
-
-    Returns
-    -------
-    list[str]
-        Lines.
-    """
+    """Order and worst deviations in a few lines."""
     lines = []
     if len(rows) > 2:
         order = spearmanr([row.step[0] for row in rows], [row.step[1] for row in rows]).statistic
@@ -203,18 +162,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the plans and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Run the plans and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.fidelity", description=__doc__)
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/fidelity-[random-]DATE.md"

@@ -30,22 +30,7 @@ UPLOAD = (40, 20, 60, 30, 25, 50, 15, 35)
 def small_model(
     batch: int, microbatch: int, sequence: int, *, vocabulary: int = 4096, tied: bool = False
 ) -> Workload:
-    """Eight layers of 512.
-
-    Parameters
-    ----------
-    batch, microbatch
-        Samples.
-    sequence
-        Tokens of a sample.
-    vocabulary, tied
-        Words, and whether embedding and head share their matrix.
-
-    Returns
-    -------
-    Workload
-        Of the GPT-2 family.
-    """
+    """Eight layers of 512."""
     arch = Architecture(Family.GPT2, 8, 512, 8, 8, 2048, vocabulary, sequence, tied)
     return Workload.transformer(
         "8 layers of 512", arch, batch_samples=batch, microbatch_samples=microbatch
@@ -131,10 +116,6 @@ class Case:
 
     Attributes
     ----------
-    setting
-        Of `SETTINGS`.
-    name
-        Of the plan.
     fields
         What is asked of `planner.plan`.
     sync

@@ -62,22 +62,7 @@ class Tally:
 
 
 def fuzz(target: Target, seed: int, numbers: Sequence[int], most_s: int = MOST_S) -> Tally:
-    """Try some inputs of a target.
-
-    Parameters
-    ----------
-    target
-        What takes them.
-    seed, numbers
-        Which.
-    most_s
-        Of one input.
-
-    Returns
-    -------
-    Tally
-        What became of them.
-    """
+    """Try some inputs of a target."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         attempt = target.prepare(Path(folder))
@@ -146,18 +131,7 @@ def _memory(most_bytes: int) -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Try all; returns 1 if there was a finding.
-
-    Parameters
-    ----------
-    argv
-        Arguments.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Try all; returns 1 if there was a finding."""
     parser = OneLineParser(prog="python -m benchmarks.fuzz", description=__doc__)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--count", type=int, default=COUNT, help="inputs of each")

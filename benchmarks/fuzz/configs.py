@@ -35,13 +35,7 @@ TEXT = SIZES | WINDOW | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_at
 
 
 def good_configs() -> list[dict[str, Any]]:
-    """Of every ``model_type``, with the fields that its sizes depend on.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        As `planner.workload.hf_config.from_hf_config` takes them from files.
-    """
+    """Of every ``model_type``, with the fields that its sizes depend on."""
     exported = [preset(name)["architecture"] for name in ("gpt2-tiny", "llama-1.5b")]
     scaled = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "attention_bias": True}
     kinds: dict[str, dict[str, Any]] = {

@@ -9,13 +9,7 @@ from pathlib import Path
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether it was raised in one line, by a ``raise`` of this package.
-
-    Parameters
-    ----------
-    error
-        With its traceback.
-    """
+    """Whether it was raised in one line, by a ``raise`` of this package."""
     if not isinstance(error, (ValueError, TypeError)) or "\n" in str(error) or not str(error):
         return False
     trace = error.__traceback__

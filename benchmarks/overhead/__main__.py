@@ -49,10 +49,6 @@ class Case:
 
     Attributes
     ----------
-    name
-        For people.
-    architecture
-        The model.
     samples, microbatch
         Of a step, and of a microbatch.
     steps
@@ -66,20 +62,7 @@ class Case:
     steps: int = STEPS
 
     def plan(self, precision: str, devices: int = 1, stages: int = 1) -> TrainingPlan:
-        """Stages of as many devices each.
-
-        Parameters
-        ----------
-        precision
-            ``"fp32"`` or ``"bf16"``.
-        devices, stages
-            How many; devices are a multiple of stages.
-
-        Returns
-        -------
-        TrainingPlan
-            Its plan.
-        """
+        """Stages of as many devices each."""
         workload = Workload.transformer(
             self.name,
             self.architecture,
@@ -151,12 +134,8 @@ class Row:
 
     Attributes
     ----------
-    case
-        Which.
     seconds
         By way, as many lists as processes.
-    losses
-        By way.
     """
 
     case: Case
@@ -178,22 +157,7 @@ class Row:
 
 
 def measure(case: Case, device: str, repeats: int) -> Row:
-    """Run both ways in turns.
-
-    Parameters
-    ----------
-    case
-        Which.
-    device
-        ``"cpu"`` or ``"cuda"``.
-    repeats
-        Processes, one after the other.
-
-    Returns
-    -------
-    Row
-        What was measured.
-    """
+    """Run both ways in turns."""
     seconds: dict[str, list[list[float]]] = {"executor": [], "plain": []}
     losses: dict[str, list[float]] = {}
     made = case.plan("fp32" if device == "cpu" else "bf16")
@@ -231,22 +195,7 @@ def _in_turns(made: TrainingPlan, path: Path, device: str, steps: int) -> list[d
 
 
 def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
-    """Run four ranks, calibrated.
-
-    Parameters
-    ----------
-    case
-        Which.
-    device
-        ``"cpu"`` or ``"cuda"``.
-    stages
-        Of the plan.
-
-    Returns
-    -------
-    SharedRow
-        What was measured, and predicted of the times that were measured first.
-    """
+    """Run four ranks, calibrated."""
     made = case.plan("fp32" if device == "cpu" else "bf16", SHARED, stages)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -271,24 +220,7 @@ def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
 def report(
     rows: Sequence[Row], shared: Sequence[SharedRow], device: str, repeats: int, before: str
 ) -> str:
-    """The dated report as Markdown.
-
-    Parameters
-    ----------
-    rows, shared
-        What was measured of one rank, and of four.
-    device
-        Where.
-    repeats
-        Processes of each model.
-    before
-        The load when the benchmark began.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """The dated report as Markdown."""
     lines = [
         f"# One device against a plain loop, {datetime.now(UTC).date().isoformat()}",
         "",
@@ -348,18 +280,7 @@ def _processor(device: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure all cases and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Measure all cases and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("overhead"))
     parser.add_argument("--device", choices=list(CASES), default="cpu")

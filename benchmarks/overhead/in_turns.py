@@ -43,10 +43,6 @@ class PlainLoop:
 
     Parameters
     ----------
-    plan
-        What is trained.
-    device
-        Where.
     steps
         That tokens are made for.
     compiled
@@ -72,18 +68,7 @@ class PlainLoop:
         self._low, self._device = w.precision.compute is Dtype.BF16, device
 
     def step(self, number: int) -> float:
-        """Train on a step's tokens.
-
-        Parameters
-        ----------
-        number
-            Its number.
-
-        Returns
-        -------
-        float
-            Its loss.
-        """
+        """Train on a step's tokens."""
         self._optimizer.zero_grad()
         total = torch.zeros((), device=self._device)
         for one in self._tokens[number]:

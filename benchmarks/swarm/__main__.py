@@ -26,18 +26,7 @@ EXECUTED = ("2x", "sharesx", "movesx", "flowx")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Play what was asked for and write the report; returns the exit code.
-
-    Parameters
-    ----------
-    argv
-        Words of the command line.
-
-    Returns
-    -------
-    int
-        0.
-    """
+    """Play what was asked for and write the report; returns the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.swarm", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/swarm-DATE.md")

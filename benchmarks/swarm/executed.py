@@ -96,24 +96,7 @@ class Ran:
 
 
 def run(plan: TrainingPlan, rest: int, speed: float, jitter_s: float, warm: int = 1) -> Ran:
-    """Execute steps from rest over the plan's network.
-
-    Parameters
-    ----------
-    plan
-        What is run.
-    rest, warm
-        Steps, and how many of the first do not count.
-    speed
-        Times are divided by it.
-    jitter_s
-        By how much latencies vary.
-
-    Returns
-    -------
-    Ran
-        Seconds of the plan.
-    """
+    """Execute steps from rest over the plan's network."""
     settings = EmulationSettings(speed, rest=rest, steps=1, jitter_s=jitter_s)
     asked = replace(choose(plan, settings), rest=rest, steps=1)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
@@ -143,25 +126,8 @@ def pipelines(
 
     Parameters
     ----------
-    stages
-        S, a layer each; device d of N is in stage d modulo S.
     speeds
         ``float[N]``.
-    layer_s
-        Seconds of F and B together at speed 1; B has recomputation in it.
-    output_bytes
-        Of a microbatch between stages.
-    microbatches
-        Of a step.
-    held
-        That a pipeline has in flight.
-    latency_s
-        Of every pair.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced; next to nothing is averaged, which is not what is looked at.
     """
     n = len(speeds)
     layer = Layer("layer", 1000, FORWARD * layer_s * FLOPS, output_bytes, output_bytes)
@@ -197,23 +163,8 @@ def simulated(
 ) -> tuple[list[float], Floats]:
     """The same steps in the simulator of queues.
 
-    Parameters
-    ----------
-    plan
-        Its devices and links, and how many microbatches they hold.
-    routing
-        How devices choose; None: along the plan's straight pipelines.
-    rest
-        Steps, one after the other from rest; what routers learn they keep.
-    jitter_s
-        By how much latencies vary.
-    seed
-        Of latencies.
-
     Returns
     -------
-    seconds : list[float]
-        Of every step.
     counts : ndarray
         ``float[rest, N]``: forward passes of every device.
     """
@@ -235,18 +186,7 @@ def simulated(
 
 
 def table_2_executed(say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     lines = [
         "## Table 2's conditions, executed",
         "",
@@ -325,18 +265,7 @@ SLOWED = 5
 
 
 def shares_executed(say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     lines = [
         "## Shares of work against throughput, executed",
         "",
@@ -385,15 +314,8 @@ def by_speed(plan: TrainingPlan, speeds: Floats) -> TrainingPlan:
 
     Parameters
     ----------
-    plan
-        Of straight pipelines.
     speeds
         ``float[N]``.
-
-    Returns
-    -------
-    TrainingPlan
-        With the same room on every device; not priced again.
     """
     (schedule,) = plan.schedules
     columns = []
@@ -418,15 +340,8 @@ def retimed(plan: TrainingPlan, factors: Floats) -> TrainingPlan:
 
     Parameters
     ----------
-    plan
-        The plan.
     factors
         ``float[N]``.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced again.
     """
     times = plan.compute_times
     columns: Mapping[str, tuple[float, ...]] = {
@@ -460,18 +375,7 @@ FLOW_BATCH, FLOW_REST, FLOW_SPEED = 32, 7, 0.5
 
 
 def flow_executed(say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     arch = Architecture(Family.GPT2, 4, 64, 4, 4, 256, 256, 64, False)
     work = Workload.transformer("4 layers of 64", arch, batch_samples=FLOW_BATCH, precision="fp32")
     cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("A100"))

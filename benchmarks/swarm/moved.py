@@ -34,18 +34,7 @@ ROUTING = Routing(told=RouterFeedback.WORK)
 
 
 def unbalanced(slow: bool) -> TrainingPlan:
-    """Two equal stages, with two and with six devices.
-
-    Parameters
-    ----------
-    slow
-        Whether two of the six are four times as slow, which the plan knows.
-
-    Returns
-    -------
-    TrainingPlan
-        Of devices that choose.
-    """
+    """Two equal stages, with two and with six devices."""
     speeds = np.ones(DEVICES)
     if slow:
         speeds[[1, 3]] /= 4
@@ -56,18 +45,7 @@ def unbalanced(slow: bool) -> TrainingPlan:
 
 
 def moves_executed(say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     lines = [
         "## Devices that move while they run, executed",
         "",

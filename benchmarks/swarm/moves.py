@@ -59,18 +59,7 @@ class Row:
 
 
 def policies(download_s: float) -> dict[str, Policy]:
-    """Those of the tables.
-
-    Parameters
-    ----------
-    download_s
-        How long a move takes.
-
-    Returns
-    -------
-    dict[str, Policy]
-        By name.
-    """
+    """Those of the tables."""
 
     def ours(every_s: float, keep: float = 1.0) -> PlannedMoves:
         return PlannedMoves(
@@ -96,28 +85,7 @@ def played(
     chosen: dict[str, Policy] | None = None,
     leave: Leave = Leave.STAGE,
 ) -> list[Row]:
-    """Every policy on the same traces.
-
-    Parameters
-    ----------
-    traces, seeds
-        A trace a seed.
-    stages
-        Equal ones.
-    download_s
-        How long a move takes.
-    enter
-        Where new peers enter.
-    chosen
-        Policies; None: all.
-    leave
-        Who leaves.
-
-    Returns
-    -------
-    list[Row]
-        In the order of policies.
-    """
+    """Every policy on the same traces."""
     found = []
     for name, policy in (chosen or policies(download_s)).items():
         runs = tuple(
@@ -135,22 +103,7 @@ def played(
 
 
 def table_5(seeds: Sequence[int], path: Path | None, say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    seeds
-        Of traces and of who leaves.
-    path
-        A trace from a file instead, for all seeds.
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     market = Market()
     given = None if path is None else load_trace(path)
     traces = [given or market.trace(seed) for seed in seeds]
@@ -234,22 +187,7 @@ def _sensitivity(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
 
 
 def figure_7(seeds: Sequence[int], picture: Path, say: Callable[[str], None]) -> list[str]:
-    """The section of the report, and the picture.
-
-    Parameters
-    ----------
-    seeds
-        Of traces and of who leaves.
-    picture
-        Where it is written.
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report, and the picture."""
     names = list(policies(0.0))[:-1]
     lines = [
         "## Figure 7: more stages",
@@ -325,20 +263,7 @@ def _draw(found: dict[int, list[Row]], path: Path) -> None:
 
 
 def scale(seed: int, say: Callable[[str], None]) -> list[str]:
-    """How long decisions and a day take with 10,000 peers and 100 stages.
-
-    Parameters
-    ----------
-    seed
-        Of the traces.
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """How long decisions and a day take with 10,000 peers and 100 stages."""
     lines = [
         "## 10,000 peers in 100 stages",
         "",

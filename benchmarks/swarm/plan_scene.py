@@ -43,29 +43,7 @@ class PlanScenario:
 def plan_scenario(
     plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, kept: bool = False
 ) -> PlanScenario:
-    """Peers as fast as the plan's devices, over its links.
-
-    Parameters
-    ----------
-    plan
-        Every device holds a stage, and every path visits all of them.
-    schedule
-        Which of its schedules.
-    by_holder
-        See `Scenario`.
-    kept
-        Whether devices hold no more at a time than in the plan, as the executor sees to.
-
-    Returns
-    -------
-    PlanScene
-        Head and loss belong to the last stage's backward pass.
-
-    Raises
-    ------
-    ProblemError
-        Helpers, or stages that are skipped.
-    """
+    """Peers as fast as the plan's devices, over its links."""
     n, stage_of, chosen = len(plan.cluster), plan.stage_of, plan.schedules[schedule]
     stages = len(plan.stage_layers)
     if len(stage_of) < n:
@@ -101,18 +79,7 @@ def plan_scenario(
 
 
 def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
-    """A router a device, as the executor begins with them: pair by pair at the plan's parts.
-
-    Parameters
-    ----------
-    plan
-        With stochastic wiring.
-
-    Returns
-    -------
-    list[Router[int]]
-        For a scene in which devices choose (`Scenario.by_holder`).
-    """
+    """A router a device, as the executor begins with them: pair by pair at the plan's parts."""
     stages, smoothing = len(plan.assignment.groups), plan.routing.smoothing
     found = []
     for own in range(len(plan.cluster)):

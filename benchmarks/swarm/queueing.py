@@ -78,10 +78,6 @@ class Change:
 
     Attributes
     ----------
-    time_s
-        When.
-    peer
-        A device.
     factor
         Its times are so many times its first ones from then on; infinite: it dies.
     """
@@ -196,30 +192,12 @@ class Log:
     most_held: list[int] = field(default_factory=list)
 
     def per_s(self, after: int) -> float:
-        """Microbatches a second, without the first ``after``.
-
-        Parameters
-        ----------
-        after
-            Left out while queues fill.
-
-        Returns
-        -------
-        float
-            Of the others.
-        """
+        """Microbatches a second, without the first ``after``."""
         ends = self.finished_s[after:]
         return (len(ends) - 1) / (ends[-1] - ends[0])
 
     def counts(self, devices: int, begin_s: float = 0.0, end_s: float = math.inf) -> Floats:
         """Forward passes of every device in some time.
-
-        Parameters
-        ----------
-        devices
-            N.
-        begin_s, end_s
-            From, and before.
 
         Returns
         -------
@@ -267,22 +245,7 @@ def routers(
     entry: Entry = Entry.LEVEL,
     estimates_s: Mapping[int, float] | None = None,
 ) -> list[Chooser]:
-    """The routers of a scene, which know those who are there.
-
-    Parameters
-    ----------
-    scene
-        Peers and trainers.
-    smoothing, epsilon_s, entry
-        See `Router`.
-    estimates_s
-        Starting estimates of some devices.
-
-    Returns
-    -------
-    list[Chooser]
-        In the order of ``scene.homes``, or of devices.
-    """
+    """The routers of a scene, which know those who are there."""
     found: list[Chooser] = []
     for number in range(scene.choosers):
         router: Router[int] = Router(
@@ -307,37 +270,7 @@ def simulate_queues(
     until_s: float = math.inf,
     drain: bool = False,
 ) -> Log:
-    """Let trainers and peers work.
-
-    Parameters
-    ----------
-    scene
-        Peers and trainers.
-    choosers
-        See `routers`; they keep what they learn.
-    microbatches
-        It ends when so many are finished.
-    changes
-        What happens to peers.
-    seed
-        For latencies with jitter.
-    until_s
-        It ends at this time at the latest.
-    drain
-        Whether no more than ``microbatches`` are begun, as in an optimiser step by itself.
-
-    Returns
-    -------
-    Log
-        What happened.
-
-    Raises
-    ------
-    ValueError
-        Too few or too many choosers.
-    NoPeer
-        A stage has nobody, and nobody ever announces itself.
-    """
+    """Let trainers and peers work."""
     if len(choosers) != scene.choosers:
         raise ValueError(
             f"the scene needs {scene.choosers} choosers, found {len(choosers)}; see routers()"

@@ -37,12 +37,6 @@ class Layers:
 
     Attributes
     ----------
-    name
-        For tables.
-    units
-        d.
-    layers
-        In each stage.
     value_bytes
         Of an activation or gradient on the wire.
     """
@@ -100,8 +94,6 @@ class Law:
 
     Attributes
     ----------
-    flops_per_s
-        That it attains.
     stage_s
         Seconds a stage whatever its size.
     overlap
@@ -113,76 +105,22 @@ class Law:
     overlap: float
 
     def compute_s(self, layers: Layers) -> float:
-        """c: seconds of a stage's work.
-
-        Parameters
-        ----------
-        layers
-            The stage.
-
-        Returns
-        -------
-        float
-            Forward and backward pass.
-        """
+        """c: seconds of a stage's work."""
         return self.stage_s + layers.flops / self.flops_per_s
 
     def wait_s(self, layers: Layers, bytes_per_s: float) -> float:
-        """w: seconds in which bytes are waited for.
-
-        Parameters
-        ----------
-        layers
-            The stage.
-        bytes_per_s
-            Of the device's link.
-
-        Returns
-        -------
-        float
-            0 where work hides them all.
-        """
+        """w: seconds in which bytes are waited for."""
         sent_s = layers.message_bytes / bytes_per_s
         return max(0.0, sent_s - self.overlap * self.compute_s(layers))
 
     def utilisation(self, layers: Layers, bytes_per_s: float, rtt_s: float = 0.0) -> float:
-        """u.
-
-        Parameters
-        ----------
-        layers
-            The stage.
-        bytes_per_s
-            Of the device's link.
-        rtt_s
-            There and back.
-
-        Returns
-        -------
-        float
-            From 0 to 1.
-        """
+        """u."""
         work_s = self.compute_s(layers)
         return work_s / (work_s + self.wait_s(layers, bytes_per_s) + ROUND_TRIPS * rtt_s)
 
 
 def fit_law(layers: Sequence[Layers], utilisation: Floats, bytes_per_s: float) -> Law:
-    """The constants nearest to measured utilisations without latency, in least squares.
-
-    Parameters
-    ----------
-    layers
-        Three configurations or more.
-    utilisation
-        Theirs.
-    bytes_per_s
-        Of the links.
-
-    Returns
-    -------
-    Law
-        Its three constants.
-    """
+    """The constants nearest to measured utilisations without latency, in least squares."""
     from scipy.optimize import least_squares
 
     def law(x: Floats) -> Law:
@@ -196,22 +134,5 @@ def fit_law(layers: Sequence[Layers], utilisation: Floats, bytes_per_s: float) -
 
 
 def with_latency(compute_s: Floats, utilisation: Floats, rtt_s: float, stages: int) -> Floats:
-    """Utilisation with latency, of a batch whose seconds and utilisation without it are known.
-
-    Parameters
-    ----------
-    compute_s
-        Of all stages together.
-    utilisation
-        Without latency.
-    rtt_s
-        There and back.
-    stages
-        That the batch goes through.
-
-    Returns
-    -------
-    ndarray
-        Like ``utilisation``.
-    """
+    """Utilisation with latency, of a batch whose seconds and utilisation without it are known."""
     return compute_s / (compute_s / utilisation + ROUND_TRIPS * stages * rtt_s)

@@ -32,28 +32,12 @@ class EventQueue:
         self._number = 0
 
     def at(self, time_s: float, act: Act, *args: Any) -> None:
-        """Call ``act(*args)`` at a time, now at the earliest.
-
-        Parameters
-        ----------
-        time_s
-            When.
-        act, args
-            What.
-        """
+        """Call ``act(*args)`` at a time, now at the earliest."""
         self._number += 1
         heapq.heappush(self._heap, (max(time_s, self.now_s), self._number, act, args))
 
     def run(self, until_s: float, enough: Callable[[], bool]) -> None:
-        """Go on until a time, or until there is enough, or nothing is left to happen.
-
-        Parameters
-        ----------
-        until_s
-            What comes later stays on the agenda.
-        enough
-            Asked after every event.
-        """
+        """Go on until a time, or until there is enough, or nothing is left to happen."""
         while self._heap and self._heap[0][0] <= until_s and not enough():
             self.now_s, _, act, args = heapq.heappop(self._heap)
             act(*args)
@@ -64,14 +48,10 @@ class Transfers:
 
     Parameters
     ----------
-    links
-        Of N devices.
     agenda
         Where arrivals are put down.
     jitter_s
         Latencies are drawn from up to so much less to so much more, each message by itself.
-    rng
-        For the jitter.
     """
 
     def __init__(
@@ -90,17 +70,7 @@ class Transfers:
         self._capacity = links.capacity_bytes_per_s.tolist()
 
     def send(self, source: int, destination: int, size: float, act: Act, *args: Any) -> None:
-        """Hand a message over; ``act(*args)`` is called when it is there, at once on one device.
-
-        Parameters
-        ----------
-        source, destination
-            Devices.
-        size
-            Bytes, above 0.
-        act, args
-            What then.
-        """
+        """Hand a message over; ``act(*args)`` is called when it is there, at once on one device."""
         if source == destination:
             self._agenda.at(self._agenda.now_s, act, *args)
             return
@@ -113,18 +83,7 @@ class Transfers:
             self._share()
 
     def latency_s(self, source: int, destination: int) -> float:
-        """The latency of one message, drawn where there is jitter.
-
-        Parameters
-        ----------
-        source, destination
-            Devices.
-
-        Returns
-        -------
-        float
-            0 on one device.
-        """
+        """The latency of one message, drawn where there is jitter."""
         mean = float(self._links.latency_s[source, destination]) if source != destination else 0.0
         if self._jitter_s == 0.0 or source == destination:
             return mean

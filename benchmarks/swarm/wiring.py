@@ -56,22 +56,7 @@ WARM, MEASURED = 300, 900
 def even_links(
     n: int, latency_s: float, bytes_per_s: float, stream_bytes_per_s: float = math.inf
 ) -> LinkResources:
-    """Every pair, every up- and download alike.
-
-    Parameters
-    ----------
-    n
-        Devices.
-    latency_s, bytes_per_s
-        Of all.
-    stream_bytes_per_s
-        The most that a pair carries.
-
-    Returns
-    -------
-    Links
-        For the clock and the simulator.
-    """
+    """Every pair, every up- and download alike."""
     pair_bytes_per_s = min(bytes_per_s, stream_bytes_per_s)
     network = Network(np.full((n, n), latency_s), np.full((n, n), pair_bytes_per_s))
     devices = Devices(1.0, 1.0, upload_bytes_per_s=bytes_per_s, download_bytes_per_s=bytes_per_s)
@@ -79,18 +64,7 @@ def even_links(
 
 
 def table_2(say: Callable[[str], None]) -> list[str]:
-    """The section of the report.
-
-    Parameters
-    ----------
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """The section of the report."""
     lines = [
         "## Table 2's conditions, simulated",
         "",
@@ -225,20 +199,7 @@ def _scene(rows: Sequence[Sequence[float]], latency_s: float, **fields: object) 
 
 
 def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
-    """Steady shares against speeds, and the time until they are right again.
-
-    Parameters
-    ----------
-    seeds
-        Of latencies.
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """Steady shares against speeds, and the time until they are right again."""
     lines = [
         "## Shares of work against throughput",
         "",
@@ -351,20 +312,7 @@ def _recovered_s(
 
 
 def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
-    """A plan's flow beside what routers find.
-
-    Parameters
-    ----------
-    seeds
-        Of latencies, drawn a little around the measured ones.
-    say
-        Progress.
-
-    Returns
-    -------
-    list[str]
-        Lines of Markdown.
-    """
+    """A plan's flow beside what routers find."""
     cluster_words = "aws8_dtfm_worldwide_2022, 2 devices a region"
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     inside = pl.Link(0.005, 2.5e8)

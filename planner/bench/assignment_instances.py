@@ -21,18 +21,7 @@ JITTER = 0.1
 
 
 def dtfm_case(case: int) -> AssignmentProblem:
-    """Case 1..5 of DT-FM with the constants of its public code: 64 devices, 8 x 8.
-
-    Parameters
-    ----------
-    case
-        1 to 5.
-
-    Returns
-    -------
-    AssignmentProblem
-        8 stages of 8.
-    """
+    """Case 1..5 of DT-FM with the constants of its public code: 64 devices, 8 x 8."""
     network = load_network(f"dtfm_case{case}_code")
     return AssignmentProblem(network, 8, 8, ACTIVATION_BYTES, GRADIENT_BYTES)
 
@@ -53,20 +42,6 @@ def jittered(devices: int, stages: int = 8, seed: int = 0) -> AssignmentProblem:
 
     Devices of one region are 0.5 ms and 10 Gb/s apart before the noise (sigma 0.1), so that no two
     devices are interchangeable.
-
-    Parameters
-    ----------
-    devices
-        N.
-    stages
-        S.
-    seed
-        Of the random choices.
-
-    Returns
-    -------
-    AssignmentProblem
-        Equal stages.
     """
     base = skyplane_regions()
     count, extra = divmod(devices, len(base))

@@ -19,16 +19,6 @@ def all_reduce_s(problem: AveragingProblem) -> float:
     """Seconds of one butterfly all-reduce among the contributors, equal parts for each.
 
     Peers without an accelerator do not take part.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     inside = problem.subset([int(i) for i in np.flatnonzero(problem.contributors)])
     even = np.full(len(inside), 1.0 / len(inside))
@@ -36,18 +26,7 @@ def all_reduce_s(problem: AveragingProblem) -> float:
 
 
 def parameter_server_s(problem: AveragingProblem) -> float:
-    """Seconds with one peer summing everything: the best choice of that peer.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Seconds with one peer summing everything: the best choice of that peer."""
     shares = np.eye(len(problem))[problem.can_aggregate]
     return min(
         _seconds(problem, attained_rates(problem, problem.contributors, one)) for one in shares
@@ -55,34 +34,12 @@ def parameter_server_s(problem: AveragingProblem) -> float:
 
 
 def adaptive_s(problem: AveragingProblem) -> float:
-    """Seconds of the best executable plan in which every peer that can compute contributes.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Seconds of the best executable plan in which every peer that can compute contributes."""
     return _seconds(problem, best_rates(Limits(problem), problem.contributors).rates)
 
 
 def scalar_bandwidth_s(problem: AveragingProblem) -> float:
-    """Seconds attained by the shares of `scalar_bandwidth_shares`.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Seconds attained by the shares of `scalar_bandwidth_shares`."""
     shares = scalar_bandwidth_shares(problem)
     return _seconds(problem, attained_rates(problem, problem.contributors, shares))
 
@@ -92,11 +49,6 @@ def scalar_bandwidth_shares(problem: AveragingProblem) -> Floats:
 
     Minimise ``max_i (1 + (n - 2) x_i) / b_i`` over shares x that sum to 1: each peer sends the
     parts of others and receives its own from all. Written from that description.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
 
     Returns
     -------

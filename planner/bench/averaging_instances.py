@@ -29,17 +29,6 @@ def instance(
     from `UPLOADS_GBIT` with a factor uniform in [0.9, 1.1); downloads are the upload times a factor
     uniform in [1, 4); links are uniform in [0.05, 2) Gb/s. The vector has 100 MB. The random
     generator is NumPy's ``default_rng([peers, seed])``, drawn from in this order.
-
-    Parameters
-    ----------
-    ratio
-        Sets the batch: everyone's computing takes ``ratio`` times as long as the vector takes
-        through the smallest download, below which no averaging can get. At 0.3 only the network
-        limits, at 2 mostly the computing, near 1 both.
-    links
-        False: without pairwise limits.
-    link_factor
-        All links times this; below about 0.1 they begin to bind.
     """
     rng = np.random.default_rng([peers, seed])
     samples = rng.uniform(0, 2, peers)

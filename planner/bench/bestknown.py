@@ -77,23 +77,7 @@ Table = dict[str, BestKnown]
 
 
 def load_table(folder: Path = FOLDER) -> Table:
-    """The table of a folder; empty where there is none.
-
-    Parameters
-    ----------
-    folder
-        With ``best-known.json`` and ``solutions/``.
-
-    Returns
-    -------
-    dict[str, Entry]
-        By instance.
-
-    Raises
-    ------
-    ValueError
-        One line: the file is no such table.
-    """
+    """The table of a folder; empty where there is none."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -123,8 +107,6 @@ class RecordChange:
 
     Attributes
     ----------
-    instance
-        Its id.
     what
         ``new``, ``better``, ``bound``, ``no better`` or ``refused``.
     words
@@ -145,30 +127,7 @@ def record(
     date: str,
     bounds: bool = False,
 ) -> list[RecordChange]:
-    """Take solutions into a table, each that the checker accepts and that is better.
-
-    Parameters
-    ----------
-    solutions
-        Holds ``family/name.json`` or ``.json.gz``.
-    instances
-        To look for.
-    folder
-        Of the table.
-    by
-        Who found them; None: as the files say.
-    date
-        Of today.
-    bounds
-        Whether to take the bounds that the files state, too: only from files of your own, whose
-        ``problem`` is the hash of the instance's. Recorded as not recomputed but for rebalancing,
-        where the checker makes the bound itself.
-
-    Returns
-    -------
-    list[Change]
-        One a solution.
-    """
+    """Take solutions into a table, each that the checker accepts and that is better."""
     table = load_table(folder)
     changes = []
     for instance in instances:

@@ -16,18 +16,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
 def profile_svg(standings: Sequence[MethodStanding]) -> str:
-    """A step line a method, over gaps on a logarithmic axis.
-
-    Parameters
-    ----------
-    standings
-        Of a family.
-
-    Returns
-    -------
-    str
-        SVG; colours and dashes in the order of `key`.
-    """
+    """A step line a method, over gaps on a logarithmic axis."""
     marks = []
     for tick in (LEAST, 1e-3, 1e-2, 1e-1, 1.0, MOST):
         x, word = _x(tick), f"{100 * tick:g}%"
@@ -50,20 +39,7 @@ def profile_svg(standings: Sequence[MethodStanding]) -> str:
 
 
 def key(method: str, number: int) -> str:
-    """A method's line with its name.
-
-    Parameters
-    ----------
-    method
-        Its name.
-    number
-        Its place among the standings.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """A method's line with its name."""
     return (
         f'<span class="line"><svg viewBox="0 0 30 8" aria-hidden="true"><path d="M1 4H29" '
         f"{_stroke(number)}/></svg>{escape(method)}</span> "

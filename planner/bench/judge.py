@@ -56,8 +56,6 @@ class Accepted:
 
     Attributes
     ----------
-    plan
-        The answer.
     objective
         In the family's unit, from the definitions.
     bound
@@ -70,27 +68,7 @@ class Accepted:
 
 
 def judge(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
-    """Check and price an answer.
-
-    Parameters
-    ----------
-    family
-        Of the problem.
-    problem
-        What it answers.
-    answer
-        A plan, a `Result` with one, or its JSON form.
-
-    Returns
-    -------
-    Accepted
-        With the bound of a `Result`, where it has one.
-
-    Raises
-    ------
-    AnswerError
-        One line: the first rule that it breaks.
-    """
+    """Check and price an answer."""
     try:
         return _judged(family, problem, answer)
     except AnswerError:
@@ -125,20 +103,7 @@ def _judged(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
 
 
 def objective_of(plan: Any, problem: Any) -> float:
-    """The objective of a valid answer, computed by the checker's own formulas.
-
-    Parameters
-    ----------
-    plan
-        Valid: what it says of its own times has been recomputed.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    float
-        In the family's unit.
-    """
+    """The objective of a valid answer, computed by the checker's own formulas."""
     match plan:
         case AssignmentPlan():
             return assignment_cost_s(

@@ -32,18 +32,7 @@ class KeptSolutions:
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def require_own(self, instances: Iterable[str]) -> None:
-        """Refuse a folder with files that are in the way, and are no solutions.
-
-        Parameters
-        ----------
-        instances
-            Whose answers may be written.
-
-        Raises
-        ------
-        ValueError
-            One line.
-        """
+        """Refuse a folder with files that are in the way, and are no solutions."""
         for instance in dict.fromkeys(instances):
             path = find_solution(self.folder, instance)
             try:
@@ -53,13 +42,7 @@ class KeptSolutions:
                 raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
 
     def offer(self, done: TaskResult) -> None:
-        """Keep what is better than what is kept.
-
-        Parameters
-        ----------
-        done
-            Of any instance.
-        """
+        """Keep what is better than what is kept."""
         row = done.row
         if done.answer is None or row.objective is None:
             return

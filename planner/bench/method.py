@@ -35,10 +35,6 @@ class BenchMethod:
     ----------
     name
         In tables, unique within a family.
-    families
-        That it answers.
-    run
-        The function.
     kind
         Ours, a paper's, a rule that people use, or somebody else's.
     seeded
@@ -73,21 +69,6 @@ def foreign_method(reference: str) -> BenchMethod:
     """Somebody else's function, named ``package.module:function``.
 
     It may say in an attribute ``families`` which it answers; otherwise it is asked for all.
-
-    Parameters
-    ----------
-    reference
-        What `importlib` finds.
-
-    Returns
-    -------
-    Method
-        Seeded, under its reference's name.
-
-    Raises
-    ------
-    ValueError
-        One line: there is no such function.
     """
     name, _, attribute = reference.partition(":")
     if not name or not attribute:

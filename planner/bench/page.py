@@ -21,22 +21,7 @@ Cell = tuple[str, float | None]
 
 
 def page(summary: Summary, title: str, made: Sequence[str]) -> str:
-    """The page.
-
-    Parameters
-    ----------
-    summary
-        Of a run.
-    title
-        Its heading.
-    made
-        Paragraphs: versions, command, machine.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """The page."""
     style = STYLE.read_text() + (HERE / "page.css").read_text()
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',

@@ -18,39 +18,13 @@ FIELDS = (
 
 
 def reference(path: Path, **changes: object) -> PathProblem:
-    """The public code's configuration: 20 devices, 33% skip.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    **changes
-        Fields that replace the file's.
-
-    Returns
-    -------
-    PathProblem
-        Validated.
-    """
+    """The public code's configuration: 20 devices, 33% skip."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return PathProblem(**{**{name: data[name] for name in FIELDS.split()}, **changes})
 
 
 def unlike(problem: PathProblem, seed: int) -> PathProblem:
-    """The same network with devices that compute at half to twice the speed and hold 3 to 5.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-    seed
-        Of the random choices.
-
-    Returns
-    -------
-    PathProblem
-        With other times.
-    """
+    """The same network with devices that compute at half to twice the speed and hold 3 to 5."""
     rng = np.random.default_rng(seed)
     n = len(problem)
     slow = np.exp(rng.uniform(np.log(0.5), np.log(2.0), n))
@@ -63,18 +37,7 @@ def unlike(problem: PathProblem, seed: int) -> PathProblem:
 
 
 def hundred(seed: int = 0) -> PathProblem:
-    """100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches.
-
-    Parameters
-    ----------
-    seed
-        Of the random choices.
-
-    Returns
-    -------
-    PathProblem
-        On a random arrangement, with live memory.
-    """
+    """100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches."""
     network = load_network("skyplane_60_20220129").complete()
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(network), 100)
@@ -98,13 +61,6 @@ INSIDE_LATENCY_S = 0.001
 
 def reference_link_s(path: Path, problem: PathProblem) -> NDArray[np.float64]:
     """For how long a message keeps its link busy: the transfer less latency and flat seconds.
-
-    Parameters
-    ----------
-    path
-        Of the instance's file, which names the devices' locations.
-    problem
-        Of the file.
 
     Returns
     -------

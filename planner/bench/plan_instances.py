@@ -87,12 +87,6 @@ class PlanInstance:
     ----------
     about
         Devices, network and workload in a few words.
-    cluster
-        Makes the cluster.
-    workload
-        A preset.
-    changes
-        Of the preset.
     """
 
     about: str

@@ -41,19 +41,7 @@ class ProblemFamily(enum.StrEnum):
         return one > other + margin if self.maximised else one < other - margin
 
     def gap(self, objective: float, reference: float) -> float:
-        """Distance behind a reference as a part of it; below 0: ahead of it.
-
-        Parameters
-        ----------
-        objective, reference
-            Above 0, in the family's unit.
-
-        Returns
-        -------
-        float
-            Minimised: objective / reference - 1. Maximised: reference / objective - 1, so that
-            half the rate and twice the time are both a gap of 1.
-        """
+        """Distance behind a reference as a part of it; below 0: ahead of it."""
         high, low = (reference, objective) if self.maximised else (objective, reference)
         return high / low - 1 if low > 0 else float("inf")
 
@@ -89,8 +77,6 @@ class BenchInstance:
         ``family/name``. No method sees it.
     about
         Where it comes from, in a few words.
-    make
-        Makes the problem.
     quick
         Whether ``--quick`` has it.
     """

@@ -24,11 +24,6 @@ def instance_data(instance: BenchInstance) -> dict[str, Any]:
 
     Paths have the fields of `planner.PathProblem`, so that ``planner paths FILE`` reads the file.
 
-    Parameters
-    ----------
-    instance
-        Any.
-
     Returns
     -------
     dict[str, Any]
@@ -48,18 +43,7 @@ def instance_data(instance: BenchInstance) -> dict[str, Any]:
 
 
 def problem_of(data: dict[str, Any]) -> Any:
-    """The problem of `instance_data`.
-
-    Parameters
-    ----------
-    data
-        As written.
-
-    Returns
-    -------
-    object
-        With the same hash.
-    """
+    """The problem of `instance_data`."""
     kinds: dict[str, Any] = {
         ProblemFamily.AVERAGING: AveragingProblem,
         ProblemFamily.PATHS: PathProblem,
@@ -90,16 +74,6 @@ def problem_hash(problem: Any) -> str:
 
     Entries that say nothing are left out, so that a field which a later release adds, and an old
     problem leaves empty, changes no hash.
-
-    Parameters
-    ----------
-    problem
-        Of any family.
-
-    Returns
-    -------
-    str
-        To tell problems apart, not for security.
     """
     content = _fields(problem)
     network = problem.cluster.network if isinstance(problem, PlanProblem) else None

@@ -16,8 +16,6 @@ class BenchProgress:
 
     Parameters
     ----------
-    total
-        Rows to come.
     kept
         Rows that are there already.
     """
@@ -28,13 +26,7 @@ class BenchProgress:
         PROGRESS.start(f"{total} rows to come")
 
     def step(self, done: TaskResult) -> None:
-        """A row more.
-
-        Parameters
-        ----------
-        done
-            What it was.
-        """
+        """A row more."""
         self._done += 1
         spent_s = time.perf_counter() - self._began
         left_s = spent_s / self._done * (self._total - self._done)

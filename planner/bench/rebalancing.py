@@ -29,22 +29,6 @@ def traced(
 
     Who leaves and where who comes enters is drawn from NumPy's ``default_rng([seed, 0])`` and
     ``default_rng([seed, 1])``, in turn. Times are rounded to milliseconds.
-
-    Parameters
-    ----------
-    market
-        Who comes and goes.
-    seed
-        Of the trace and of the draws.
-    work_s, speed
-        Of stages and of kinds.
-    download_s
-        How long a peer downloads.
-
-    Returns
-    -------
-    RebalancingProblem
-        Peers begin as evenly spread as can be.
     """
     trace = market.trace(seed)
     change = trace.change
@@ -150,20 +134,7 @@ INSTANCES = (
 
 
 def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
-    """The moves that a policy makes, which sees stages as they are and nothing of what comes.
-
-    Parameters
-    ----------
-    problem
-        Peers that come and go.
-    policy
-        Asked while the trace is played.
-
-    Returns
-    -------
-    RebalancingPlan
-        Its moves with their times.
-    """
+    """The moves that a policy makes, which sees stages as they are and nothing of what comes."""
     kinds = tuple(f"kind{k}" for k in range(len(problem.speed)))
     trace = Trace(
         kinds,

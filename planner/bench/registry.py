@@ -15,25 +15,7 @@ METHODS: tuple[BenchMethod, ...] = tuple(one for room in FAMILIES for one in roo
 
 
 def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[BenchInstance]:
-    """Those whose id matches one of the patterns, as shells match file names.
-
-    Parameters
-    ----------
-    patterns
-        Such as ``paths/*``; none: all.
-    quick
-        Of these, only those of ``--quick``.
-
-    Returns
-    -------
-    list[Instance]
-        In the registry's order.
-
-    Raises
-    ------
-    ValueError
-        A pattern matches nothing.
-    """
+    """Those whose id matches one of the patterns, as shells match file names."""
     every = [one for one in INSTANCES.values() if one.quick or not quick]
     asked = list(patterns)
     for pattern in asked:

@@ -70,23 +70,7 @@ def append_row(path: Path, row: BenchRow) -> None:
 
 
 def read_rows(path: Path) -> list[BenchRow]:
-    """Rows of a file; a last line that was cut short is left out.
-
-    Parameters
-    ----------
-    path
-        Of the file; it may be missing.
-
-    Returns
-    -------
-    list[Row]
-        In the file's order, of equal keys the last.
-
-    Raises
-    ------
-    ValueError
-        One line: another line is no row.
-    """
+    """Rows of a file; a last line that was cut short is left out."""
     if not path.exists():
         return []
     found: dict[Key, BenchRow] = {}

@@ -21,25 +21,7 @@ class Interrupted(Exception):
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    """Run all, as many at a time as there are jobs; in the order in which they end.
-
-    Parameters
-    ----------
-    tasks
-        To run.
-    jobs
-        Processes; 1: in this one.
-
-    Yields
-    ------
-    Done
-        A task whose process dies has a row that says so.
-
-    Raises
-    ------
-    Interrupted
-        Ctrl-C; what was under way is dropped, since a row would be of less effort than it says.
-    """
+    """Run all, as many at a time as there are jobs; in the order in which they end."""
     return _here(tasks) if jobs == 1 else _in_pool(tasks, jobs)
 
 
@@ -118,13 +100,6 @@ def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
     """The first of a family that no other process is at, or just the first.
 
     Each compiles what its family needs, and the others then load that from the disk.
-
-    Parameters
-    ----------
-    waiting
-        At least one.
-    going
-        What the other processes are at.
     """
     under_way = {INSTANCES[task.instance].family for task in going}
     others = (task for task in waiting if INSTANCES[task.instance].family not in under_way)

@@ -46,27 +46,7 @@ class AnswerError(ValueError):
 
 
 def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
-    """A plan from its JSON form.
-
-    Parameters
-    ----------
-    family
-        Of the problem.
-    problem
-        What it answers.
-    data
-        As above.
-
-    Returns
-    -------
-    object
-        Not yet checked.
-
-    Raises
-    ------
-    AnswerError
-        It has another form, or a number that is not finite.
-    """
+    """A plan from its JSON form."""
     if not isinstance(data, dict):
         raise AnswerError(f"an answer must be an object, found {type(data).__name__}; see the docs")
     odd = next(_not_finite(data, "answer"), None)
@@ -139,18 +119,7 @@ def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> Averagin
 
 
 def answer_data(plan: Any) -> dict[str, Any]:
-    """What `answer_of` reads.
-
-    Parameters
-    ----------
-    plan
-        Of any family.
-
-    Returns
-    -------
-    dict[str, Any]
-        JSON-ready.
-    """
+    """What `answer_of` reads."""
     match plan:
         case AssignmentPlan():
             return {"groups": [list(group) for group in plan.groups]}
@@ -166,42 +135,13 @@ def answer_data(plan: Any) -> dict[str, Any]:
 
 
 def find_solution(folder: Path, instance: str) -> Path | None:
-    """The file of an instance in a folder of solutions, if it has one.
-
-    Parameters
-    ----------
-    folder
-        Holds ``family/name.json`` or ``family/name.json.gz``.
-    instance
-        Its id.
-
-    Returns
-    -------
-    Path or None
-        The first of the two that is there.
-    """
+    """The file of an instance in a folder of solutions, if it has one."""
     found = (folder / f"{instance}{suffix}" for suffix in SUFFIXES)
     return next((path for path in found if path.is_file()), None)
 
 
 def read_solution(path: Path) -> dict[str, Any]:
-    """A solution file, or a bare answer in a wrapper of its own.
-
-    Parameters
-    ----------
-    path
-        Of a ``.json`` or ``.json.gz``.
-
-    Returns
-    -------
-    dict[str, Any]
-        With ``answer``.
-
-    Raises
-    ------
-    AnswerError
-        It cannot be read.
-    """
+    """A solution file, or a bare answer in a wrapper of its own."""
     if path.suffix == ".gz":
         try:
             with gzip.open(path) as file:
@@ -222,15 +162,7 @@ def read_solution(path: Path) -> dict[str, Any]:
 
 
 def write_solution(path: Path, solution: dict[str, Any]) -> None:
-    """Write the file, the same bytes for the same content; ``.gz`` is packed.
-
-    Parameters
-    ----------
-    path
-        Its folder is made.
-    solution
-        JSON-ready.
-    """
+    """Write the file, the same bytes for the same content; ``.gz`` is packed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(solution, allow_nan=False, separators=(",", ":")) + "\n"
     data = text.encode()

@@ -11,15 +11,7 @@ LIBRARIES = ("planner", "numpy", "scipy", "numba", "ortools")
 
 
 def stamp(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
-    """Versions, machine and load in one line.
-
-    Parameters
-    ----------
-    before
-        The machine's load before the run.
-    libraries
-        Whose versions are named.
-    """
+    """Versions, machine and load in one line."""
     kernel = ".".join(platform.release().split(".")[:2])
     packages = ", ".join(f"{name} {version(name)}" for name in libraries)
     return (

@@ -20,8 +20,6 @@ class Known:
 
     Attributes
     ----------
-    instance
-        Its id.
     objective, method
         The best, and who found it; ``on record`` where the table has it and no row reaches it.
     bound, bound_recomputed
@@ -111,12 +109,8 @@ class Summary:
 
     Attributes
     ----------
-    known
-        By instance.
     families
         Standings by family, the best first.
-    rows
-        All.
     """
 
     known: Mapping[str, Known]
@@ -134,20 +128,7 @@ def percent(part: float | None) -> str:
 
 
 def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summary:
-    """Figures of a run.
-
-    Parameters
-    ----------
-    rows
-        Of any instances, all of the same problems.
-    table
-        Of best known answers; what answers another problem of the same name is left aside.
-
-    Returns
-    -------
-    Summary
-        Families in their order.
-    """
+    """Figures of a run."""
     known = {
         name: _known(name, [row for row in rows if row.instance == name], table.get(name))
         for name in dict.fromkeys(row.instance for row in rows)
@@ -240,17 +221,6 @@ def _by_instance(rows: Sequence[BenchRow], method: str) -> list[tuple[str, list[
 
 
 def profile(standing: MethodStanding) -> list[tuple[float, float]]:
-    """Performance profile: for each gap, the part of instances solved within it.
-
-    Parameters
-    ----------
-    standing
-        Of a method.
-
-    Returns
-    -------
-    list[tuple[float, float]]
-        Steps ``(gap, part)``, ascending; what was not solved is in none.
-    """
+    """Performance profile: for each gap, the part of instances solved within it."""
     ordered = sorted(standing.gaps.values())
     return [(gap, (k + 1) / standing.asked) for k, gap in enumerate(ordered)]

@@ -30,20 +30,7 @@ SPEED = (
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool) -> Iterator[str]:
-    """Lines of a table.
-
-    Parameters
-    ----------
-    heads, rows
-        Cells as text.
-    markdown
-        Otherwise in columns.
-
-    Yields
-    ------
-    str
-        One a row.
-    """
+    """Lines of a table."""
     if markdown:
         yield f"| {' | '.join(heads)} |"
         yield f"|{'---|' * len(heads)}"
@@ -61,20 +48,7 @@ def count_of(instances: int) -> str:
 
 
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A table a family.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-    markdown
-        Or for the terminal.
-
-    Yields
-    ------
-    str
-        Lines.
-    """
+    """A table a family."""
     for family, standings in summary.families.items():
         count = sum(one.family is family for one in summary.known.values())
         yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
@@ -85,20 +59,7 @@ def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def speed(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """One table of ratios.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-    markdown
-        Or for the terminal.
-
-    Yields
-    ------
-    str
-        Lines.
-    """
+    """One table of ratios."""
     rows = [
         (str(family), s.method, "-" if s.over_ours is None else f"{s.over_ours:.3g}")
         for family, standings in summary.families.items()
@@ -108,20 +69,7 @@ def speed(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def instances(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A line an instance: best known, bound and gap.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-    markdown
-        Or for the terminal.
-
-    Yields
-    ------
-    str
-        Lines.
-    """
+    """A line an instance: best known, bound and gap."""
     rows = [
         (
             name,
@@ -137,18 +85,7 @@ def instances(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def contradictions(summary: Summary) -> list[str]:
-    """A sentence an instance whose best answer is beyond its bound.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-
-    Returns
-    -------
-    list[str]
-        Empty if all is well.
-    """
+    """A sentence an instance whose best answer is beyond its bound."""
     return [
         f"WRONG: {name}: {k.objective:.9g} {k.family.unit} ({k.method}) is beyond the bound "
         f"{k.bound:.9g}: the bound or the answer is wrong; report this"
@@ -158,38 +95,14 @@ def contradictions(summary: Summary) -> list[str]:
 
 
 def refusals(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A line a refused row, with the reason.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-    markdown
-        Or for the terminal.
-
-    Yields
-    ------
-    str
-        Lines; none if nothing was refused.
-    """
+    """A line a refused row, with the reason."""
     rows = [(r.instance, r.method, str(r.seed), r.reason) for r in summary.rows if not r.accepted]
     if rows:
         yield from table(("instance", "method", "seed", "reason"), rows, markdown=markdown)
 
 
 def terminal(summary: Summary) -> str:
-    """For the terminal.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-
-    Returns
-    -------
-    str
-        Several tables.
-    """
+    """For the terminal."""
     refused = sum(not row.accepted for row in summary.rows)
     new = [name for name, k in summary.known.items() if k.improved or k.recorded is None]
     wrong = contradictions(summary)
@@ -212,22 +125,7 @@ def terminal(summary: Summary) -> str:
 
 
 def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
-    """A dated report.
-
-    Parameters
-    ----------
-    summary
-        Of the run.
-    title
-        Its heading.
-    made
-        Paragraphs: versions, command, machine.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """A dated report."""
     lines = [f"# {title}", ""]
     for paragraph in made:
         lines += [paragraph, ""]

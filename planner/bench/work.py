@@ -31,12 +31,8 @@ class Task:
 
     Attributes
     ----------
-    instance
-        Its id.
     method
         A name of the registry, ``package.module:function``, or the name of a solution's row.
-    seed, effort
-        For it.
     guard_s
         It is cut off after so many seconds.
     solution
@@ -57,8 +53,6 @@ class TaskResult:
 
     Attributes
     ----------
-    row
-        For the tables.
     answer
         JSON form of the answer, if it was accepted.
     """
@@ -85,18 +79,7 @@ def _end_with_parent() -> None:
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run and judge.
-
-    Parameters
-    ----------
-    task
-        Of the registry's instances.
-
-    Returns
-    -------
-    Done
-        Whatever a method does, a row.
-    """
+    """Run and judge."""
     instance = INSTANCES[task.instance]
     problem = instance.make()
     kind, method = MethodKind.OTHER, None
@@ -151,20 +134,7 @@ def run_task(task: Task) -> TaskResult:
 
 
 def method_of(family: ProblemFamily, name: str) -> BenchMethod:
-    """A method of the registry, or somebody else's.
-
-    Parameters
-    ----------
-    family
-        That it answers.
-    name
-        Its name, or ``package.module:function``.
-
-    Returns
-    -------
-    Method
-        The first that fits.
-    """
+    """A method of the registry, or somebody else's."""
     for method in METHODS:
         if method.name == name and family in method.families:
             return method

@@ -31,27 +31,7 @@ INSIDE_S, INSIDE_BYTES_PER_S = 0.25e-3, 10e9 / 8
 
 
 def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network:
-    """A network of the stated generator.
-
-    Parameters
-    ----------
-    regions, devices
-        How many; as many devices as regions, or more.
-    seed
-        Of all draws.
-    jitter
-        q, in [0, 1).
-
-    Returns
-    -------
-    Network
-        ``devices`` of them, region by region.
-
-    Raises
-    ------
-    ValueError
-        Fewer devices than regions, or none.
-    """
+    """A network of the stated generator."""
     if not 1 <= regions <= devices:
         raise ValueError(
             f"{devices} devices in {regions} regions; give a region or more, and a device each"
@@ -81,20 +61,7 @@ def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network
 
 
 def mixed_world(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:
-    """A `world` whose regions have the given GPUs in turn.
-
-    Parameters
-    ----------
-    regions, devices, seed
-        As there.
-    gpus
-        Names of `planner.GPUS`.
-
-    Returns
-    -------
-    Cluster
-        Without limits beside those of pairs.
-    """
+    """A `world` whose regions have the given GPUs in turn."""
     network = world(regions, devices, seed)
     kinds = [Devices.of_gpu(gpus[int(region[1:]) % len(gpus)]) for region in network.regions]
     return Cluster(

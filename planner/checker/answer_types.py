@@ -13,37 +13,13 @@ from planner.utils.type_check import TypeMismatch, type_mismatch
 
 
 def answer_form(answer: Any, kind: type) -> list[Violation]:
-    """The first field of an answer that is something else than it must be.
-
-    Parameters
-    ----------
-    answer
-        Part of a plan.
-    kind
-        Its class, as the checker knows it.
-
-    Returns
-    -------
-    list[Violation]
-        At most one; empty: the rest may presume that there is none.
-    """
+    """The first field of an answer that is something else than it must be."""
     wrong = type_mismatch(answer, kind) or next(_dimensions(answer), None)
     return _violations(wrong)
 
 
 def result_form(result: Result[Any]) -> list[Violation]:
-    """The same of what surrounds it, but for history and candidates, from which nothing follows.
-
-    Parameters
-    ----------
-    result
-        A solver's.
-
-    Returns
-    -------
-    list[Violation]
-        At most one.
-    """
+    """The same of what surrounds it, but for history and candidates, from which nothing follows."""
     wrong = type_mismatch(result, Result)
     if wrong is None and not is_json(result.witness):  # goes into files
         wrong = TypeMismatch(".witness", "what JSON can hold", result.witness)

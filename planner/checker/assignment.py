@@ -23,18 +23,6 @@ TOLERANCE = 1e-9
 def check_assignment(plan: AssignmentPlan, problem: AssignmentProblem) -> list[Violation]:
     """Every rule of the assignment problem that a plan breaks.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    list[Violation]
-        Empty if it is valid.
-
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
@@ -50,22 +38,6 @@ def assignment_cost_s(
     gradient_bytes: Sequence[float],
 ) -> float:
     """Eq. 1 in seconds; both directions of every link are averaged here.
-
-    Parameters
-    ----------
-    groups
-        Devices of every stage.
-    network
-        N devices.
-    activation_bytes
-        Over each boundary (S - 1).
-    gradient_bytes
-        Of each stage (S).
-
-    Returns
-    -------
-    float
-        Seconds.
 
     References
     ----------
@@ -98,11 +70,6 @@ def smallest_bottleneck(cost: Floats) -> float:
     ----------
     cost
         ``float[n, m]``.
-
-    Returns
-    -------
-    float
-        In the unit of ``cost``.
     """
     if cost.shape[0] > cost.shape[1]:
         cost = cost.T
@@ -177,22 +144,7 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
 def grid_violations(
     plan: AssignmentPlan, network: Network, activation_bytes: Sequence[float]
 ) -> Iterator[Violation]:
-    """Whether the columns are the groups and the rows realise the bottleneck matchings.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    network
-        N devices.
-    activation_bytes
-        Over each boundary (S - 1).
-
-    Yields
-    ------
-    Violation
-        One for each boundary whose matching is not the best.
-    """
+    """Whether the columns are the groups and the rows realise the bottleneck matchings."""
     grid = plan.grid
     assert grid is not None
     if tuple(tuple(sorted(column)) for column in grid.T.tolist()) != tuple(

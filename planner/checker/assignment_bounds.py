@@ -21,25 +21,7 @@ def recomputed_bound_s(
     activation_bytes: Sequence[float],
     gradient_bytes: Sequence[float],
 ) -> float | None:
-    """What a witness proves about eq. 1, computed from the problem alone.
-
-    Parameters
-    ----------
-    witness
-        ``kind`` "star and forest", which needs nothing else.
-    network
-        N devices; both directions of every link are averaged here.
-    stage_sizes
-        Devices of each of S stages.
-    activation_bytes, gradient_bytes
-        Per boundary (S - 1) and per stage (S).
-
-    Returns
-    -------
-    float or None
-        Seconds that no assignment falls below; None for another kind, or where the numbers do not
-        belong together.
-    """
+    """What a witness proves about eq. 1, computed from the problem alone."""
     sizes, n = list(stage_sizes), len(network)
     fits = (
         bool(sizes)

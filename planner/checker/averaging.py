@@ -20,18 +20,6 @@ TOLERANCE = 1e-9
 def check_averaging(plan: AveragingPlan, problem: AveragingProblem) -> list[Violation]:
     """Everything that is wrong with the plan; empty if it is valid and attains what it says.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    list[Violation]
-        Empty if it is valid.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 1 and

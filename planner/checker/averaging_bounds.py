@@ -16,18 +16,6 @@ def recomputed_bound(witness: Mapping[str, Any], problem: AveragingProblem) -> f
     as much of the others' gradients as it sums. The only contributor may save what it sums. So R is
     at most the second smallest download, and at most the smallest plus what a peer may sum; and it
     is at most what all reducers together can return.
-
-    Parameters
-    ----------
-    witness
-        What the bound stands on.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    float or None
-        Steps per second.
     """
     if witness.get("kind") != "everyone":
         return None

@@ -16,8 +16,6 @@ class BoundBasis:
 
     Attributes
     ----------
-    part
-        Such as ``step``.
     bound
         As stored, None where there is none.
     recomputed
@@ -65,18 +63,7 @@ def argument_of(witness: Witness | None) -> str:
 
 
 def bound_bases(plan: TrainingPlan) -> Iterator[BoundBasis]:
-    """One for each certificate of a valid plan.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Yields
-    ------
-    Standing
-        In the plan's order.
-    """
+    """One for each certificate of a valid plan."""
     for part, certificate in plan.certificates.items():
         again = None if certificate.witness is None else recomputed_s(plan, part)
         yield BoundBasis(

@@ -21,49 +21,13 @@ def same(
     unit: str = "s",
     said: str = "recomputed",
 ) -> Iterator[Violation]:
-    """A stored figure that is not the recomputed one.
-
-    Parameters
-    ----------
-    actual
-        Recomputed.
-    stored
-        As the plan has it.
-    rule
-        Of the violation.
-    where
-        Field of the plan.
-    tolerance
-        Relative excess that counts as rounding.
-    unit
-        Of both.
-    said
-        Before the first, where it is not computed again.
-
-    Yields
-    ------
-    Violation
-        One, or none.
-    """
+    """A stored figure that is not the recomputed one."""
     if stored is None or not abs(actual - stored) <= tolerance * max(abs(actual), 1e-12):
         yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
-    """A gap or a status that does not follow from objective and bound.
-
-    Parameters
-    ----------
-    c
-        The certificate.
-    where
-        Field of the plan.
-
-    Yields
-    ------
-    Violation
-        At most three.
-    """
+    """A gap or a status that does not follow from objective and bound."""
     for name, value in (("objective", c.objective), ("bound", c.bound)):
         if value is not None and not value >= 0:
             yield Violation(name, f"{where}.{name}", f"must be at least 0, found {value}")

@@ -23,18 +23,7 @@ Floats = NDArray[np.float64]
 
 
 def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
-    """Dollars and bytes that are not those of the plan's messages, prices and step.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Yields
-    ------
-    Violation
-        Nothing where it says no cost.
-    """
+    """Dollars and bytes that are not those of the plan's messages, prices and step."""
     cost, hourly = plan.cost, plan.cluster.devices.usd_per_hour
     if cost is None:
         if "cost" in plan.certificates:
@@ -83,22 +72,7 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """What computing costs at least on devices of a price a FLOP, and waiting for a shortest step.
-
-    Parameters
-    ----------
-    witness
-        ``kind`` "cost", ``devices``: classes with their ``count``, ``flops`` and ``usd_per_hour``,
-        the plan's among them; ``step_s`` and ``step``: a bound on the step and its witness, where
-        waiting has a price.
-    plan
-        What is judged.
-
-    Returns
-    -------
-    float or None
-        Dollars; None where it is malformed or says nothing about this plan.
-    """
+    """Least cost of computing at each price per FLOP, plus waiting for the shortest step."""
     hourly, w = plan.cluster.devices.usd_per_hour, plan.workload
     if hourly is None or plan.cost is None or plan.compute_times.source != FROM_FLOPS:
         return None

@@ -289,16 +289,10 @@ def run(
 
     Parameters
     ----------
-    work, links, rounds
-        The plan.
     steps
         ``int[T]``: the schedule of every step.
     averages
         ``bool[T]``: whether they end with averaging.
-    happened
-        Filled in place.
-    delayed
-        Whether averaging goes on beside the step after it, which ends no sooner.
     """
     # an array that is taken out of a tuple is counted each time: so once
     device, seconds, after, pair = work.device, work.seconds, work.after, work.pair

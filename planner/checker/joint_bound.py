@@ -38,33 +38,7 @@ MOST_DEVICES = 100_000
 def whole_step_bound_s(
     witness: Mapping[str, Any], plan: TrainingPlan, claimed_s: float
 ) -> float | None:
-    """What a witness proves about all plans on its devices.
-
-    Parameters
-    ----------
-    witness
-        ``kind`` "whole step". ``devices``: classes with their ``count``; ``return_s``: pairs of a
-        number of devices and the least seconds there and back in a group of so many or more;
-        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``helped``: whether other devices may
-        sum parts of gradients (they count in ``return_s`` only); ``levels``: whether stages may
-        average in two levels; ``regions``: how many there are, where they do so on two clocks;
-        ``price``: weights of FLOP/s, uploads and number of devices; ``microbatch_samples``, of
-        which microbatches are multiples; ``recompute``: whether stages may; ``every_steps``: how
-        many steps one averages, if that is not each, and the bound is their mean; ``measured``:
-        whether FLOP/s are not exceeded by any operation's measured time, instead of the devices'.
-    plan
-        What is judged. Its devices must be among the witness's, and it must be a plan of the kind
-        that the bound is about: compute times by FLOPs or measured, all stages visited, the head
-        last, one round a stage, or two levels or two clocks, in which all contribute.
-    claimed_s
-        The bound that it is said to prove.
-
-    Returns
-    -------
-    float or None
-        ``claimed_s`` if it does, else the largest bound that it proves; None where it is malformed
-        or says nothing about this plan.
-    """
+    """What a witness proves about all plans on its devices."""
     try:
         if not _is_about(witness, plan):
             return None

@@ -15,21 +15,7 @@ from planner.problems import ArrangedPathProblem, PathProblem
 
 
 def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem) -> float | None:
-    """The bound that a witness stands for, seconds.
-
-    Parameters
-    ----------
-    witness
-        For a `PathProblem`: ``{"kind": "turnover", "device": d}``, ``{"kind": "stage visits",
-        "stage": s}``; with ``link_s`` also kinds ``"links out of"`` and ``"links into"``, with
-        ``"device": d`` or ``"stage": s``. For an `ArrangedPathProblem`: ``{"kind": "work"}`` or
-        ``{"kind": "turnover of start devices"}``.
-
-    Returns
-    -------
-    float or None
-        None for another kind of witness or problem, or a malformed one.
-    """
+    """The bound that a witness stands for, seconds."""
     if not isinstance(witness, Mapping):
         return None
     kind = witness.get("kind")

@@ -37,20 +37,7 @@ def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> l
 
 
 def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float:
-    """The longest from a stage's first operation to the end of its round.
-
-    Parameters
-    ----------
-    plan
-        Valid.
-    problem
-        With averaging.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """The longest from a stage's first operation to the end of its round."""
     given = problem.averaging
     assert given is not None
     longest = 0.0
@@ -116,22 +103,7 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
 def even_visits_violations(
     paths: Sequence[Sequence[int]], stage_of: Mapping[int, int], stages: int
 ) -> Iterator[Violation]:
-    """CC3: every stage but the first is visited by the floor or the ceiling of the mean.
-
-    Parameters
-    ----------
-    paths
-        Devices of each microbatch of one schedule.
-    stage_of
-        Stage of each device, from 0.
-    stages
-        How many there are.
-
-    Yields
-    ------
-    Violation
-        One for each stage that is visited too often or too rarely.
-    """
+    """CC3: every stage but the first is visited by the floor or the ceiling of the mean."""
     visits = Counter(stage_of[d] for path in paths for d in path)
     del visits[0]
     others = stages - 1

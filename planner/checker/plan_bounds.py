@@ -25,20 +25,7 @@ EXCESS = 1e-9
 
 
 def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
-    """The bound of a certificate with a witness; None where the witness says nothing.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    part
-        Of the plan, such as ``step``.
-
-    Returns
-    -------
-    float or None
-        Seconds, or dollars of ``cost``.
-    """
+    """The bound of a certificate with a witness; None where the witness says nothing."""
     witness = plan.certificates[part].witness or {}
     kind = witness.get("kind")
     if part == "step" and kind == "straight step":
@@ -143,18 +130,7 @@ def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float
 
 
 def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
-    """Witnesses that prove less than the certificate claims.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Yields
-    ------
-    Violation
-        One a certificate at most.
-    """
+    """Witnesses that prove less than the certificate claims."""
     for part, certificate in plan.certificates.items():
         if certificate.witness is None or certificate.bound is None:
             continue

@@ -18,11 +18,6 @@ Floats = NDArray[np.float64]
 def pair_rates(plan: TrainingPlan) -> Floats:
     """Bytes per second of one message, within the limits of devices and sites.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-
     Returns
     -------
     ndarray
@@ -48,13 +43,6 @@ def pair_rates(plan: TrainingPlan) -> Floats:
 def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
     """Seconds of one message.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-    message_bytes
-        Size of the message.
-
     Returns
     -------
     ndarray
@@ -67,11 +55,6 @@ def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
 def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
     """Latency and bandwidth of every pair, means of both directions.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-
     Returns
     -------
     tuple[ndarray, ndarray]
@@ -83,16 +66,6 @@ def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
 
 def largest_message_bytes(plan: TrainingPlan) -> float:
     """Of SkipPipe's transfer: the largest layer output's.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Returns
-    -------
-    float
-        Bytes.
 
     References
     ----------
@@ -115,15 +88,7 @@ def most_live(schedule: Schedule) -> int:
 
 
 def stage_parameters(plan: TrainingPlan, stage: int) -> int:
-    """Of a stage, embedding with the first and head where the schedule puts it.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    stage
-        Its number.
-    """
+    """Of a stage, embedding with the first and head where the schedule puts it."""
     w, (a, b) = plan.workload, plan.stage_layers[stage]
     count = sum(layer.parameters for layer in w.layers[a:b])
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else -1
@@ -135,28 +100,12 @@ def stage_parameters(plan: TrainingPlan, stage: int) -> int:
 
 
 def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
-    """Of a stage.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    stage
-        Its number.
-    """
+    """Of a stage."""
     return stage_parameters(plan, stage) * plan.workload.gradient_bytes_per_parameter
 
 
 def vector_bytes(plan: TrainingPlan, entry: int) -> float:
-    """Of what an entry of the plan's averaging is about: a stage, or what two of them share.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    entry
-        Its number.
-    """
+    """Of what an entry of the plan's averaging is about: a stage, or what two of them share."""
     stages = len(plan.stage_layers)
     shared = plan.workload.tied_parameters if len(plan.averaging) > stages else 0
     if entry == stages:
@@ -168,15 +117,6 @@ def vector_bytes(plan: TrainingPlan, entry: int) -> float:
 
 def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Floats:
     """Bytes that each member of a round sends each other: its part, and sums.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    stage
-        Whose gradients; as many as there are stages: what two of them share.
-    group
-        Of a round.
 
     Returns
     -------
@@ -194,11 +134,6 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
 
 def averaged_parts(group: AveragingGroup) -> Floats:
     """What of the vector each member of a round gives each other, sums included.
-
-    Parameters
-    ----------
-    group
-        Of a round.
 
     Returns
     -------

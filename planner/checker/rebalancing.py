@@ -19,18 +19,6 @@ from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, Ti
 def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> list[Violation]:
     """The first rule that the moves break.
 
-    Parameters
-    ----------
-    plan
-        What is judged.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    list[Violation]
-        Empty if it is valid.
-
     References
     ----------
     M. Ryabinin et al., "SWARM Parallelism: Training Large Models Can Be Surprisingly
@@ -41,20 +29,7 @@ def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> lis
 
 
 def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
-    """Microbatches a second in the mean over the trace.
-
-    Parameters
-    ----------
-    plan
-        Valid moves.
-    problem
-        Peers that come and go.
-
-    Returns
-    -------
-    float
-        The objective, which is maximised.
-    """
+    """Microbatches a second in the mean over the trace."""
     play = _TraceSimulation(problem)
     play.run(plan)
     return play.done / problem.end_s
@@ -64,16 +39,6 @@ def mean_rate_bound(problem: RebalancingProblem) -> float:
     """What no moves exceed: at every moment all peers, downloading or not, spread at best.
 
     Of one kind: one more peer to the slowest stage, again and again. Of several: perfectly even.
-
-    Parameters
-    ----------
-    problem
-        Peers that come and go.
-
-    Returns
-    -------
-    float
-        Microbatches a second in the mean.
     """
     there = problem.serving.sum(axis=0).astype(float)
     begin_s, total = 0.0, 0.0

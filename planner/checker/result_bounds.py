@@ -15,20 +15,7 @@ EXCESS = 1e-9
 
 
 def recomputed_bound(witness: Witness, problem: Any) -> float | None:
-    """What a witness proves about a problem; None where it proves nothing.
-
-    Parameters
-    ----------
-    witness
-        What the bound stands on.
-    problem
-        What it answers.
-
-    Returns
-    -------
-    float or None
-        In the unit of the problem's objective.
-    """
+    """What a witness proves about a problem; None where it proves nothing."""
     if isinstance(problem, AveragingProblem):
         return averaging_bounds.recomputed_bound(witness, problem)
     if isinstance(problem, AssignmentProblem):
@@ -45,22 +32,7 @@ def recomputed_bound(witness: Witness, problem: Any) -> float | None:
 def bound_violations(
     bound: float | None, witness: Witness | None, problem: Any
 ) -> Iterator[Violation]:
-    """A bound that claims more than its witness proves.
-
-    Parameters
-    ----------
-    bound
-        As the solver states it.
-    witness
-        What the bound stands on.
-    problem
-        What it answers.
-
-    Yields
-    ------
-    Violation
-        One, or none.
-    """
+    """A bound that claims more than its witness proves."""
     if bound is None or witness is None:
         return
     again = recomputed_bound(witness, problem)

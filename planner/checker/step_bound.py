@@ -21,23 +21,7 @@ from planner.workload.compute_times import FROM_FLOPS
 
 
 def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """The least over the witness's shapes; None where it is malformed or another plan's.
-
-    Parameters
-    ----------
-    witness
-        ``kind`` "straight step", ``shapes``: per shape its ``layers``, ``microbatch_samples`` and
-        ``recompute``, which stages run F again in B (left out: none). The plan's own must be among
-        them, or one with less of that, and its microbatches go straight along pipelines, with
-        compute times by FLOPs.
-    plan
-        What is judged.
-
-    Returns
-    -------
-    float or None
-        Seconds that no placement in these shapes beats.
-    """
+    """The least over the witness's shapes; None where it is malformed or another plan's."""
     if not _is_straight(plan) or plan.compute_times.source != FROM_FLOPS:
         return None
     if plan.averages_for:  # all but averaging is the same on the devices that hold stages

@@ -41,18 +41,7 @@ class StepTimes(NamedTuple):
 
 
 def clock_times(plan: TrainingPlan) -> StepTimes | None:
-    """Predicted times of a plan; None where devices wait for each other.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Returns
-    -------
-    Times or None
-        In seconds.
-    """
+    """Predicted times of a plan; None where devices wait for each other."""
     clock = _Clock(plan)
     alone = {k: clock.run([k], True) for k in set(plan.cycle)}
     each = len(plan.cycle)
@@ -84,16 +73,6 @@ def paths_clock_s(plan: TrainingPlan) -> float | None:
 
     Pairs queue and share nothing; a transfer is the mean of both directions, of the largest layer
     output whatever is sent.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-
-    Returns
-    -------
-    float or None
-        Seconds.
     """
     away, rate = mean_links(plan)
     np.fill_diagonal(away, 0.0)

@@ -25,20 +25,7 @@ from planner.workload.compute_times import FROM_FLOPS
 
 
 def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
-    """Every rule that a plan breaks; ``cluster`` is the one it is meant for, None: its own.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    cluster
-        The one it is meant for; None: its own.
-
-    Yields
-    ------
-    Violation
-        Nothing if the plan is valid.
-    """
+    """Every rule that a plan breaks; ``cluster`` is the one it is meant for, None: its own."""
     for text in contradictions(plan):
         where, _, message = text.partition(": ")
         yield Violation("form", where, message)

@@ -56,8 +56,6 @@ class Grouped:
 
     Parameters
     ----------
-    sub
-        The parser.
     groups
         By title, the options of each group.
     """
@@ -410,17 +408,7 @@ class Reporting(Around):
 def stop_of(
     args: argparse.Namespace, seconds: float | None = None, spare: Spare | None = None
 ) -> StoppingCriterion:
-    """The stopping rule of the arguments of `add_limits`, which shows progress.
-
-    Parameters
-    ----------
-    args
-        Of the command.
-    seconds
-        What the search may take of ``--seconds``; None: all that is left.
-    spare
-        Where the best so far goes; None: nowhere.
-    """
+    """The stopping rule of the arguments of `add_limits`, which shows progress."""
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
         MaxRuntime(args.seconds)  # says what is wrong with it

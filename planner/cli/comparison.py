@@ -11,18 +11,7 @@ from planner.planning.request import Objective, PlanningProblem
 
 
 def compared(question: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
-    """Ranks by region on all devices, and the fastest region alone.
-
-    Parameters
-    ----------
-    question
-        What was asked.
-    known
-        The baselines that the search started from.
-    data
-        Gets ``ranks_by_region`` and ``one_region``; null where nothing fits, with the reason in
-        ``ranks_by_region_refused`` or ``one_region_refused``.
-    """
+    """Ranks by region on all devices, and the fastest region alone."""
     data |= {"ranks_by_region": None, "one_region": None}
     if question.request.objective == Objective.COST:
         data["ranks_by_region_refused"] = "not searched with --objective cost"

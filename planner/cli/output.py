@@ -72,25 +72,7 @@ def certificate_line(what: str, certificate: dict[str, Any], unit: str = "s") ->
 
 
 def save(path: Path, write: Callable[[Path], object]) -> Path:
-    """Write what took long to find: where it was asked for, or else where there is room.
-
-    Parameters
-    ----------
-    path
-        Of the output.
-    write
-        Writes a file whole or not at all.
-
-    Returns
-    -------
-    Path
-        Where it is. If that is not ``path``, a line on stderr has said so.
-
-    Raises
-    ------
-    OSError
-        It could be written nowhere.
-    """
+    """Write what took long to find: where it was asked for, or else where there is room."""
     try:
         write(path)
     except OSError as error:

@@ -35,8 +35,6 @@ class Spare:
 
     Parameters
     ----------
-    out
-        The output.
     whole
         Whether a plan is an answer by itself, and no part of one.
     text
@@ -63,15 +61,7 @@ class Spare:
             )
 
     def offer(self, objective: float, plan: Any) -> None:
-        """Take a plan that is the best of its search.
-
-        Parameters
-        ----------
-        objective
-            Less is better, among whole plans.
-        plan
-            It, or a part, or what makes a whole plan of a part, with its objective.
-        """
+        """Take a plan that is the best of its search."""
         with self._lock:
             if callable(plan):
                 self._later = plan

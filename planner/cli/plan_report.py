@@ -44,21 +44,7 @@ def plan_data(
     asked: PlanningProblem,
     each_device: str,
 ) -> dict[str, Any]:
-    """Everything that is printed of a plan, JSON-ready.
-
-    Parameters
-    ----------
-    made
-        The plan.
-    timeline
-        Its predicted step.
-    candidates
-        Shapes that were tried, if it is the best of several.
-    asked
-        Cluster, workload and request.
-    each_device
-        What all devices were assumed to be; empty: a devices file describes them.
-    """
+    """Everything that is printed of a plan, JSON-ready."""
     request, ids = asked.request, made.cluster.network.ids
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
@@ -197,13 +183,7 @@ def _notes(made: TrainingPlan) -> Iterator[str]:
 
 
 def plan_lines(data: Mapping[str, Any]) -> list[str]:
-    """The same as text, the answer first.
-
-    Parameters
-    ----------
-    data
-        Of `plan_data`, with what was compared and written.
-    """
+    """The same as text, the answer first."""
     sizes = [len(stage["devices"]) for stage in data["stages"]]
     shape = f"{counted(len(sizes), 'stage')} x {counted(sizes[0], 'pipeline')}"
     words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
@@ -419,13 +399,7 @@ def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def baselines(data: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """Name, decisions and step time of each baseline, or why there is none.
-
-    Parameters
-    ----------
-    data
-        With what `planner.cli.comparison.compared` adds.
-    """
+    """Name, decisions and step time of each baseline, or why there is none."""
     ranks, region = data.get("ranks_by_region"), data.get("one_region")
     if ranks is not None:
         outermost = ranks["outermost"]

@@ -24,37 +24,19 @@ class Progress:
         self._lock = threading.Lock()
 
     def begin(self, began: float) -> None:
-        """Of a new command.
-
-        Parameters
-        ----------
-        began
-            On `time.perf_counter`.
-        """
+        """Of a new command."""
         self._began = self._shown = began
         self._there = False
 
     def start(self, words: str) -> None:
-        """From now on a terminal's clock goes on, also where nothing is told for a while.
-
-        Parameters
-        ----------
-        words
-            Of one line, until there are others.
-        """
+        """From now on a terminal's clock goes on, also where nothing is told for a while."""
         self._words = words
         if self._ended is None and sys.stderr.isatty():
             self._ended = threading.Event()
             threading.Thread(target=self._tick, args=(self._ended,), daemon=True).start()
 
     def phase(self, words: str) -> None:
-        """Begin something long: elsewhere than on a terminal a line says so at once.
-
-        Parameters
-        ----------
-        words
-            Of one line.
-        """
+        """Begin something long: elsewhere than on a terminal a line says so at once."""
         if sys.stderr.isatty():
             self.start(words)
             return
@@ -63,13 +45,7 @@ class Progress:
             self._write()
 
     def show(self, words: str) -> None:
-        """Say what is being done, unless the last line is young.
-
-        Parameters
-        ----------
-        words
-            Of one line.
-        """
+        """Say what is being done, unless the last line is young."""
         with self._lock:
             self._words = words
             self._write()

@@ -159,8 +159,6 @@ class LocalRun:
 
     Attributes
     ----------
-    plan
-        The plan file.
     training
         Options of `planner.executor.options.add_training`, as words.
     texts
@@ -214,20 +212,7 @@ class LocalRun:
 
 
 def require_same_way(calibration: Calibration, asked: LocalRun) -> None:
-    """Refuse times of another way between ranks.
-
-    Parameters
-    ----------
-    calibration
-        Measured before.
-    asked
-        What is to be run.
-
-    Raises
-    ------
-    ValueError
-        One line.
-    """
+    """Refuse times of another way between ranks."""
     measured = calibration.software.get("direct")
     if measured != asked.direct:
         found, wanted = (

@@ -42,25 +42,7 @@ class HostNeed:
     shrinking_bytes: float
 
     def least_shrink(self, speed: float, available_bytes: float) -> float:
-        """The least divisor of bytes, rounded up to two digits.
-
-        Parameters
-        ----------
-        speed
-            Times are divided by it.
-        available_bytes
-            Memory that the machine can give.
-
-        Returns
-        -------
-        float
-            At least 1.
-
-        Raises
-        ------
-        EmulationError
-            The processes alone need more memory than there is.
-        """
+        """The least divisor of bytes, rounded up to two digits."""
         room = USABLE * available_bytes - self.fixed_bytes
         if room <= 0:
             raise EmulationError(
@@ -78,20 +60,7 @@ class HostNeed:
 
 
 def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
-    """What a plan needs on a network.
-
-    Parameters
-    ----------
-    plan
-        What is run.
-    links
-        Its network at speed 1 without shrinking.
-
-    Returns
-    -------
-    Need
-        Rates and memory.
-    """
+    """What a plan needs on a network."""
     n = len(plan.cluster)
     pairs = np.array(sorted(i * n + j for i, j in used_pairs(plan)), dtype=np.int64)
     rate = np.zeros(n * n)
@@ -106,18 +75,7 @@ def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
 
 
 def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:
-    """Ordered pairs of devices that send something.
-
-    Parameters
-    ----------
-    plan
-        Paths and averaging groups.
-
-    Returns
-    -------
-    set[tuple[int, int]]
-        Source and destination.
-    """
+    """Ordered pairs of devices that send something."""
     found: set[tuple[int, int]] = set()
     if plan.wiring is Wiring.STOCHASTIC:
         stages = plan.assignment.groups

@@ -34,8 +34,6 @@ class OperationPair:
 
     Attributes
     ----------
-    schedule, microbatch, device, kind
-        Which.
     start, end
         Seconds since the step's begin.
     """
@@ -60,10 +58,6 @@ class LinkPair:
 
     Attributes
     ----------
-    schedule, source, destination
-        Which.
-    messages
-        How many.
     busy
         Seconds for which the link carried them.
     late_s
@@ -84,8 +78,6 @@ class Comparison:
 
     Attributes
     ----------
-    pipeline, averaging, step
-        Seconds.
     operations, links
         The latest and the busiest first; empty where no step began from rest, or where devices
         choose other paths than those that were predicted.
@@ -116,24 +108,7 @@ class Comparison:
 def compare(
     plan: TrainingPlan, prediction: Prediction, executed: Parts, rest: Sequence[Step]
 ) -> Comparison:
-    """Put both together.
-
-    Parameters
-    ----------
-    plan
-        What was run.
-    prediction
-        What the clock says.
-    executed
-        Medians of what was run.
-    rest
-        The steps from rest.
-
-    Returns
-    -------
-    Comparison
-        Seconds of the plan.
-    """
+    """Put both together."""
     parts = prediction.parts
     operations: list[OperationPair] = []
     links: list[LinkPair] = []

@@ -30,8 +30,6 @@ class Emulation:
 
     Attributes
     ----------
-    asked
-        How.
     prediction, comparison
         What the clock says, and both side by side.
     typical
@@ -109,27 +107,7 @@ class EmulationSettings:
 def choose(
     plan: TrainingPlan, settings: EmulationSettings, told: Callable[[str], None] = lambda line: None
 ) -> Asked:
-    """Settle how a plan is run here.
-
-    Parameters
-    ----------
-    plan
-        What is run.
-    settings
-        What the user chose.
-    told
-        Takes lines on what was chosen, and warnings.
-
-    Returns
-    -------
-    Asked
-        Numbers of steps, speed and shrink.
-
-    Raises
-    ------
-    EmulationError
-        The machine has too little memory.
-    """
+    """Settle how a plan is run here."""
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
         require_memory(plan, as_executed(plan))
@@ -157,27 +135,7 @@ def emulate(
     asked: Asked,
     told: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
-    """Run a plan on its network and compare.
-
-    Parameters
-    ----------
-    path, plan
-        The plan's file and what is in it.
-    asked
-        How to run it; see `choose`.
-    told
-        Takes lines on how far it is.
-
-    Returns
-    -------
-    Emulation
-        What was predicted, what was executed.
-
-    Raises
-    ------
-    EmulationError
-        This machine cannot do it, or a rank failed.
-    """
+    """Run a plan on its network and compare."""
     prediction = None if asked.real_compute else predict(plan)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:

@@ -25,8 +25,6 @@ class Operation(NamedTuple):
     ----------
     microbatch, device, kind
         Which; averaging (A) and update (U) have microbatch -1.
-    start_s, end_s
-        When.
     """
 
     microbatch: int
@@ -43,8 +41,6 @@ class Message(NamedTuple):
     ----------
     microbatch, kind
         Of the operation that waited for it.
-    source, destination
-        Devices.
     handed_over_s, arrived_s
         When it left its operation, and when its last byte was there.
     """
@@ -68,8 +64,6 @@ class Step:
     begin_s, end_s
         Seconds of this machine's monotonic clock, from the first rank's begin to the last one's
         end.
-    operations, messages
-        All of them.
     """
 
     number: int
@@ -87,16 +81,6 @@ class Step:
         """The longest averaging of a stage, from a first round's begin; None: there was none.
 
         With that of what two stages share, of these.
-
-        Parameters
-        ----------
-        plan
-            Whose groups.
-
-        Returns
-        -------
-        float or None
-            Seconds.
         """
         done: dict[int, list[Operation]] = {}
         for op in sorted(self.operations, key=lambda op: op.start_s):
@@ -123,22 +107,7 @@ class Step:
 
 
 def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> list[Step]:
-    """The steps from rest, or those that chain.
-
-    Parameters
-    ----------
-    records
-        One a rank, as the executor writes them.
-    rest
-        Which.
-    speed
-        At which they were run.
-
-    Returns
-    -------
-    list[Step]
-        In order.
-    """
+    """The steps from rest, or those that chain."""
     ranks = [[step for step in r["steps"] if bool(step["rest"]) is rest] for r in records]
     return [_step(parts, speed) for parts in zip(*ranks, strict=True)]
 
@@ -205,13 +174,6 @@ def period_of(plan: TrainingPlan) -> int:
 def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
     """How many to run to get whole passes.
 
-    Parameters
-    ----------
-    plan
-        Whose cycle.
-    rest, steps
-        How many are to be measured, at least.
-
     Returns
     -------
     tuple[int, int]
@@ -224,20 +186,7 @@ def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
 
 
 def warm(plan: TrainingPlan, steps: Sequence[Step]) -> Sequence[Step]:
-    """Steps from rest without the first pass, which finds connections cold.
-
-    Parameters
-    ----------
-    plan
-        What was run.
-    steps
-        All of them.
-
-    Returns
-    -------
-    Sequence[Step]
-        The others, or all where there was one pass only.
-    """
+    """Steps from rest without the first pass, which finds connections cold."""
     period = period_of(plan)
     return steps[period:] if len(steps) > period else steps
 
@@ -245,22 +194,7 @@ def warm(plan: TrainingPlan, steps: Sequence[Step]) -> Sequence[Step]:
 def parts_of(
     plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float
 ) -> Parts:
-    """What was run, in one number a part.
-
-    Parameters
-    ----------
-    plan
-        What was run.
-    rest, chained
-        Its steps.
-    speed
-        At which.
-
-    Returns
-    -------
-    Parts
-        Means over the cycle of medians from rest, and the mean of chained steps.
-    """
+    """What was run, in one number a part."""
     period = period_of(plan)
     places: dict[int, list[Step]] = {}
     for step in warm(plan, rest):

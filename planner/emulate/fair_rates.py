@@ -19,12 +19,6 @@ def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rat
 
     Parameters
     ----------
-    links
-        Rates of pairs and limits that they share.
-    active
-        Numbers of the pairs; all others are left as they are.
-    room, load
-        Space for as many numbers as there are limits.
     rate
         ``float[pairs]``, overwritten at ``active``: bytes per second.
     """

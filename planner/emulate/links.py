@@ -51,13 +51,7 @@ class EmulatedLinks(NamedTuple):
         return math.isqrt(len(self.rate))
 
     def mtu_bytes(self) -> list[list[int]]:
-        """By source and destination, the longest packet: short where the slower direction is slow.
-
-        Returns
-        -------
-        list[list[int]]
-            Bytes with headers, alike in both directions.
-        """
+        """Largest packet by source and destination: small where the slower direction is slow."""
         n = self.devices
         rate = self.rate.reshape(n, n)
         payload = np.minimum(rate, rate.T) * PACKET_S
@@ -74,24 +68,7 @@ class EmulatedLinks(NamedTuple):
 def links_of(
     cluster: Cluster, speed: float = 1.0, shrink: float = 1.0, jitter_s: float = 0.0
 ) -> EmulatedLinks:
-    """Everything that the clock assumes about a cluster's network, defaults included.
-
-    Parameters
-    ----------
-    cluster
-        Devices on a network without missing pairs.
-    speed
-        Rates grow and delays shrink by it.
-    shrink
-        Rates shrink by it, for messages that do so too.
-    jitter_s
-        By how much latencies vary, at speed 1.
-
-    Returns
-    -------
-    Links
-        Arrays.
-    """
+    """Everything that the clock assumes about a cluster's network, defaults included."""
     network = cluster.network
     n = len(network)
     rate = np.array(network.bandwidth_bytes_per_s) * (speed / shrink)

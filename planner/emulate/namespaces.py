@@ -74,13 +74,7 @@ def address(device: int) -> str:
 
 
 def require_linux_root() -> None:
-    """Raise for what is missing: Linux, root, TUN devices or network namespaces.
-
-    Raises
-    ------
-    EmulationError
-        One line with the remedy.
-    """
+    """Raise for what is missing: Linux, root, TUN devices or network namespaces."""
     if sys.platform != "linux":
         raise EmulationError(
             f"an emulated network needs Linux, this is {sys.platform}; run it on a Linux machine"
@@ -95,25 +89,7 @@ def require_linux_root() -> None:
 
 @contextmanager
 def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterator[list[Namespace]]:
-    """A namespace a device; they are gone when the block and the processes in them have ended.
-
-    Parameters
-    ----------
-    mtu_bytes
-        By source and destination, the longest packet between two devices. Alike in both directions.
-    buffer_bytes
-        What a TCP connection may have in flight: the largest rate times delay, and some more.
-
-    Yields
-    ------
-    list[Namespace]
-        One a device, in order.
-
-    Raises
-    ------
-    EmulationError
-        The machine lacks something.
-    """
+    """A namespace a device; they are gone when the block and the processes in them have ended."""
     require_linux_root()
     with ExitStack() as held:
         made = []
@@ -126,18 +102,7 @@ def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterato
 
 
 def enter(handle: int) -> None:
-    """Move the calling thread into a namespace.
-
-    Parameters
-    ----------
-    handle
-        `Namespace.handle`.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses.
-    """
+    """Move the calling thread into a namespace."""
     _call("setns", handle, CLONE_NEWNET)
 
 
@@ -145,16 +110,6 @@ def cut(others: Sequence[int]) -> None:
     """In the namespace of this process: no way to other devices any more, as if a cable was cut.
 
     Connections stay open; what is sent over them is lost.
-
-    Parameters
-    ----------
-    others
-        Devices.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses.
     """
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -163,18 +118,7 @@ def cut(others: Sequence[int]) -> None:
 
 
 def mend(others: Sequence[int]) -> None:
-    """In the namespace of this process: the way to other devices is there again, after `cut`.
-
-    Parameters
-    ----------
-    others
-        Devices.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses.
-    """
+    """In the namespace of this process: the way to other devices is there again, after `cut`."""
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for other in others:

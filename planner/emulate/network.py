@@ -49,8 +49,6 @@ class Carried:
         How many came in, and how many found no room.
     late_s, most_late_s
         By how much packets were handed over late: mean and most.
-    cpu_s
-        Processor time.
     """
 
     busy: NDArray[np.float64]
@@ -82,24 +80,7 @@ class EmulatedNetwork:
         stdout: int | IO[Any] = subprocess.PIPE,
         stderr: int | IO[Any] = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """A process in a device's namespace; it dies with this one.
-
-        Parameters
-        ----------
-        device
-            Where.
-        command
-            What.
-        environment
-            All of its variables; those that gloo needs are added.
-        stdin, stdout, stderr
-            As in `subprocess.Popen`.
-
-        Returns
-        -------
-        subprocess.Popen[str]
-            The process, in a session of its own.
-        """
+        """A process in a device's namespace; it dies with this one."""
         handle = self._spaces[device].handle
         prctl = ctypes.CDLL(None).prctl
 
@@ -120,18 +101,7 @@ class EmulatedNetwork:
         )
 
     def stop(self) -> Carried:
-        """End the switch.
-
-        Returns
-        -------
-        Carried
-            What it did.
-
-        Raises
-        ------
-        EmulationError
-            It had failed.
-        """
+        """End the switch."""
         output, error = self._switch.communicate(timeout=30)
         if self._switch.returncode != 0:
             raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
@@ -141,23 +111,7 @@ class EmulatedNetwork:
 
 @contextmanager
 def emulated(links: EmulatedLinks) -> Iterator[EmulatedNetwork]:
-    """The network, for as long as the block runs.
-
-    Parameters
-    ----------
-    links
-        What it imposes.
-
-    Yields
-    ------
-    EmulatedNetwork
-        To start processes in.
-
-    Raises
-    ------
-    EmulationError
-        No Linux, no root, no TUN devices.
-    """
+    """The network, for as long as the block runs."""
     mtu_bytes = links.mtu_bytes()
     window = int(2 * links.flight_bytes() + QUEUE_BYTES)
     with (

@@ -28,36 +28,12 @@ class Prediction:
 
 
 def predict(plan: TrainingPlan) -> Prediction:
-    """The plan on its own cluster and workload.
-
-    Parameters
-    ----------
-    plan
-        What is priced.
-
-    Returns
-    -------
-    Prediction
-        Computed now, whatever the plan's file says.
-    """
+    """The plan on its own cluster and workload."""
     return Prediction(*simulate_cycle(plan))
 
 
 def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
-    """The plan on its own network, computed by all ranks on this machine's processors.
-
-    Parameters
-    ----------
-    plan
-        What is priced.
-    calibration
-        What was measured on this machine.
-
-    Returns
-    -------
-    Prediction
-        With the measured compute times.
-    """
+    """The plan on its own network, computed by all ranks on this machine's processors."""
     workload, ids = as_executed(plan), plan.cluster.network.ids
     times = calibration.compute_times(
         ids,

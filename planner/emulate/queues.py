@@ -52,8 +52,6 @@ class Queues(NamedTuple):
         Numbers of pairs whose first packet is being served; by pair its place there, or -1.
     lag, latest
         By pair: what its latency is more or less at present, and when its last packet arrives.
-    room, load
-        Space for `fair_rates`.
     busy, entry
         ``float[k, 4]``: pair, begin, end and bytes of busy times; by pair its latest entry, or -1.
     """
@@ -82,22 +80,7 @@ class Queues(NamedTuple):
 
 
 def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
-    """Space for packets, and nothing in it.
-
-    Parameters
-    ----------
-    links
-        The network.
-    slots
-        Packets that may be inside at a time.
-    records
-        Busy times that are kept.
-
-    Returns
-    -------
-    Queues
-        Arrays.
-    """
+    """Space for packets, and nothing in it."""
     pairs, limits = len(links.rate), len(links.capacity)
     assert links.uses.shape == (pairs, SIDES)
     numbers = np.zeros(NUMBERS, dtype=np.int64)
@@ -227,15 +210,7 @@ def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
 
 @njit(cache=True, nogil=True)
 def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
-    """All departures up to a time.
-
-    Parameters
-    ----------
-    links, q
-        Network and packets.
-    now
-        Seconds.
-    """
+    """All departures up to a time."""
     while q.numbers[ACTIVE] > 0:
         pair, at = -1, np.inf
         for candidate in q.active[: q.numbers[ACTIVE]]:
@@ -262,24 +237,7 @@ def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
 def arrive(
     links: EmulatedLinks, q: Queues, slot: int, pair: int, payload: float, now: float
 ) -> bool:
-    """A packet comes to its queue, after `advance` to the same time.
-
-    Parameters
-    ----------
-    links, q
-        Network and packets.
-    slot
-        Taken from the free ones; the caller has put the packet there.
-    pair, payload
-        Its pair and the bytes to serve.
-    now
-        Seconds.
-
-    Returns
-    -------
-    bool
-        Whether rates have to be settled, once for all packets that came at this time.
-    """
+    """A packet comes to its queue, after `advance` to the same time."""
     q.pair[slot], q.payload[slot], q.behind[slot] = pair, payload, -1
     q.order[slot] = q.numbers[ORDER]
     q.numbers[ORDER] += 1
@@ -303,18 +261,7 @@ def arrive(
 
 @njit(cache=True, nogil=True)
 def next_event(q: Queues) -> float:
-    """When something happens if nothing comes: a departure or an arrival.
-
-    Parameters
-    ----------
-    q
-        Packets.
-
-    Returns
-    -------
-    float
-        Seconds, infinite for an empty network.
-    """
+    """When something happens if nothing comes: a departure or an arrival."""
     at = np.inf
     if q.numbers[TRAVELLING] > 0:
         at = q.due[q.travelling[0]]

@@ -69,33 +69,7 @@ def run_ranks(
     told: Callable[[str], None],
     more: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Run all ranks to their end.
-
-    Parameters
-    ----------
-    network
-        Where they talk to each other.
-    path, plan
-        The plan's file and what is in it.
-    asked
-        How it is run.
-    folder
-        For their files.
-    told
-        Takes every line of rank 0.
-    more
-        Further arguments for the executor.
-
-    Returns
-    -------
-    list[dict]
-        What each rank recorded, as the executor writes it.
-
-    Raises
-    ------
-    EmulationError
-        A rank failed.
-    """
+    """Run all ranks to their end."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank, name in enumerate(plan.cluster.network.ids):

@@ -12,18 +12,7 @@ WORST = 3
 
 
 def lines_of(emulation: Emulation) -> list[str]:
-    """Parts of the step, the worst operations and links, and what the machine did.
-
-    Parameters
-    ----------
-    emulation
-        What was run.
-
-    Returns
-    -------
-    list[str]
-        Lines.
-    """
+    """Parts of the step, the worst operations and links, and what the machine did."""
     c = emulation.comparison
     lines = [f"{'seconds':<22}{'predicted':>11}{'executed':>11}{'executed/predicted':>20}"]
     for name in ("pipeline", "averaging", "step"):
@@ -53,11 +42,6 @@ def _line(name: str, pair: Pair) -> str:
 
 def data_of(emulation: Emulation) -> dict[str, Any]:
     """All of it, JSON-ready.
-
-    Parameters
-    ----------
-    emulation
-        What was run.
 
     Returns
     -------

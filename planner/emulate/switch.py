@@ -177,22 +177,7 @@ def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
 
 
 def ports_of(tuns: list[int], slots: int, packet_bytes: int) -> Ports:
-    """Space for packets of TUN devices.
-
-    Parameters
-    ----------
-    tuns
-        Their descriptors.
-    slots
-        Packets that may be inside at a time.
-    packet_bytes
-        The longest packet.
-
-    Returns
-    -------
-    Ports
-        Arrays.
-    """
+    """Space for packets of TUN devices."""
     polled = np.zeros((len(tuns) + 1, 2), dtype=np.int32)
     polled[:, 0] = [*tuns, sys.stdin.fileno()]
     polled[:, 1] = POLLIN

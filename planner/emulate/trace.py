@@ -51,15 +51,7 @@ class _Rows:
 
 
 def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
-    """Write Trace Event JSON for ui.perfetto.dev.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    plan, emulation
-        What was run.
-    """
+    """Write Trace Event JSON for ui.perfetto.dev."""
     rows, step = _Rows(plan), emulation.typical
     timeline = emulation.prediction.timelines[plan.cycle[step.number % len(plan.cycle)]]
     events = [_operation(PREDICTED, rows, *op) for op in (*timeline.ops, *timeline.closing)] + [

@@ -11,20 +11,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
-    """Devices with stage and layers, edges with what the pipelines send.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Returns
-    -------
-    str
-        JSON for ``networkx.node_link_graph(data, edges="edges")``: a directed graph, an edge an
-        ordered pair over which messages go. ``bytes_per_step`` and ``microbatches`` (that send
-        over it) are means over the cycle; averaging is not in them.
-    """
+    """Devices with stage and layers, edges with what the pipelines send."""
     network, stage_of, helped = plan.cluster.network, plan.stage_of, plan.averages_for
     nodes: list[dict[str, Any]] = []
     for d, name in enumerate(network.ids):

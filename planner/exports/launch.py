@@ -16,71 +16,17 @@ ELASTIC = "--elastic"
 
 
 def torchrun_lines(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A comment with the host, then the line to run there, for every host.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``hosts``, ``interface``, ``port``, ``run_id``, ``plan_path``, ``executor_options``.
-
-    Returns
-    -------
-    str
-        Lines for a POSIX shell.
-
-    Raises
-    ------
-    ExportError
-        A name that is none of a host.
-    """
+    """A comment with the host, then the line to run there, for every host."""
     return _lines(plan, options, _torchrun(plan, options))
 
 
 def node_lines(plan: TrainingPlan, options: ExportOptions) -> str:
-    """The same with what the executor has to start the ranks of a node, which need no torchrun.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        As for `torchrun_lines`, without ``run_id``.
-
-    Returns
-    -------
-    str
-        Lines for a POSIX shell.
-
-    Raises
-    ------
-    ExportError
-        A name that is none of a host.
-    """
+    """The same with what the executor has to start the ranks of a node, which need no torchrun."""
     return _lines(plan, options, _own(plan, options))
 
 
 def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """One script for sbatch, which starts torchrun once a node; elastic runs as `node_lines` do.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        As for `torchrun_lines`; hosts are Slurm's names of nodes.
-
-    Returns
-    -------
-    str
-        For bash.
-
-    Raises
-    ------
-    ExportError
-        A name that is none of a host.
-    """
+    """One script for sbatch, which starts torchrun once a node; elastic runs as `node_lines` do."""
     for host in nodes_of(plan, options):
         require_name("host", host)  # of Slurm, which has no addresses
     elastic = ELASTIC in shlex.split(options.executor_options)

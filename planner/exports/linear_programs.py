@@ -14,18 +14,7 @@ Write = Callable[[TrainingPlan, ExportOptions], str]
 
 
 def flow_programme(form: str) -> Write:
-    """Writer of the linear programme of a plan's flow of microbatches.
-
-    Parameters
-    ----------
-    form
-        A `planner.lp.model_file.ModelFormat`, by its name.
-
-    Returns
-    -------
-    Callable
-        From plan and options to text; raises `ExportError` for a plan without such a flow.
-    """
+    """Writer of the linear programme of a plan's flow of microbatches."""
 
     @_refusing
     def write(plan: TrainingPlan, _: ExportOptions) -> str:
@@ -43,18 +32,7 @@ def flow_programme(form: str) -> Write:
 
 
 def averaging_programme(form: str) -> Write:
-    """Writer of LP (5) of DeDLOC for the devices of a stage.
-
-    Parameters
-    ----------
-    form
-        A `planner.lp.model_file.ModelFormat`, by its name.
-
-    Returns
-    -------
-    Callable
-        From plan and options to text; raises `ExportError` for a stage without such a programme.
-    """
+    """Writer of LP (5) of DeDLOC for the devices of a stage."""
 
     @_refusing
     def write(plan: TrainingPlan, options: ExportOptions) -> str:

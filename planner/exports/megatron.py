@@ -16,26 +16,7 @@ TRAIN = ("python", "pretrain_gpt.py")
 
 
 def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts Megatron-LM with the plan's stages and ranks, in Megatron's own order.
-
-    Parameters
-    ----------
-    plan
-        Of a transformer of the families gpt2 or llama.
-    options
-        ``hosts``, ``interface``, ``port``, ``run_id``.
-
-    Returns
-    -------
-    str
-        For bash. In the layout ``E`` is the embedding, ``t*n`` are n layers, ``L`` is the head with
-        the loss, and ``|`` separates stages.
-
-    Raises
-    ------
-    ExportError
-        What Megatron cannot express.
-    """
+    """A script that starts Megatron-LM with the plan's stages and ranks in Megatron's order."""
     trainer = TrainerPlan.of(plan, "megatron", options)
     order = trainer.one_f_one_b()
     chunk = math.gcd(*(stop - start for start, stop in plan.stage_layers))

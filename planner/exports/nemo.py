@@ -22,25 +22,7 @@ TRAIN = ("python", "-m", "nemo_automodel.cli.app")
 
 
 def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts NeMo Automodel with a YAML file of the plan's stages and order.
-
-    Parameters
-    ----------
-    plan
-        Of a LLaMA, untied where it has several stages.
-    options
-        ``hosts``, ``interface``, ``port``, ``run_id``.
-
-    Returns
-    -------
-    str
-        For bash, with ``plan.yaml`` and the order of the pipelines inside.
-
-    Raises
-    ------
-    ExportError
-        What NeMo Automodel cannot express.
-    """
+    """A script that starts NeMo Automodel with a YAML file of the plan's stages and order."""
     trainer = TrainerPlan.of(plan, "nemo", options)
     trainer.llama()
     each = trainer.pipeline_samples // plan.workload.microbatch_samples

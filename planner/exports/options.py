@@ -44,11 +44,6 @@ class ExportOptions:
         Which of the plan's schedules to write.
     stage
         Which stage's averaging to write.
-
-    Raises
-    ------
-    ExportError
-        A value that is none.
     """
 
     hosts: Mapping[str, str] = field(default_factory=dict)
@@ -96,20 +91,10 @@ class ExportOptions:
     def host_of(self, plan: TrainingPlan) -> tuple[str, ...]:
         """Host of every device, in the plan's order.
 
-        Parameters
-        ----------
-        plan
-            The plan.
-
         Returns
         -------
         tuple[str, ...]
             One name a device.
-
-        Raises
-        ------
-        ExportError
-            A device without a host, or one that the plan does not know.
         """
         ids = plan.cluster.network.ids
         if not self.hosts:
@@ -152,20 +137,7 @@ def endpoint(host: str, port: int) -> str:
 
 
 def require_name(what: str, name: str) -> None:
-    """Refuse a name that a shell or a host file would read otherwise.
-
-    Parameters
-    ----------
-    what
-        It names.
-    name
-        To look at.
-
-    Raises
-    ------
-    ExportError
-        It has other characters.
-    """
+    """Refuse a name that a shell or a host file would read otherwise."""
     if what == "host" and is_ipv6(name):
         raise ExportError(f"host is {name!r}; this format takes no IPv6 addresses, give a name")
     if not NAME.fullmatch(name):
@@ -176,23 +148,7 @@ def require_name(what: str, name: str) -> None:
 
 
 def load_hosts(path: str | Path) -> dict[str, str]:
-    """Read a CSV with the columns ``device`` and ``host``.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Returns
-    -------
-    dict[str, str]
-        Host by device.
-
-    Raises
-    ------
-    ExportError
-        It cannot be read, has other columns, or a device twice.
-    """
+    """Read a CSV with the columns ``device`` and ``host``."""
     table = read_csv(path, error=ExportError)
     hosts: dict[str, str] = {}
     if sorted(table.columns) != ["device", "host"]:

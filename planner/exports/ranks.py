@@ -14,13 +14,6 @@ from planner.training_plan.model import TrainingPlan
 def nodes_of(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]:
     """Devices of each host; hosts in order of their first device.
 
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``hosts``.
-
     Returns
     -------
     dict[str, list[int]]
@@ -33,23 +26,7 @@ def nodes_of(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]
 
 
 def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
-    """JSON: an entry a rank of the executor.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``hosts``.
-
-    Returns
-    -------
-    str
-        ``ranks`` has for each device its rank (of the executor), name, host, node number and
-        number on the node, stage and layers (null: holds none), the stage it helps to average, its
-        pipeline where they are straight, and then ``mesh_rank``: the rank where pipeline
-        parallelism is the outermost dimension, as in torchtitan and Megatron.
-    """
+    """JSON: an entry a rank of the executor."""
     pipelines = straight_pipelines(plan)
     place = {d: i for i, path in enumerate(pipelines or ()) for d in path}
     helped, stage_of = plan.averages_for, plan.stage_of
@@ -81,25 +58,7 @@ def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def host_file(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A line a host, ``name slots=processes``, as MPI and DeepSpeed read it.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``hosts``.
-
-    Returns
-    -------
-    str
-        Slots counted from the first line on are the plan's ranks.
-
-    Raises
-    ------
-    ExportError
-        A name that is none of a host, or devices of a host with other ranks between them.
-    """
+    """A line a host, ``name slots=processes``, as MPI and DeepSpeed read it."""
     nodes = nodes_of(plan, options)
     for host, devices in nodes.items():
         require_name("host", host)

@@ -15,47 +15,14 @@ Pipelines = tuple[tuple[int, ...], ...]
 
 
 def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
-    """Disjoint paths through all stages in order, if all microbatches take such.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Returns
-    -------
-    Pipelines or None
-        None: paths skip stages, cross, or change from step to step.
-    """
+    """Disjoint paths through all stages in order, if all microbatches take such."""
     return None if _crooked(plan) else _pipelines(plan)
 
 
 def require_trainable(
     plan: TrainingPlan, target: str, *, recompute: bool = False, local_steps: bool = False
 ) -> Pipelines:
-    """Refuse what a trainer with one all-reduce a stage does not do.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    target
-        Name of the format, for messages.
-    recompute
-        Whether the trainer recomputes activations, of all stages alike.
-    local_steps
-        Whether the trainer averages parameters every few steps.
-
-    Returns
-    -------
-    Pipelines
-        Those of the plan.
-
-    Raises
-    ------
-    ExportError
-        In one line: what cannot be expressed, and the remedy.
-    """
+    """Refuse what a trainer with one all-reduce a stage does not do."""
     found = _crooked(plan) or _unusual(plan, recompute, local_steps)
     if found:
         what, remedy = found
@@ -64,13 +31,7 @@ def require_trainable(
 
 
 def first_schedule(plan: TrainingPlan) -> Schedule:
-    """What the first step runs, and where pipelines are straight every step.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    """
+    """What the first step runs, and where pipelines are straight every step."""
     return plan.schedules[plan.cycle[0]]
 
 

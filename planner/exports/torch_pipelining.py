@@ -12,27 +12,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A row a stage (a rank of torch's pipeline group), its operations in order.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``pipeline``.
-
-    Returns
-    -------
-    str
-        ``1F0`` is the forward pass of microbatch 0 on stage 1, ``1B0`` its backward pass. A
-        pipeline's microbatches are counted from 0. Torch computes the loss with the last stage's
-        F.
-
-    Raises
-    ------
-    ExportError
-        What torch cannot express, or pipelines that work in different orders.
-    """
+    """A row a stage (a rank of torch's pipeline group), its operations in order."""
     pipelines = require_trainable(plan, "torch-pipelining")
     if options.pipeline is None:
         texts = {_csv_of(plan, path) for path in pipelines}

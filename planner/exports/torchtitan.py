@@ -29,25 +29,7 @@ SCHEDULE_CSV = "parallelism.pipeline_parallel_schedule_csv"
 
 
 def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts torchtitan with the plan's stages, order and ranks.
-
-    Parameters
-    ----------
-    plan
-        Of a LLaMA, untied where it has several stages.
-    options
-        ``hosts``, ``interface``, ``port``, ``run_id``.
-
-    Returns
-    -------
-    str
-        For bash, with the model's configuration and the order of each pipeline inside.
-
-    Raises
-    ------
-    ExportError
-        What torchtitan cannot express.
-    """
+    """A script that starts torchtitan with the plan's stages, order and ranks."""
     trainer = TrainerPlan.of(plan, "torchtitan", options)
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
@@ -72,26 +54,7 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts a replica group of torchft for each pipeline, and the lighthouse.
-
-    Parameters
-    ----------
-    plan
-        Of a LLaMA, with an averaging every few steps.
-    options
-        ``hosts``, ``interface``, ``port`` (of the lighthouse; pipeline p meets on
-        ``port + 1 + p``), ``run_id``.
-
-    Returns
-    -------
-    str
-        For bash.
-
-    Raises
-    ------
-    ExportError
-        What torchft's DiLoCo and local SGD do not do.
-    """
+    """A script that starts a replica group of torchft for each pipeline, and the lighthouse."""
     trainer = TrainerPlan.of(plan, "torchft", options, local_steps=True)
     method = _semi_sync_method(trainer)
     if options.port + trainer.replicas > PORTS:

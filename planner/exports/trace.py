@@ -9,25 +9,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 def chrome_trace(plan: TrainingPlan, options: ExportOptions) -> str:
-    """For ui.perfetto.dev: a process a device, a row for each link.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    options
-        ``schedule``.
-
-    Returns
-    -------
-    str
-        JSON.
-
-    Raises
-    ------
-    ExportError
-        The plan has no such schedule.
-    """
+    """For ui.perfetto.dev: a process a device, a row for each link."""
     if options.schedule >= len(plan.schedules):
         raise ExportError(
             f"schedule is {options.schedule}, the plan has schedules 0 to "

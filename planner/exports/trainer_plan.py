@@ -54,8 +54,6 @@ class TrainerPlan:
 
     Attributes
     ----------
-    plan
-        The plan.
     target
         Name of the format, for messages.
     pipelines
@@ -73,24 +71,7 @@ class TrainerPlan:
     def of(
         cls, plan: TrainingPlan, target: str, options: ExportOptions, *, local_steps: bool = False
     ) -> TrainerPlan:
-        """Check that the target can carry out the plan, and place its ranks.
-
-        Parameters
-        ----------
-        plan
-            The plan.
-        target
-            Name of the format.
-        options
-            ``hosts`` and ``interface``.
-        local_steps
-            Whether the target averages parameters every few steps.
-
-        Raises
-        ------
-        ExportError
-            The target cannot express the plan, or a host name is invalid.
-        """
+        """Check that the target can carry out the plan, and place its ranks."""
         pipelines = require_trainable(plan, target, recompute=True, local_steps=local_steps)
         return cls(plan, target, pipelines, _ranks(plan, pipelines, options))
 
@@ -150,13 +131,7 @@ class TrainerPlan:
         return found
 
     def compute_dtype(self, *, reduces: Sequence[Dtype] = (Dtype.FP32,)) -> Dtype:
-        """Format of matrix products and activations, where the trainer knows only one for both.
-
-        Parameters
-        ----------
-        reduces
-            Formats in which the trainer averages gradients.
-        """
+        """Format of matrix products and activations, where the trainer knows only one for both."""
         precision = self.plan.workload.precision
         if precision.compute is not precision.messages:
             raise self.refuse(
@@ -205,36 +180,14 @@ class TrainerPlan:
         return replace(schedule, name="1f1b", order=tuple(orders))
 
     def predicted_step_s(self, order: Schedule, *, waits_for_norm: bool) -> float:
-        """The step on the planner's clock, in the trainer's order.
-
-        Parameters
-        ----------
-        order
-            Of the trainer.
-        waits_for_norm
-            Whether all stages wait for the norm of all gradients, as clipping makes them.
-        """
+        """The step on the planner's clock, in the trainer's order."""
         plan = self.plan.replace(schedules=(order,), cycle=(0,))
         if waits_for_norm and plan.clip is None:
             plan = plan.replace(clip=1.0)
         return predict(plan).step_s
 
     def require_memory(self, order: Schedule, chunk: Callable[[int], int]) -> None:
-        """Refuse an order whose activations do not fit.
-
-        Parameters
-        ----------
-        order
-            Of the trainer.
-        chunk
-            Layers of a stage that are recomputed as one: the trainer keeps the input of each chunk,
-            where the plan counts the stage's input only.
-
-        Raises
-        ------
-        ExportError
-            A device has too little memory.
-        """
+        """Refuse an order whose activations do not fit."""
         plan = self.plan
         workload, live = plan.workload, order.most_live()
         costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)

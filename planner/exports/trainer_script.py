@@ -64,20 +64,6 @@ def launch_script(trainer: TrainerPlan, options: ExportOptions, launch: Launch) 
 
     torchrun numbers the ranks of a host consecutively, which a mesh whose pipelines stay within a
     host does not allow. The script therefore sets ``RANK`` and ``LOCAL_RANK`` itself.
-
-    Parameters
-    ----------
-    trainer
-        The plan and its ranks.
-    options
-        ``port`` and ``run_id``.
-    launch
-        What to run.
-
-    Returns
-    -------
-    str
-        For bash 4.3 or newer.
     """
     first = trainer.ranks[0].host
     variables = {

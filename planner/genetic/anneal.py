@@ -31,8 +31,6 @@ class Stint(NamedTuple):
 
     Attributes
     ----------
-    moves
-        Moves to draw.
     hot, cold
         The temperature in seconds goes geometrically from one to the other.
     smooth
@@ -56,8 +54,6 @@ class AnnealState(NamedTuple):
 
     Attributes
     ----------
-    device_at, after, before
-        See `Arrangement`.
     slot_of
         ``int[N]``, the inverse of ``device_at``.
     load
@@ -116,23 +112,10 @@ def anneal(
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
-    arrangement
-        Slots and matchings; changed in place.
     best
         ``int[N]``, the best slots so far; changed in place.
-    best_cost
-        Their cost in seconds.
     word
         ``uint64[1]``, state of the random generator.
-    stint
-        How long and how hot.
-
-    Returns
-    -------
-    float
-        Seconds of ``best``.
     """
     n, stages = len(best), len(tables.sizes)
     state = _weighed(tables, arrangement)

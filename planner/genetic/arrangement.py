@@ -43,15 +43,8 @@ def cost_of(tables: Tables, slots: Ints) -> float:
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
     slots
         ``int[N]``, the device of every slot.
-
-    Returns
-    -------
-    float
-        Seconds.
 
     References
     ----------
@@ -64,15 +57,6 @@ def cost_of(tables: Tables, slots: Ints) -> float:
 @allocating
 def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> None:
     """Replace one boundary's matching by a bottleneck matching (eq. 3).
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-    arrangement
-        Changed in place.
-    boundary
-        Between stages ``boundary`` and ``boundary + 1``.
 
     References
     ----------
@@ -104,15 +88,7 @@ def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> N
 
 @allocating_entry
 def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
-    """Bottleneck matchings at every boundary.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-    arrangement
-        Slots and matchings; changed in place.
-    """
+    """Bottleneck matchings at every boundary."""
     arrangement.after[:] = -1
     arrangement.before[:] = -1
     for boundary in range(len(tables.sizes) - 1):
@@ -125,15 +101,8 @@ def exchange_cost(tables: Tables, device_at: Ints) -> float:
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
     device_at
         ``int[N]``, the device of every slot.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     worst = 0.0
     for j in range(len(tables.sizes)):
@@ -148,20 +117,7 @@ def exchange_cost(tables: Tables, device_at: Ints) -> float:
 
 @allocating_entry
 def current_cost(tables: Tables, arrangement: Arrangement) -> float:
-    """Eq. 1 with the arrangement's own matchings instead of the best ones.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-    arrangement
-        Slots and matchings; changed in place.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
     device_at, after, _ = arrangement
     cost: float = exchange_cost(tables, device_at)
     for j in range(len(tables.sizes) - 1):
@@ -176,20 +132,7 @@ def current_cost(tables: Tables, arrangement: Arrangement) -> float:
 
 @allocating_entry
 def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-    arrangement
-        Slots and matchings; changed in place.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
     solve_matchings(tables, arrangement)
     cost: float = current_cost(tables, arrangement)
     return cost
@@ -201,8 +144,6 @@ def group_levels(tables: Tables, device_at: Ints) -> Floats2:
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
     device_at
         ``int[N]``, the device of every slot.
 

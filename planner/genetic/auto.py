@@ -57,8 +57,6 @@ class AutoParams:
     warm_up_s, warm_up_share, warm_up_iterations
         Search before the class model, to give it a good upper bound: seconds, but at most this
         share of those left, and iterations.
-    classes
-        The class model.
     path_share, path_iterations
         Share of the seconds left for the open path where there is one pipeline; its iterations
         where counts decide.
@@ -208,13 +206,7 @@ class Auto:
 def prove_by_classes(
     search: AssignmentSearch, classes: list[list[int]], params: ClassParams | None = None
 ) -> None:
-    """CP-SAT on classes of interchangeable devices, from the search's incumbent.
-
-    Parameters
-    ----------
-    classes
-        Of `planner.genetic.classes.interchangeable`.
-    """
+    """CP-SAT on classes of interchangeable devices, from the search's incumbent."""
     tables, incumbent, stop = search.tables, search.incumbent, search.incumbent.run
     settings = params or ClassParams()
     costs = ClassCosts.of(tables, classes)

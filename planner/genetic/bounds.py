@@ -14,18 +14,7 @@ STAR_AND_FOREST = "star and forest"
 
 
 def quick_bound(tables: Tables) -> float:
-    """Star bound on the data-parallel part plus forest bound on the pipeline part, in seconds.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-
-    Returns
-    -------
-    float
-        Seconds that no assignment falls below.
-    """
+    """Star bound on the data-parallel part plus forest bound on the pipeline part, in seconds."""
     return star_bound(tables) + forest_bound(tables)
 
 
@@ -33,16 +22,6 @@ def star_bound(tables: Tables) -> float:
     """Eq. 2 in seconds.
 
     Every device is in some group j and pays at least its |C_j| - 1 cheapest partners.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     n = len(tables.stage)
     needs = np.full(n, np.inf)
@@ -58,16 +37,6 @@ def forest_bound(tables: Tables) -> float:
 
     The largest of the r smallest levels is at least t if the links below t cannot fill r
     boundaries.
-
-    Parameters
-    ----------
-    tables
-        The costs as arrays.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     forest = Forest(tables)
     needed = np.cumsum(np.sort(np.minimum(tables.sizes[:-1], tables.sizes[1:])))

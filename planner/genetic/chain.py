@@ -119,20 +119,7 @@ class ChainQuery:
     effort: float
 
     def answer(self, tables: Tables, limit_s: float = math.inf) -> bool | None:
-        """Ask CP-SAT; None: not decided.
-
-        Parameters
-        ----------
-        tables
-            The costs as arrays.
-        limit_s
-            Seconds for CP-SAT.
-
-        Returns
-        -------
-        bool or None
-            Proven both ways.
-        """
+        """Ask CP-SAT; None: not decided."""
         return can_keep(tables, self.mask, self.level, self.interval.ceiling, self.effort, limit_s)
 
 
@@ -169,18 +156,7 @@ class ChainBound:
 
     @staticmethod
     def applies(tables: Tables) -> bool:
-        """Whether the instance is small enough for the decisions.
-
-        Parameters
-        ----------
-        tables
-            The costs as arrays.
-
-        Returns
-        -------
-        bool
-            Otherwise the decisions would take too long to build.
-        """
+        """Whether the instance is small enough for the decisions."""
         limits = ChainParams()
         stages = len(tables.sizes)
         cells = len(tables.stage) * stages
@@ -194,18 +170,7 @@ class ChainBound:
         self._refresh()
 
     def questions(self, count: int) -> list[ChainQuery]:
-        """The decisions most worth making next, at most ``count``; none if nothing is left.
-
-        Parameters
-        ----------
-        count
-            The most to return.
-
-        Returns
-        -------
-        list[Question]
-            The most worthwhile first.
-        """
+        """The decisions most worth making next, at most ``count``; none if nothing is left."""
         grain = self.params.grain * self.upper
         while True:
             interval = min(self.intervals, key=self._value)
@@ -231,15 +196,7 @@ class ChainBound:
         return [self._question(interval, key) for key in worthwhile[:count]]
 
     def learn(self, question: ChainQuery, answer: bool | None) -> None:
-        """Take in the answer to a question.
-
-        Parameters
-        ----------
-        question
-            Of `questions`.
-        answer
-            Whether the boundaries can be kept; None: not decided.
-        """
+        """Take in the answer to a question."""
         known = question.interval.known[question.key]
         if answer is False:
             known.stride *= 2

@@ -31,22 +31,6 @@ def can_keep(
     """Whether a plan keeps some boundaries at a level, and eq. 2 under a ceiling.
 
     Costs are rounded so that every real plan is a plan of the model.
-
-    Parameters
-    ----------
-    mask
-        Bit j: boundary j is kept.
-    level
-        Largest ``2 B_j`` in seconds of the boundaries that are kept.
-    ceiling
-        Largest data-parallel cost in seconds; may be infinite.
-    effort, limit_s
-        CP-SAT's deterministic time, and seconds.
-
-    Returns
-    -------
-    bool or None
-        None: not decided within the limits.
     """
     sizes = tables.sizes
     n, stages = len(tables.stage), len(sizes)

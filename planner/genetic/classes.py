@@ -29,18 +29,7 @@ PRECISION = 1e-7
 
 
 def interchangeable(problem: AssignmentProblem) -> list[list[int]]:
-    """The classes of interchangeable devices, each ascending, in order of their first device.
-
-    Parameters
-    ----------
-    problem
-        Network, shape and bytes.
-
-    Returns
-    -------
-    list[list[int]]
-        Devices of every class.
-    """
+    """The classes of interchangeable devices, each ascending, in order of their first device."""
     return alike_devices(problem.network.latency_s, problem.network.bandwidth_bytes_per_s)
 
 
@@ -64,20 +53,7 @@ class ClassCosts:
 
     @classmethod
     def of(cls, tables: Tables, classes: Sequence[Sequence[int]]) -> ClassCosts:
-        """Costs between the classes of `interchangeable`.
-
-        Parameters
-        ----------
-        tables
-            The costs as arrays.
-        classes
-            Of `interchangeable`.
-
-        Returns
-        -------
-        ClassCosts
-            Seconds.
-        """
+        """Costs between the classes of `interchangeable`."""
         first = [members[0] for members in classes]
         second = [members[-1] for members in classes]
         return cls(
@@ -125,23 +101,8 @@ def solve_classes(
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
-    costs
-        Between the classes.
-    upper
-        Cost of a known plan; only better plans or equal ones are looked for.
     hint
         ``x[c, j]`` of that plan.
-    max_s
-        Limit in seconds.
-    effort
-        Limit in CP-SAT's deterministic time: with it the same answer in any process.
-
-    Returns
-    -------
-    ClassOutcome
-        Counts and a bound.
     """
     asked = _ClassModel(tables, costs, upper)
     asked.hint(hint)
@@ -292,15 +253,8 @@ def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:
 
     Parameters
     ----------
-    costs
-        Between the classes.
     counts
         ``int[C, S]``.
-
-    Returns
-    -------
-    list[list[int]]
-        Devices of every stage.
     """
     groups: list[list[int]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(costs.members, counts, strict=True):
@@ -313,13 +267,6 @@ def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:
 
 def counts_of(costs: ClassCosts, groups: Sequence[Sequence[int]]) -> Ints:
     """``x[c, j]`` of given groups.
-
-    Parameters
-    ----------
-    costs
-        Between the classes.
-    groups
-        Devices of every stage.
 
     Returns
     -------

@@ -10,15 +10,7 @@ from planner.search.arrays import Ints
 def cover_smaller_side(
     model: Any, sizes: Ints, boundary: int, leaves: Any, enters: Any, left: Any, right: Any
 ) -> None:
-    """Eq. 3: every device of the smaller side is matched, none of the larger one twice.
-
-    Parameters
-    ----------
-    leaves, enters
-        Pairs that a device (or a class) has across the boundary as a left and as a right partner.
-    left, right
-        How much of it is in the stage before and in the stage behind the boundary.
-    """
+    """Eq. 3: every device of the smaller side is matched, none of the larger one twice."""
     if sizes[boundary] <= sizes[boundary + 1]:
         model.add(leaves == left)
     else:

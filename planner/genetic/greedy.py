@@ -16,13 +16,6 @@ def region_greedy(problem: AssignmentProblem, tables: Tables) -> Ints:
     The practitioner's rule: start at the device with the cheapest links, take its region, then the
     region nearest to the last one, and so on; cut the resulting row of devices into stages.
 
-    Parameters
-    ----------
-    problem
-        Network, shape and bytes.
-    tables
-        The costs as arrays.
-
     Returns
     -------
     ndarray

@@ -19,8 +19,6 @@ class FoundAssignment(NamedTuple):
 
     Attributes
     ----------
-    problem, tables
-        Whose.
     slots
         ``int[N]``, the device of every slot.
     """
@@ -55,17 +53,8 @@ def plan_of(problem: AssignmentProblem, tables: Tables, slots: Ints) -> Assignme
 
     Parameters
     ----------
-    problem
-        Network, shape and bytes.
-    tables
-        The costs as arrays.
     slots
         ``int[N]``, the device of every slot.
-
-    Returns
-    -------
-    AssignmentPlan
-        The same for the same groups.
     """
     groups = groups_of(tables, slots)
     if problem.pipelines is None:

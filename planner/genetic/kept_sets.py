@@ -54,11 +54,6 @@ class KeptSets:
 
         Its cost is the sum over its sets but the empty one (dynamic programming over sets).
 
-        Parameters
-        ----------
-        cost
-            Of every key but the empty one.
-
         Returns
         -------
         tuple[float, list[Key]]

@@ -136,8 +136,6 @@ def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
         ``float[N, N]``, the hop cost between two devices.
     group_of
         ``int[N]``, the group of every device; changed in place.
-    order
-        The groups, in the order in which pairs are formed.
     """
     locked = np.zeros(len(group_of), dtype=np.int64)
     for a in range(len(order)):
@@ -157,8 +155,6 @@ def improve_circular(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> No
 
     Parameters
     ----------
-    w, group_of, order
-        See `improve_pairs`.
     sizes
         ``int[S]``, devices per group.
 

@@ -18,8 +18,6 @@ def best_order(tables: Tables, slots: Ints) -> Ints:
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
     slots
         ``int[N]``, the device of every slot.
 

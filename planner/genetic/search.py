@@ -69,18 +69,6 @@ class AssignmentSearchParams:
 
         In large groups a move changes a mean by about 1 / |C_j| of a link, so temperatures fall
         with the size of the groups, and a plan that is not helped by its means has few ways out.
-
-        Parameters
-        ----------
-        devices
-            N.
-        stages
-            S.
-
-        Returns
-        -------
-        SearchParams
-            Settings for such a size.
         """
         if devices <= 128:
             return cls()
@@ -160,15 +148,7 @@ class AssignmentSearch:
         return self.incumbent.offer(cost_of(self.tables, slots), slots.copy)
 
     def run(self, *, until_s: float = math.inf, iterations: float = math.inf) -> None:
-        """Search until the rule stops the run, or a given time or count has passed.
-
-        Parameters
-        ----------
-        until_s
-            Seconds since the begin of the run.
-        iterations
-            At most so many.
-        """
+        """Search until the rule stops the run, or a given time or count has passed."""
         run = self.incumbent.run
         if not self.replicas:
             rngs = self.rng.spawn(self.params.replicas)

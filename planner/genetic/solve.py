@@ -125,11 +125,6 @@ def compile_kernels(evolution: bool) -> None:
 
     The first solve of a new installation waits some seconds here, so that a time limit is spent on
     the problem.
-
-    Parameters
-    ----------
-    evolution
-        Whether the genetic algorithm's kernels are needed too.
     """
     far = np.ones((4, 4))
     problem = AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0)

@@ -14,25 +14,6 @@ def stage_sizes_for_skip(devices: int, stages: int, skip_ratio: float) -> tuple[
     the share ``1 - s k / (s - 1)`` of the microbatches. Stage 0 gets the rounded size of the
     equation; what is left is spread over the other stages, the earlier ones getting one more.
 
-    Parameters
-    ----------
-    devices, stages
-        |D| and s.
-    skip_ratio
-        k, share of the stages that a microbatch skips, ``0 <= k < (s - 1) / s``.
-    Examples
-
-    --------
-
-    >>> stage_sizes_for_skip(18, 4, 0.25)
-
-    (6, 4, 4, 4)
-
-    >>> stage_sizes_for_skip(20, 6, 1 / 3)
-
-    (5, 3, 3, 3, 3, 3)
-
-
     References
     ----------
     "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous

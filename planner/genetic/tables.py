@@ -50,18 +50,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(problem: AssignmentProblem) -> Tables:
-    """Tables for a problem.
-
-    Parameters
-    ----------
-    problem
-        Network, shape and bytes.
-
-    Returns
-    -------
-    Tables
-        Seconds.
-    """
+    """Tables for a problem."""
     n, stages = len(problem.network), problem.stages
     sizes = np.array(problem.stage_sizes, dtype=np.int64)
     shares = [(problem.gradient_bytes[j], problem.stage_sizes[j]) for j in range(stages)]
@@ -92,15 +81,8 @@ def groups_of(tables: Tables, slots: Ints) -> list[list[int]]:
 
     Parameters
     ----------
-    tables
-        The costs as arrays.
     slots
         ``int[N]``, the device of every slot.
-
-    Returns
-    -------
-    list[list[int]]
-        One list a stage.
     """
     first = tables.first
     return [slots[first[j] : first[j + 1]].tolist() for j in range(len(tables.sizes))]

@@ -82,11 +82,6 @@ class Limits:
         ----------
         computes
             ``bool[q, n]``, the contributors of each of q sets.
-
-        Returns
-        -------
-        ndarray
-            Bytes per second.
         """
         uploads = np.where(computes, self.upload, np.inf).min(axis=1)
         lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.aggregates
@@ -101,8 +96,6 @@ class Limits:
         ----------
         computes
             ``bool[q, n]``; every set holds at least one peer.
-        at_most
-            Larger totals are of no interest.
 
         Returns
         -------
@@ -170,15 +163,8 @@ def largest_total(problem: AveragingProblem, computes: NDArray[np.bool_]) -> flo
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     computes
         ``bool[n]``, the contributors.
-
-    Returns
-    -------
-    float
-        Bytes per second.
     """
     chosen = np.asarray(computes, dtype=bool)[None, :]
     return float(Limits(problem).largest_total(chosen)[0])

@@ -138,16 +138,6 @@ class ContributorModel:
 
         Pair rows that fractional solutions break are added first, as long as there are some: an LP
         costs far less than a tree that is searched without them.
-
-        Parameters
-        ----------
-        run
-            The stopping rule at work.
-
-        Returns
-        -------
-        Answer
-            Figures in bytes and samples per second.
         """
         nothing = np.zeros(self.limits.n)
         if self.empty:
@@ -218,18 +208,7 @@ class ContributorModel:
         return 1.0 / seconds if seconds > 0 else math.inf
 
     def refine(self, answer: Answer) -> bool:
-        """Add the pair rows and tangents that the answer breaks; False if there are none.
-
-        Parameters
-        ----------
-        answer
-            Of `solve`.
-
-        Returns
-        -------
-        bool
-            Whether something was added.
-        """
+        """Add the pair rows and tangents that the answer breaks; False if there are none."""
         assert answer.computes is not None
         fresh = self._add_pairs(self._solution)
         if self.problem.overlap or answer.total <= 0:

@@ -135,11 +135,6 @@ class ContributorSearch:
         ----------
         computes
             ``bool[n]``, the contributors.
-
-        Returns
-        -------
-        Rates
-            Attained ones, with a proven bound on R.
         """
         key = np.packbits(computes).tobytes()
         if key not in self._tried:
@@ -163,13 +158,6 @@ class ContributorSearch:
         ----------
         computes
             ``bool[n]``, the contributors.
-        found
-            Its best rates.
-
-        Returns
-        -------
-        float
-            0 for a set that attains no rate.
         """
         samples = float(self.problem.samples_per_s[computes].sum())
         total = math.inf if len(self.problem) == 1 else found.total
@@ -487,11 +475,6 @@ def all_sets(able: Bools) -> Bools:
     ----------
     able
         ``bool[n]``, the possible contributors.
-
-    Returns
-    -------
-    ndarray
-        One row a set.
     """
     index = np.flatnonzero(able)
     numbers = np.arange(1, 2 ** len(index), dtype=np.int64)

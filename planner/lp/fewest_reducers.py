@@ -56,21 +56,8 @@ def with_fewest_reducers(
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
-    steps
-        Steps per second.
-    found
-        A plan that does; it is returned where rounding leaves no other, or time is up.
     others
         ``bool[q, n]``, further sets of contributors that may be as fast.
-    run
-        The stopping rule at work.
-
-    Returns
-    -------
-    Choice
-        ``found``, or a plan as fast with fewer reducers.
     """
     limits = Limits(problem)
     if limits.n == 1:
@@ -99,17 +86,8 @@ def fast_sets(problem: AveragingProblem, sets: Bools, steps: float) -> Bools:
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     sets
         ``bool[q, n]``, sets of contributors.
-    steps
-        Steps per second.
-
-    Returns
-    -------
-    ndarray
-        Rows of ``sets``.
     """
     limits, target = Limits(problem), steps * (1 - SLACK)
     samples = sets @ problem.samples_per_s

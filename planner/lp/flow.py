@@ -147,45 +147,12 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
     """Rates that minimise ``microbatches * period + way``: what a pipeline part takes in the mean.
 
     Where the flow asks for it, rates nearly as good that leave pairs time to spare.
-
-    Parameters
-    ----------
-    flow
-        Every stage has a node, and every node of neighbouring stages an edge between them.
-    microbatches
-        M of a step.
-
-    Returns
-    -------
-    FlowRates
-        An optimum of the last linear programme (HiGHS).
-
-    Raises
-    ------
-    ProblemError
-        Some stage has no room for a microbatch.
     """
     return _last(flow, microbatches)[1]
 
 
 def last_programme(flow: StageFlow, microbatches: float) -> FlowProgramme:
-    """The linear programme whose optimum `solve_flow` gives.
-
-    Parameters
-    ----------
-    flow, microbatches
-        As for `solve_flow`.
-
-    Returns
-    -------
-    FlowProgramme
-        With the ways of the one before in its rows of memory.
-
-    Raises
-    ------
-    ProblemError
-        Some stage has no room for a microbatch.
-    """
+    """The linear programme whose optimum `solve_flow` gives."""
     return _last(flow, microbatches)[0]
 
 

@@ -20,22 +20,7 @@ ABOUT = (
 
 
 def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) -> Any:
-    """A model to write, or to give to another solver.
-
-    Parameters
-    ----------
-    flow
-        Nodes in stages and edges between neighbouring stages.
-    programme
-        Of this flow, as `planner.lp.flow.last_programme` makes it.
-    names
-        Of every node, as `planner.lp.model_file.labels` makes them.
-
-    Returns
-    -------
-    pulp.LpProblem
-        Not solved yet.
-    """
+    """A model to write, or to give to another solver."""
     import pulp
 
     pair = [f"{names[u]}_{names[v]}" for u, v in zip(flow.source, flow.target, strict=True)]

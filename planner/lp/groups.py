@@ -32,25 +32,7 @@ GRID = 200_001
 
 
 def rounds_needed(peers: int, group_size: int) -> int:
-    """ceil(log_m n), in whole numbers: rounds until everyone can have met everyone's data.
-
-    Parameters
-    ----------
-    peers
-        n, at least 1.
-    group_size
-        m, from 2 to n.
-
-    Returns
-    -------
-    int
-        0 for a single peer.
-
-    Raises
-    ------
-    ProblemError
-        A number that makes no sense.
-    """
+    """ceil(log_m n), in whole numbers: rounds until everyone can have met everyone's data."""
     _check(peers, group_size, 0.0)
     rounds, reach = 0, 1
     while reach < peers:
@@ -64,13 +46,6 @@ MOST_PEERS = 10_000_000
 
 def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
     """Sizes of the ceil(n / m) groups of one round, as even as possible, the larger first.
-
-    Parameters
-    ----------
-    peers
-        n, at least 1.
-    group_size
-        m, from 2 to n.
 
     Returns
     -------
@@ -86,26 +61,6 @@ def expected_operations(
     peers: int, group_size: int, failure_probability: float, wait_for_slowest: bool = True
 ) -> float:
     """Expected number of group operations, one after the other, until the global average.
-
-    Parameters
-    ----------
-    peers, group_size
-        n and m, ``2 <= m <= n``.
-    failure_probability
-        p of one peer in one round, ``0 <= p < 1``.
-    wait_for_slowest
-        A round ends when its slowest group has succeeded. False: each group restarts and goes on
-        alone, and the number is that of one group's chain.
-
-    Returns
-    -------
-    float
-        Infinite where success is all but impossible.
-
-    Raises
-    ------
-    ProblemError
-        A number that makes no sense.
 
     References
     ----------
@@ -188,20 +143,7 @@ def optimal_group_size(
 
 
 def smallest_size(peers: int, rounds: int) -> int:
-    """The smallest m >= 2 with m^rounds >= n.
-
-    Parameters
-    ----------
-    peers
-        n, at least 1.
-    rounds
-        Number of rounds.
-
-    Returns
-    -------
-    int
-        m.
-    """
+    """The smallest m >= 2 with m^rounds >= n."""
     size = max(2, int(peers ** (1 / rounds)))
     while math.pow(size, rounds) < peers:
         size += 1
@@ -212,15 +154,6 @@ def group_size_table(
     peers: Sequence[int], failure_probabilities: Sequence[float], wait_for_slowest: bool = True
 ) -> NDArray[np.int64]:
     """Optimal m per n (rows) and p (columns), as in Figure 8.
-
-    Parameters
-    ----------
-    peers
-        Values of n.
-    failure_probabilities
-        Values of p.
-    wait_for_slowest
-        Whether a round ends when its slowest group has succeeded; see `expected_operations`.
 
     Returns
     -------
@@ -248,22 +181,10 @@ def group_schedule(peers: int, group_size: int) -> tuple[Round, ...]:
     factors of at most m each, a power of m among them. Elsewhere its last cells stay empty, and
     `schedule_error` says what is left.
 
-    Parameters
-    ----------
-    peers
-        n, at least 1.
-    group_size
-        m, from 2 to n.
-
     Returns
     -------
     tuple[Round, ...]
         Per round, its groups of peers.
-
-    Raises
-    ------
-    ProblemError
-        A number that makes no sense.
 
     References
     ----------
@@ -312,8 +233,6 @@ def average_in_groups(values: ArrayLike, groups: Round) -> Floats:
     ----------
     values
         ``[n, ...]``: one row per peer.
-    groups
-        The round's groups.
 
     Returns
     -------
@@ -331,25 +250,6 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
 
     In units of the standard deviation of independent values before the first round; the schedule
     is repeated from its start where ``rounds`` is larger than it. 0: the average is exact.
-
-    Parameters
-    ----------
-    peers
-        n, at least 1.
-    group_size
-        m, from 2 to n.
-    rounds
-        Number of rounds.
-
-    Returns
-    -------
-    float
-        At least 0.
-
-    Raises
-    ------
-    ProblemError
-        A number that makes no sense.
     """
     schedule = group_schedule(peers, group_size)
     if whole("rounds", rounds) < 0:

@@ -30,23 +30,7 @@ class Knapsack(NamedTuple):
 
 
 def knapsack(limits: Limits, total: float, fewest: int) -> Knapsack:
-    """The most samples per second beside a total rate of ``total`` bytes per second.
-
-    Parameters
-    ----------
-    limits
-        The problem's limits as the solvers use them.
-    total
-        Total rate in bytes per second.
-    fewest
-        At least this many contributors, >= 2.
-
-    Returns
-    -------
-    Knapsack
-        ``samples_per_s`` is -inf if no set of contributors attains the rate. ``computes`` is the
-        knapsack's integer part, not necessarily feasible.
-    """
+    """The most samples per second beside a total rate of ``total`` bytes per second."""
     n = limits.n
     nobody = Knapsack(NOBODY, np.zeros(n, dtype=bool))
     if limits.download.min() < total:
@@ -87,17 +71,6 @@ def split_caps(
 
     A_i is 0 where the upload does not even carry the peer's own gradients. With ``highest`` the
     caps hold for every total rate from ``total`` to there.
-
-    Parameters
-    ----------
-    limits
-        The problem's limits as the solvers use them.
-    total
-        Total rate in bytes per second.
-    fewest
-        At least this many contributors.
-    highest
-        The largest total rate for which the caps hold; None: ``total`` alone.
 
     Returns
     -------

@@ -28,16 +28,6 @@ from planner.problems.quantities import instance_of
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
     """LP (5); see the module for the two forms. Same problem, same answer in any process.
 
-    Parameters
-    ----------
-    problem
-        Peers with their speeds and limits.
-
-    Returns
-    -------
-    RelaxedSolution
-        The value of (5) and its variables.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 2-5.
@@ -73,16 +63,6 @@ def _everyone_in_time(s: Scaled) -> RelaxedSolution | None:
 def lp_bound(problem: AveragingProblem) -> float:
     """The value of LP (5) in steps per second, an upper bound on every plan (delayed updates).
 
-    Parameters
-    ----------
-    problem
-        Peers with their speeds and limits.
-
-    Returns
-    -------
-    float
-        Steps per second.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 5.
@@ -91,23 +71,7 @@ def lp_bound(problem: AveragingProblem) -> float:
 
 
 def solve_in_full(s: Scaled) -> RelaxedSolution:
-    """The full form: 2 n^2 variables and 3 n^2 rows.
-
-    Parameters
-    ----------
-    s
-        The problem in units that put the numbers near 1.
-
-    Returns
-    -------
-    RelaxedSolution
-        The value of (5) and its variables.
-
-    Raises
-    ------
-    RuntimeError
-        HiGHS found no optimum.
-    """
+    """The full form: 2 n^2 variables and 3 n^2 rows."""
     n, m = s.n, np.arange(len(s.source))
     a0 = 1 + 2 * n
     g0 = a0 + len(m)

@@ -83,13 +83,7 @@ class Rows:
         self.count = 0
 
     def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
-        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays.
-
-        Parameters
-        ----------
-        right
-            Right-hand sides of the block.
-        """
+        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
         for rows, columns, values in entries:
             at, where, what = np.broadcast_arrays(rows, columns, values)
             self._rows.append(at.astype(np.int64).ravel() + self.count)
@@ -110,18 +104,6 @@ class Rows:
         """Maximise one column with ``0 <= z <= upper``; SciPy's result.
 
         ``milp`` without integers is HiGHS with less work around it than ``linprog``.
-
-        Parameters
-        ----------
-        upper
-            Upper limit of every column.
-        gain
-            The column.
-
-        Returns
-        -------
-        OptimizeResult
-            As `scipy.optimize.milp` returns it.
         """
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
@@ -150,11 +132,6 @@ def big_m(problem: AveragingProblem) -> Floats:
     "Any large positive number as long as the constraint is not saturated for c_k = 0": no reducer
     returns more than u_i / (n - 1), and with a single contributor that can exceed its download.
 
-    Parameters
-    ----------
-    problem
-        Peers with their speeds and limits.
-
     Returns
     -------
     ndarray
@@ -171,17 +148,6 @@ def big_m(problem: AveragingProblem) -> Floats:
 
 def eq4_rows(rows: Rows, s: Scaled, a0: int, source: Index, target: Index) -> None:
     """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given.
-
-    Parameters
-    ----------
-    rows
-        Takes the new rows.
-    s
-        The problem in units that put the numbers near 1.
-    a0
-        Column of the first a.
-    source, target
-        k and i of the pairs, indices alike in number.
 
     References
     ----------

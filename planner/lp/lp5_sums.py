@@ -44,18 +44,7 @@ NEARLY = 1.01
 
 
 def solve_by_sums(s: Scaled) -> RelaxedSolution | None:
-    """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them.
-
-    Parameters
-    ----------
-    s
-        The problem in units that put the numbers near 1.
-
-    Returns
-    -------
-    RelaxedSolution or None
-        Variables of the full form.
-    """
+    """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them."""
     form = FormBySums(s)
     for _ in range(ROUNDS):
         z = form.solve()
@@ -114,10 +103,6 @@ class FormBySums:
 
         Parameters
         ----------
-        suppliers
-            S.
-        receivers
-            J.
         by_link
             ``bool[n, n]``.
         """
@@ -165,13 +150,7 @@ class FormBySums:
         return rows, upper
 
     def solve(self) -> Floats | None:
-        """The columns of an optimum without w.
-
-        Returns
-        -------
-        Floats or None
-            None if HiGHS found no optimum.
-        """
+        """The columns of an optimum without w."""
         s, (base, upper) = self.s, self._base
         if not self.cuts:
             found = base.solve(upper, 0)

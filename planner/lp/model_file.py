@@ -27,20 +27,6 @@ def model_text(model: Any, form: ModelFormat, about: Iterable[str] = ()) -> str:
     """A model as the text of a file.
 
     MPS has no maximum that every solver reads as one: such a file minimises the negative.
-
-    Parameters
-    ----------
-    model
-        A ``pulp.LpProblem``.
-    form
-        Which format.
-    about
-        Lines of comment to begin with.
-
-    Returns
-    -------
-    str
-        What CBC, HiGHS and others read.
     """
     import pulp
 
@@ -58,11 +44,6 @@ def labels(names: Iterable[str]) -> tuple[str, ...]:
     """Names in letters, digits and dots, short, and no two alike.
 
     Underscores are left to whoever joins several to one.
-
-    Parameters
-    ----------
-    names
-        As people give them.
 
     Returns
     -------

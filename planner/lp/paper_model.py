@@ -47,8 +47,6 @@ class Literal:
 
     Attributes
     ----------
-    model
-        The ``pulp.LpProblem``.
     xi, a, g, c
         The paper's variables; ``a[i][j]`` goes from i to j.
     unit
@@ -69,16 +67,6 @@ class Literal:
         """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format.
 
         MPS has no maximum that every solver reads as one, so that file minimises ``-xi``.
-
-        Parameters
-        ----------
-        path
-            Of the file.
-
-        Raises
-        ------
-        ProblemError
-            Another suffix.
         """
         kind = Path(path).suffix.lower()
         if kind not in (".lp", ".mps"):
@@ -86,43 +74,14 @@ class Literal:
         write_text(path, self.text(ModelFormat(kind[1:])))
 
     def text(self, form: ModelFormat) -> str:
-        """The model as the text of a file, which says its units.
-
-        Parameters
-        ----------
-        form
-            Which format.
-
-        Returns
-        -------
-        str
-            With a head of comments.
-        """
+        """The model as the text of a file, which says its units."""
         units = (
             f"One unit of xi is {self.pace:.12g} steps/s, one of a and g {self.unit:.12g} bytes/s.",
         )
         return model_text(self.model, form, (*ABOUT, *units))
 
     def solve(self, solver: str = Solver.HIGHS) -> LiteralSolution:
-        """Solve the model.
-
-        Parameters
-        ----------
-        solver
-            A `Solver` or its name.
-
-        Returns
-        -------
-        LiteralSolution
-            Values in SI units.
-
-        Raises
-        ------
-        ProblemError
-            There is no such solver.
-        RuntimeError
-            The solver did not reach the optimum.
-        """
+        """Solve the model."""
         cbc = choice(Solver, "solver", solver) is Solver.CBC
         return self._read(self._cbc() if cbc else _highs(self.model))
 
@@ -152,8 +111,6 @@ class LiteralSolution:
 
     Attributes
     ----------
-    xi
-        Steps per second.
     a, g
         ``float[n, n]``, bytes per second.
     c
@@ -211,25 +168,6 @@ def literal_model(
     "Some peers are unable to compute gradients or perform aggregation" (Appendix B): such peers
     have c_i = 0 and g_ij = a_ki = 0. The diagonal of a and g uses no network. Equal to eq. 1-5 for
     delayed parameter updates; other problems are refused.
-
-    Parameters
-    ----------
-    problem
-        Peers with their speeds and limits.
-    binary
-        Whether c is 0 or 1 (eq. 2) or between (eq. 5).
-    names
-        Of the peers, as `planner.lp.model_file.labels` makes them; None: their numbers.
-
-    Returns
-    -------
-    Literal
-        Not solved yet.
-
-    Raises
-    ------
-    ProblemError
-        No averaging problem, or one that the printed form does not cover.
 
     References
     ----------

@@ -38,11 +38,6 @@ class PaperRule(NamedTuple):
 def eq6_shares(solution: RelaxedSolution) -> Floats:
     """Eq. 6: ``fraction_i = min_j g_ij / sum_k min_j g_kj``; all 0 if every minimum is 0.
 
-    Parameters
-    ----------
-    solution
-        Of LP (5).
-
     Returns
     -------
     ndarray
@@ -62,16 +57,6 @@ def paper_rule(problem: AveragingProblem) -> PaperRule:
     """Solve (5), let peers with c != 1 disregard their gradients, divide by eq. 6.
 
     The relaxation often leaves every c below 1: then nobody contributes and the rule attains 0.
-
-    Parameters
-    ----------
-    problem
-        Peers with their speeds and limits.
-
-    Returns
-    -------
-    PaperRule
-        What the rule promises and what it attains.
 
     References
     ----------

@@ -44,17 +44,10 @@ def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
 
     Parameters
     ----------
-    limits
-        The problem's limits as the solvers use them.
     computes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
-
-    Returns
-    -------
-    bool
-        Rounding is allowed for.
     """
     if limits.links is None:
         return True
@@ -70,8 +63,6 @@ def level(caps: Floats, total: float) -> Floats:
     ----------
     caps
         ``float[n]``, bytes per second.
-    total
-        Their sum in bytes per second.
 
     Returns
     -------
@@ -93,17 +84,8 @@ def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rate
 
     Parameters
     ----------
-    limits
-        The problem's limits as the solvers use them.
     computes
         ``bool[n]``, the contributors.
-    at_most
-        Larger totals are of no interest, in bytes per second.
-
-    Returns
-    -------
-    Rates
-        Attained rates and a proven bound.
     """
     total = float(limits.largest_total(computes[None, :], at_most)[0])
     if total <= 0 or not np.isfinite(total):
@@ -119,12 +101,8 @@ def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
 
     Parameters
     ----------
-    limits
-        The problem's limits as the solvers use them.
     computes
         ``bool[n]``, the contributors.
-    total
-        Their sum in bytes per second.
 
     Returns
     -------
@@ -152,19 +130,8 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
 
     Parameters
     ----------
-    limits
-        The problem's limits as the solvers use them.
     computes
         ``bool[n]``, the contributors.
-    at_most
-        Upper bound on R, positive and finite.
-    start
-        Rates whose broken pair limits make the first rows.
-
-    Returns
-    -------
-    Rates
-        Attained rates and a proven bound.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, diags_array, hstack, vstack
@@ -237,17 +204,10 @@ def attained_scale(problem: AveragingProblem, computes: Bools, rates: Floats) ->
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     computes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
-
-    Returns
-    -------
-    float
-        Infinite where nothing is used.
     """
     scale = np.inf
     for limit, used in (
@@ -271,8 +231,6 @@ def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     computes
         ``bool[n]``, the contributors.
     shares

@@ -26,28 +26,6 @@ def replan_averaging(
     same problem and previous plan give the same bytes on every peer, so a newcomer fetches the
     running plan with the parameters and then solves for itself.
 
-    Parameters
-    ----------
-    problem
-        Peers as they are now.
-    previous
-        The plan that was running.
-    was
-        Per peer of ``problem`` its index in ``previous``, None for a newcomer. A peer that left
-        appears nowhere.
-    stop
-        As of `planner.solve_averaging`.
-
-    Returns
-    -------
-    Result[AveragingPlan]
-        As of `planner.solve_averaging`.
-
-    Raises
-    ------
-    ProblemError
-        ``was`` does not fit the problem or the previous plan.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.1.

@@ -56,24 +56,7 @@ class SizedKnapsack(NamedTuple):
 
 
 def sized_knapsack(limits: Limits, total: float, fewest: int, most: int) -> SizedKnapsack:
-    """The relaxation; see the module.
-
-    Parameters
-    ----------
-    limits
-        The problem's limits as the solvers use them.
-    total
-        Total rate in bytes per second.
-    fewest
-        At least this many contributors.
-    most
-        At most this many contributors.
-
-    Returns
-    -------
-    SizedKnapsack
-        Its bound and a set near it.
-    """
+    """The relaxation; see the module."""
     value = limits.problem.samples_per_s
     able = limits.problem.contributors & (limits.upload >= total)
     idle, busy = split_caps(limits, total, fewest)
@@ -128,19 +111,6 @@ def attainable(
 
     Nothing: no set of ``fewest`` to ``most`` contributors computes ``need`` at this rate.
 
-    Parameters
-    ----------
-    limits
-        The problem's limits as the solvers use them.
-    total
-        Total rate in bytes per second.
-    need
-        Samples per second.
-    fewest
-        At least this many contributors.
-    most
-        At most this many contributors.
-
     Yields
     ------
     tuple[SizedKnapsack, int]
@@ -161,17 +131,6 @@ def attainable(
 
 def exchange(limits: Limits, found: SizedKnapsack, need: float, most: int) -> Bools | None:
     """A set near the relaxation's that computes ``need`` and fits its caps, or None.
-
-    Parameters
-    ----------
-    limits
-        The problem's limits as the solvers use them.
-    found
-        The relaxation at this rate.
-    need
-        Samples per second.
-    most
-        The k for which ``found`` was made.
 
     Returns
     -------

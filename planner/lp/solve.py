@@ -80,17 +80,8 @@ def solve_from(
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     start
         ``bool[n]``.
-    stop
-        When to end; None: when the plan is proven optimal.
-
-    Returns
-    -------
-    Result[AveragingPlan]
-        As of `solve_averaging`.
     """
     run = started(TargetGap(0.0) if stop is None else stop, STEPS_PER_EFFORT)
     search = ContributorSearch(problem, run)
@@ -128,17 +119,10 @@ def plan_of(
 
     Parameters
     ----------
-    problem
-        Peers with their speeds and limits.
     computes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
-
-    Returns
-    -------
-    AveragingPlan
-        With the rate that it attains.
     """
     samples = np.where(computes, problem.samples_per_s, 0.0)
     total = float(samples.sum())

@@ -64,18 +64,6 @@ class Recognised:
 def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     """The strategy of a plan, from its numbers.
 
-    Parameters
-    ----------
-    plan
-        Of an averaging.
-    group_size
-        m, when averaging runs in alternating groups (`planner.lp.groups`).
-
-    Returns
-    -------
-    Recognised
-        The strategies with the part of the vector that each sums.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2.

@@ -49,8 +49,6 @@ class MoveShares(NamedTuple):
         Take such a nudge back.
     device
         Another device of the same stage.
-    stage
-        Another stage.
     exchange
         Exchange the paths of two microbatches of different start devices.
     """
@@ -68,12 +66,8 @@ class Cycle(NamedTuple):
 
     Attributes
     ----------
-    moves
-        Proposals.
     hot, cold
         First and last temperature, seconds.
-    pull
-        As in `timed`.
     jitter
         Largest random nudge, seconds.
     rearrange
@@ -340,19 +334,7 @@ def objective(
 
 @allocating_entry
 def anneal(walk: Walk, cycle: Cycle, best_value: float) -> float:
-    """Anneal in place; keep the best in ``walk.best``.
-
-    Parameters
-    ----------
-    best_value
-        The objective of ``walk.best``, seconds; infinite if there is none yet. It is the makespan,
-        or where averaging counts the longest span of a stage.
-
-    Returns
-    -------
-    float
-        The smallest so far, ``best_value`` at most.
-    """
+    """Anneal in place; keep the best in ``walk.best``."""
     num, rules, use = walk.setting.num, walk.setting.rules, walk.use
     now, trial, word = walk.now, walk.trial, walk.word
     pull, smooth = cycle.pull, cycle.smooth

@@ -93,8 +93,6 @@ class MicrobatchAgents:
     ----------
     blind
         Look at CC3 alone.
-    settings
-        How to search.
     """
 
     def __init__(

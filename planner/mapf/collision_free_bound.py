@@ -39,22 +39,7 @@ def collision_free_bound_s(
     horizon_s: float,
     solver: cp_model.CpSolver,
 ) -> float:
-    """A proven bound on plans no longer than ``horizon_s``, seconds.
-
-    Parameters
-    ----------
-    options
-        Per start device, its paths: at least all that can end within ``horizon_s``.
-    horizon_s
-        Makespan of a known plan.
-    solver
-        With its limits; see `planner.search.cp_sat.solver_for`.
-
-    Returns
-    -------
-    float
-        The bound; infinite if not even the known plan exists, which is an error of the model.
-    """
+    """A proven bound on plans no longer than ``horizon_s``, seconds."""
     model = cp_model.CpModel()
     tick = horizon_s / STEPS
     makespan = model.new_int_var(0, STEPS, "makespan")

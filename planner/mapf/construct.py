@@ -20,13 +20,7 @@ from planner.search.arrays import Floats, Ints
 def construct(
     arrays: PathArrays, order: Sequence[int], toll: float, hop: Floats | None = None
 ) -> Ints:
-    """Paths, microbatches in the given order; a device costs ``toll`` seconds per earlier visit.
-
-    Parameters
-    ----------
-    hop
-        Transfer costs to route by, if not the problem's.
-    """
+    """Paths, microbatches in the given order; a device costs ``toll`` seconds per earlier visit."""
     count, length = arrays.microbatches, arrays.path_stages
     hops = arrays.hop if hop is None else hop
     share = arrays.shares()

@@ -361,20 +361,7 @@ def build(
 
 
 def proven_s(solver: cp_model.CpSolver, status: Any, tick_s: float) -> float:
-    """The bound that a solve has proven, seconds.
-
-    Parameters
-    ----------
-    status
-        What ``solver`` returned.
-    tick_s
-        Seconds of one integer step.
-
-    Returns
-    -------
-    float
-        Infinite if the model has no solution.
-    """
+    """The bound that a solve has proven, seconds."""
     if status == cp_model.INFEASIBLE:
         return math.inf
     return max(0.0, float(solver.best_objective_bound) * tick_s)

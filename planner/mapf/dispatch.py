@@ -139,8 +139,6 @@ class DispatchState(NamedTuple):
 
     Attributes
     ----------
-    tail
-        See `fill_tail`.
     nudge
         Seconds by which a step is put off against others.
     begin, ready

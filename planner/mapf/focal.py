@@ -16,11 +16,6 @@ class FocalQueue(Generic[ItemT]):
     An item is nearly cheapest if it costs at most ``slack`` times the least cost in the queue.
     With ``slack = 1`` the cheapest comes first, and the rank decides between equal costs.
 
-    Parameters
-    ----------
-    slack
-        At least 1.
-
     References
     ----------
     The nearly cheapest items are the focal list of Barer, Sharon, Stern and Felner, "Suboptimal

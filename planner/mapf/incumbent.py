@@ -33,15 +33,7 @@ class TimedPaths(NamedTuple):
 
 
 class FoundPaths(NamedTuple):
-    """What a stopping rule hears of: the best paths so far, where roles are devices.
-
-    Attributes
-    ----------
-    problem
-        Whose.
-    arrays, timed
-        Of it.
-    """
+    """What a stopping rule hears of: the best paths so far, where roles are devices."""
 
     problem: PathProblem | ArrangedPathProblem
     arrays: PathArrays
@@ -89,13 +81,7 @@ class PathIncumbent(Incumbent[TimedPaths]):
     def offer_times(
         self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
     ) -> bool:
-        """Consider paths with the start of each step; a deadlock (infinite) is passed over.
-
-        Parameters
-        ----------
-        device_of
-            Where devices were exchanged: the device in each role.
-        """
+        """Consider paths with the start of each step; a deadlock (infinite) is passed over."""
         at = self._first if device_of is None else device_of
         return math.isfinite(makespan) and self.offer(
             makespan, lambda: TimedPaths(paths.copy(), begin.copy(), at.copy())

@@ -21,13 +21,7 @@ from planner.search.certificate import Witness
 def link_bounds(
     arrays: PathArrays, near: Floats, back: Floats
 ) -> Iterator[tuple[float, str, Witness]]:
-    """Seconds, basis and witness for every start device and stage, out of it and into it.
-
-    Parameters
-    ----------
-    near, back
-        As `planner.mapf.spans.least_ways` returns them.
-    """
+    """Seconds, basis and witness for every start device and stage, out of it and into it."""
     if not arrays.queueing or arrays.path_stages == 1:
         return
     starts, counts = np.unique(arrays.starts, return_counts=True)

@@ -201,18 +201,7 @@ def steps_per_effort(arrays: PathArrays) -> float:
 
 
 def nodes_per_effort(arrays: PathArrays) -> float:
-    """Nodes of ``cbs`` in one unit of `planner.search.stop.Effort`: routes of long paths are many.
-
-    Parameters
-    ----------
-    arrays
-        Of the problem.
-
-    Returns
-    -------
-    float
-        At least one.
-    """
+    """Nodes of ``cbs`` per unit of `planner.search.stop.Effort`; fewer where paths are long."""
     agents = min(1.0, NODE_AGENTS / arrays.microbatches)
     stages = min(1.0, NODE_STAGES / arrays.path_stages) ** 6
     return max(1.0, NODES_PER_EFFORT * agents * stages)

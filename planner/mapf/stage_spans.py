@@ -24,8 +24,6 @@ class StageAveragingSpans(NamedTuple):
 
     Attributes
     ----------
-    vector
-        Bytes per stage.
     pair, line, away
         Per pair and device.
     vacant
@@ -107,24 +105,7 @@ def longest_span(num: Numbers, rules: PathRules, state: DispatchState, rounds: F
 def span_of(
     problem: ArrangedPathProblem, arrays: PathArrays, paths: Ints, begin: Floats, device_of: Ints
 ) -> float:
-    """The objective of paths over roles, seconds.
-
-    Parameters
-    ----------
-    problem
-        With averaging.
-    arrays
-        Of the roles.
-    paths, begin
-        Roles that every microbatch visits, and the start of each step.
-    device_of
-        The device in each role.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """The objective of paths over roles, seconds."""
     rounds = np.zeros(len(arrays.fewest))
     rules, num = PathRules.of(arrays), Numbers.of(arrays)
     filled = np.flatnonzero(device_of < len(problem))

@@ -8,17 +8,6 @@ def earliest_begins_s(
 ) -> list[float]:
     """Least seconds before the j-th F of a start device begins, for every j.
 
-    Parameters
-    ----------
-    forward_s, backward_s
-        Seconds of F and B there.
-    memory
-        Most microbatches between the start of their F and the end of their B there.
-    count
-        Microbatches.
-    shortest_s
-        Seconds of a chain that no microbatch undercuts.
-
     Notes
     -----
     Let S_j be the start of the j-th F (from 0), E_k the end of the k-th B (from 1), m the memory,

@@ -22,13 +22,6 @@ def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem |
     """The problem of one wave, the largest that divides the iteration; None if it is no smaller.
 
     TC1 holds in it as a count of paths.
-
-    Parameters
-    ----------
-    problem
-        An iteration.
-    most
-        Microbatches of the wave from a start device, at most.
     """
     each = problem.microbatches_per_start
     if not problem.live_memory:

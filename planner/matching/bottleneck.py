@@ -60,13 +60,7 @@ def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
 
 
 def numbers(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
-    """A new matrix of the given numbers, refused if they are none or have another shape.
-
-    Parameters
-    ----------
-    finite
-        Refuse infinite entries off the diagonal too, and take any entry on it.
-    """
+    """A new matrix of the given numbers, refused if they are none or have another shape."""
     try:
         matrix = np.array(cost, dtype=np.float64, order="C")
     except (TypeError, ValueError, OverflowError):

@@ -114,13 +114,6 @@ def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
     ----------
     cost
         ``float[n, n]``.
-    order
-        Nodes in the order visited.
-
-    Returns
-    -------
-    float
-        In the unit of ``cost``.
     """
     return float(sum(cost[i, j] for i, j in itertools.pairwise(order)))
 

@@ -13,16 +13,6 @@ def alike_devices(
 
     Two devices of a class have the same links, in both directions, to every other device, and one
     link in both directions between them; so all pairs inside a class are linked the same.
-
-    Parameters
-    ----------
-    latency_s, bandwidth_bytes_per_s
-        N x N, equal diagonals; compared bit by bit.
-
-    Returns
-    -------
-    list[list[int]]
-        Devices of every class, ascending, in order of their first device.
     """
     n = len(latency_s)
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]

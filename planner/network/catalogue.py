@@ -102,18 +102,7 @@ def _is_measurement(path: str, kind: str) -> bool:
 
 
 def intra_link(name: str) -> Link | None:
-    """The link inside one region that a network's source assumes, None if it states none.
-
-    Parameters
-    ----------
-    name
-        Of a shipped network.
-
-    Returns
-    -------
-    Link or None
-        Latency in seconds one way, bandwidth in bytes per second.
-    """
+    """The link inside one region that a network's source assumes, None if it states none."""
     entry = _catalog()["measured"].get(name, {})
     return _link(entry["intra"]) if "intra" in entry else None
 

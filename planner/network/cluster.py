@@ -445,11 +445,6 @@ class Cluster:
 def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
     """Upload and download of every device: as stated, else its fastest measured pair's rate.
 
-    Parameters
-    ----------
-    cluster
-        N devices.
-
     Returns
     -------
     tuple[ndarray, ndarray]

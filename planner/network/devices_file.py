@@ -55,8 +55,6 @@ class DeviceRow:
         That of its GPU, where one is named and has a known price.
     gpu
         Name in the table of GPUs.
-    line
-        In the file.
     """
 
     name: str

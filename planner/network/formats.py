@@ -70,23 +70,7 @@ class Matrices(NamedTuple):
 
 
 def read(path: str | Path) -> Matrices:
-    """Read a ``.csv`` or ``.json`` file.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with the path and what is wrong.
-    """
+    """Read a ``.csv`` or ``.json`` file."""
     path = Path(path)
     readers = {".csv": from_csv_text, ".json": from_json_text}
     kind = path.suffix.lower()
@@ -100,20 +84,7 @@ def read(path: str | Path) -> Matrices:
 
 
 def write(network: Matrices, path: str | Path) -> None:
-    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
-    path
-        Of the file.
-
-    Raises
-    ------
-    NetworkError
-        The suffix is neither of the two.
-    """
+    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written."""
     path = Path(path)
     writers = {".csv": to_csv_text, ".json": to_json_text}
     kind = path.suffix.lower()
@@ -123,23 +94,7 @@ def write(network: Matrices, path: str | Path) -> None:
 
 
 def from_csv_text(text: str) -> Matrices:
-    """Parse ``source,destination,<latency column>,<bandwidth column>`` with a header row.
-
-    Parameters
-    ----------
-    text
-        What the file holds.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
-    """
+    """Parse ``source,destination,<latency column>,<bandwidth column>`` with a header row."""
     table = parse_csv(text, error=NetworkError)
     return _from_records(
         ((f"line {row.line}", row.cells) for row in table.rows), columns=table.columns
@@ -147,23 +102,7 @@ def from_csv_text(text: str) -> Matrices:
 
 
 def from_frame(frame: Any) -> Matrices:
-    """From a pandas frame with the same columns as the CSV files.
-
-    Parameters
-    ----------
-    frame
-        A pandas frame.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
-    """
+    """From a pandas frame with the same columns as the CSV files."""
     if not all(hasattr(frame, name) for name in ("astype", "notna", "columns")):
         raise NetworkError(f"frame must be a pandas frame, found {short_repr(frame)}")
     columns = [name_of(c).strip() for c in frame.columns]
@@ -178,43 +117,14 @@ def from_frame(frame: Any) -> Matrices:
 
 
 def to_frame(network: Matrices) -> Any:
-    """A pandas frame: one row an ordered pair, SI units.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Columns ``source, destination, latency_s, bandwidth_bytes_per_s``.
-    """
+    """A pandas frame: one row an ordered pair, SI units."""
     import pandas
 
     return pandas.read_csv(io.StringIO(to_csv_text(network)))
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matrices:
-    """From records, one an ordered pair; pairs without a row are missing.
-
-    Parameters
-    ----------
-    rows
-        Records by column name.
-    columns
-        Names of the columns.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
-    """
+    """From records, one an ordered pair; pairs without a row are missing."""
     return _from_records(
         ((f"line {line}", row) for line, row in enumerate(rows, start=2)), columns=columns
     )
@@ -304,27 +214,7 @@ def _one_of(names: Sequence[str], known: Mapping[str, float], what: str) -> str:
 
 
 def si_value(value: Any, column: str, where: str) -> float:
-    """Convert a cell of a column of `UNITS` to SI units.
-
-    Parameters
-    ----------
-    value
-        Text or a number. None, empty text and ``-``: not measured.
-    column
-        Name of the column, which says the unit.
-    where
-        Place of the cell, for messages.
-
-    Returns
-    -------
-    float
-        NaN where it was not measured.
-
-    Raises
-    ------
-    NetworkError
-        The cell is no number, or one that the quantity cannot be.
-    """
+    """Convert a cell of a column of `UNITS` to SI units."""
     if isinstance(value, str):
         value = value.strip()
     if value is None or (isinstance(value, str) and value in NOT_MEASURED):
@@ -360,18 +250,7 @@ def si_value(value: Any, column: str, where: str) -> float:
 
 
 def to_csv_text(network: Matrices) -> str:
-    """CSV in SI units, with every digit; missing values are empty.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
-
-    Returns
-    -------
-    str
-        The text.
-    """
+    """CSV in SI units, with every digit; missing values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER.split(","))
@@ -387,11 +266,6 @@ def to_csv_text(network: Matrices) -> str:
 
 def to_dict(network: Matrices) -> dict[str, Any]:
     """JSON-ready form: matrices with null where not measured and on the diagonal.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
 
     Returns
     -------
@@ -413,23 +287,7 @@ def to_dict(network: Matrices) -> dict[str, Any]:
 
 
 def from_dict(data: Any) -> Matrices:
-    """From the form that `to_dict` makes.
-
-    Parameters
-    ----------
-    data
-        Parsed JSON.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
-    """
+    """From the form that `to_dict` makes."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise NetworkError(f"not a network: field 'format' must be {FORMAT!r}")
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -463,39 +321,12 @@ def _cell(value: Any) -> float:
 
 
 def to_json_text(network: Matrices) -> str:
-    """Canonical JSON text.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
-
-    Returns
-    -------
-    str
-        The text.
-    """
+    """Canonical JSON text."""
     return json.dumps(to_dict(network), allow_nan=False) + "\n"
 
 
 def from_json_text(text: str) -> Matrices:
-    """Parse what `to_json_text` wrote.
-
-    Parameters
-    ----------
-    text
-        What the file holds.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
-    """
+    """Parse what `to_json_text` wrote."""
     return from_dict(parse_json(text, "the text", error=NetworkError))
 
 
@@ -503,21 +334,6 @@ def from_networkx(graph: Any) -> Matrices:
     """From a NetworkX graph with edge attributes in any of the CSV files' units.
 
     An undirected edge counts for both directions; a node attribute ``region`` is taken over.
-
-    Parameters
-    ----------
-    graph
-        A NetworkX graph, directed or not.
-
-    Returns
-    -------
-    Matrices
-        Matrices with NaN where a pair was not measured; not validated yet.
-
-    Raises
-    ------
-    NetworkError
-        One line with what is wrong.
     """
     if isinstance(graph, type) or not all(
         hasattr(graph, name) for name in ("nodes", "edges", "is_directed")
@@ -555,18 +371,7 @@ def from_networkx(graph: Any) -> Matrices:
 
 
 def to_networkx(network: Matrices) -> Any:
-    """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges.
-
-    Parameters
-    ----------
-    network
-        Matrices as `Network` keeps them.
-
-    Returns
-    -------
-    networkx.DiGraph
-        An edge per measured pair, a node attribute ``region``.
-    """
+    """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges."""
     import networkx
 
     graph: Any = networkx.DiGraph()

@@ -66,16 +66,6 @@ class Gpu:
         """FLOP/s of matrix products in a format.
 
         The 16-bit peak of T4 and V100 is of fp16; they have no bf16 (`has_bf16`).
-
-        Parameters
-        ----------
-        dtype
-            Of the products.
-
-        Returns
-        -------
-        float
-            FLOP/s.
         """
         return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 
@@ -275,11 +265,6 @@ def find_gpu(name: str) -> str | None:
 
     Case, blanks, dashes and the vendor do not count, and the memory may be said: ``RTX 4090`` is
     ``RTX4090``, ``H100-80GB`` is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
-
-    Returns
-    -------
-    str or None
-        None: it is not in the table, or two of the table could be meant.
     """
     plain = _plain(name)
     known = {_plain(key): key for key in GPUS}

@@ -20,20 +20,7 @@ MOST_KINDS = 40
 
 
 def network_html(title: str, network: Matrices) -> str:
-    """Mean one-way latency and mean bandwidth from each region (row) to each other.
-
-    Parameters
-    ----------
-    title
-        A line above it.
-    network
-        Its fields.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """Mean one-way latency and mean bandwidth from each region (row) to each other."""
     regions = network.ids if network.regions is None else network.regions
     names = list(dict.fromkeys(regions))
     members = [[d for d, r in enumerate(regions) if r == name] for name in names]
@@ -59,19 +46,8 @@ def cluster_html(
 
     Parameters
     ----------
-    title
-        A line above it.
-    regions
-        Of each device.
     figures
         By unit, one a device, such as ``{"FLOP/s": [...], "B": [...]}``.
-    network
-        HTML of the network, below.
-
-    Returns
-    -------
-    str
-        HTML.
     """
     kinds = Counter(zip(regions, *figures.values(), strict=True))
     rows = [

@@ -41,8 +41,6 @@ class LinkFinding:
 
     Attributes
     ----------
-    source, destination
-        Names of devices.
     at
         Date and time, UTC.
     rates
@@ -85,13 +83,7 @@ class LinkFinding:
 
     @classmethod
     def of_line(cls, text: str) -> LinkFinding:
-        """From a line of the log.
-
-        Raises
-        ------
-        NetworkError
-            It is no finding.
-        """
+        """From a line of the log."""
         try:
             data = parse_json(text, "the line")
             trips = data["round_trips_s"]
@@ -138,18 +130,7 @@ class ProbeLog:
 
     @classmethod
     def load(cls, path: str | Path) -> ProbeLog:
-        """Read a log; a last line that was cut off is left out.
-
-        Parameters
-        ----------
-        path
-            Of the file.
-
-        Raises
-        ------
-        NetworkError
-            It is not the log of a probe, or damaged.
-        """
+        """Read a log; a last line that was cut off is left out."""
         lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
         try:
             about = parse_json(lines[0], path)
@@ -181,13 +162,7 @@ class ProbeLog:
         return tuple(dict.fromkeys([*(name for name in first if name in known), *later]))
 
     def network(self) -> Network:
-        """The network: half the median round trip, and what one flow gets; NaN where not measured.
-
-        Raises
-        ------
-        NetworkError
-            There are no pairs.
-        """
+        """The network: half the median round trip and the rate of one flow; NaN if not measured."""
         names = self.names
         place = {name: k for k, name in enumerate(names)}
         arrays = np.full((2, len(names), len(names)), np.nan)

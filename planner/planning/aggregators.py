@@ -31,20 +31,7 @@ LEAST_GAIN = 1e-9
 
 
 def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
-    """The plan with the helpers that make its step shorter, and all others left out.
-
-    Parameters
-    ----------
-    question
-        What is asked; the cluster given has the helpers.
-    plan
-        Priced, on some devices of that cluster, without helpers.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced.
-    """
+    """The plan with the helpers that make its step shorter, and all others left out."""
     whole, names = question.given or question.cluster, plan.cluster.network.ids
     helpers = question.helpers
     here = [whole.network.index_of(name) for name in names]
@@ -69,22 +56,7 @@ def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingP
 
 
 def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
-    """The same plan on a cluster that has its devices and maybe others.
-
-    Parameters
-    ----------
-    plan
-        On its own devices.
-    cluster
-        Where they are some of N.
-    index
-        Their numbers there.
-
-    Returns
-    -------
-    TrainingPlan
-        What the others do is left to the caller.
-    """
+    """The same plan on a cluster that has its devices and maybe others."""
     number = dict(enumerate(index))
 
     def wide(times: ComputeTimes) -> ComputeTimes:
@@ -122,22 +94,7 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
 def group_with_aggregators(
     cluster: Cluster, members: Sequence[int], helpers: Sequence[int]
 ) -> AveragingGroup | None:
-    """All members' gradients averaged at the highest rate, with some devices that only sum.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    members
-        Devices of a stage, at least two.
-    helpers
-        Devices that hold none.
-
-    Returns
-    -------
-    AveragingGroup or None
-        Without helpers that sum nothing; None where all do.
-    """
+    """All members' gradients averaged at the highest rate, with some devices that only sum."""
     from planner.lp.helped_rates import helped_rates
 
     index = [*members, *helpers]

@@ -31,40 +31,6 @@ def averaging_rounds(
 ) -> StageAveraging:
     """Rounds of one stage, in which every device contributes.
 
-    Parameters
-    ----------
-    cluster
-        N devices.
-    group
-        Devices of the stage.
-    shares
-        ``"equal"``: everybody sums the same part. ``"adaptive"``: the parts that make averaging
-        fastest when all messages flow at the same time (`planner.lp`), by the devices' limits or,
-        where they have none, their fastest link, and by the pairs' bandwidth.
-    group_size
-        m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
-        None: one round of all.
-    vector_bytes
-        The stage's gradients.
-    codec
-        How they are written on the wire.
-    levels
-        Whether to average in two levels where sites' lines make that faster
-        (`planner.planning.hierarchical_averaging`).
-    two_clocks
-        Whether to average within regions in every step, and between them once in H
-        (`planner.planning.two_frequency_averaging`).
-
-    Returns
-    -------
-    StageAveraging
-        Per round, its disjoint groups.
-
-    Raises
-    ------
-    ProblemError
-        The groups do not give the exact mean, or no rate is feasible.
-
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
@@ -115,25 +81,6 @@ def adaptive_group(
     """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
 
     Equal ones of all who can sum where these take no longer on the clock, which counts latency too.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    members
-        Devices.
-    vector_bytes
-        What is averaged, in bytes on the wire.
-
-    Returns
-    -------
-    AveragingGroup
-        Everybody contributes.
-
-    Raises
-    ------
-    ProblemError
-        No rate is feasible.
 
     References
     ----------

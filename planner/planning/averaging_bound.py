@@ -43,22 +43,6 @@ def averaging_bound(
     equal shares every pair carries 2/m of the vector, so the pair with its (m-1)-nearest partner
     does. With any shares, what a member sends, (1 - s) + s (m - 1) of the vector, is at least the
     vector, and so is what it receives. With helpers too, which may be near and have fast pairs.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    sizes, vector_bytes
-        Per stage, its devices and the bytes of its vector on the wire.
-    equal_shares
-        Whether everybody sums the same part; otherwise any shares are allowed for.
-    helped
-        Whether devices that are not of the cluster may sum too, with any shares.
-
-    Returns
-    -------
-    AveragingBound
-        Zeros for stages of one device.
     """
     n = len(cluster)
     up, down = device_limits(cluster)

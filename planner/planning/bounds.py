@@ -29,8 +29,6 @@ class StepBound(NamedTuple):
 
     Attributes
     ----------
-    seconds
-        The bound.
     basis
         The argument, in plain words.
     witness
@@ -43,20 +41,7 @@ class StepBound(NamedTuple):
 
 
 def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
-    """A bound for every placement with this shape; None where compute times were measured.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    StepBound or None
-        Of the simulated step.
-    """
+    """A bound for every placement with this shape; None where compute times were measured."""
     request, cluster, workload = question.request, question.cluster, question.workload
     if request.calibration is not None or request.delayed:
         return None
@@ -85,20 +70,7 @@ def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
 
 
 def one_round(question: PlanningProblem, shape: Shape) -> AveragingBound:
-    """Bounds on averaging in one round over each stage.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    AveragingBound
-        For the request's shares and codec.
-    """
+    """Bounds on averaging in one round over each stage."""
     request = question.request
     wire = Codec(request.codec).wire_ratio
     # what two stages share comes after, in a round whose time is not counted
@@ -119,18 +91,6 @@ def straight_bound_s(question: PlanningProblem, shape: Shape) -> float:
     With averaging in one round every pipeline has a device that begins at T, so the one with most
     microbatches counts; otherwise one pipeline does, with the fewest. The latter is so in steps
     that do not average too.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     averages_s = _step_s(question, shape, together=question.ends_together)
     return question.request.sync.mean_s(_step_s(question, shape, together=False), averages_s)

@@ -22,27 +22,7 @@ alike is searched once."""
 
 
 def calibrated(cluster: Cluster, workload: Workload, calibration: Calibration) -> Cluster:
-    """The devices with the FLOP/s that F and B had on them.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    calibration
-        Of all devices that can compute; the others stay as they are.
-
-    Returns
-    -------
-    Cluster
-        Otherwise the same.
-
-    Raises
-    ------
-    ValueError
-        F or B of a device took no time.
-    """
+    """The devices with the FLOP/s that F and B had on them."""
     stated, able = cluster.flops, np.asarray(cluster.devices.can_compute)
     speed = stated.copy()
     for d in np.flatnonzero(able).tolist():
@@ -61,22 +41,7 @@ def calibrated(cluster: Cluster, workload: Workload, calibration: Calibration) -
 
 
 def optimistic(cluster: Cluster, workload: Workload, calibration: Calibration | None) -> Cluster:
-    """The devices with FLOP/s that none of F, B and H exceeded on them.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    calibration
-        Of all of them; None: nothing was measured, FLOP/s are as stated.
-
-    Returns
-    -------
-    Cluster
-        Otherwise the same.
-    """
+    """The devices with FLOP/s that none of F, B and H exceeded on them."""
     if calibration is None:
         return cluster
     samples = calibration.microbatch_samples / workload.microbatch_samples

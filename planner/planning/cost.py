@@ -19,20 +19,7 @@ HOUR_S, BILLION = 3600.0, 1e9
 
 
 def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """The plan and what a step of it costs.
-
-    Parameters
-    ----------
-    plan
-        Priced in seconds.
-    request
-        With prices of bytes.
-
-    Returns
-    -------
-    TrainingPlan
-        Itself where devices have no prices.
-    """
+    """The plan and what a step of it costs."""
     hourly = plan.cluster.devices.usd_per_hour
     if hourly is None:
         return plan
@@ -52,13 +39,7 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
 
 
 def step_tokens(workload: Workload) -> int | None:
-    """Tokens of a step; None where the workload does not say what a sample has.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    """
+    """Tokens of a step; None where the workload does not say what a sample has."""
     arch = workload.architecture
     return None if arch is None else workload.batch_samples * arch.sequence
 
@@ -69,8 +50,6 @@ class ObjectiveFunction:
 
     Attributes
     ----------
-    by_cost
-        Whether dollars count.
     wait_usd_per_s
         What waiting is worth.
     """
@@ -84,17 +63,7 @@ class ObjectiveFunction:
         return cls(request.objective == Objective.COST, request.hour_usd / HOUR_S)
 
     def value(self, cluster: Cluster, step_s: float, messages_usd: float) -> float:
-        """Seconds or dollars of a step.
-
-        Parameters
-        ----------
-        cluster
-            The devices that take part.
-        step_s
-            Of the step.
-        messages_usd
-            What its messages cost; only looked at where dollars count.
-        """
+        """Seconds or dollars of a step."""
         if not self.by_cost:
             return step_s
         hourly = cluster.devices.usd_per_hour

@@ -16,18 +16,6 @@ def cost_bound(question: PlanningProblem, step: StepBound | None) -> StepBound |
     """Dollars: each FLOP on the device that does it for least, and waiting for the shortest step.
 
     A device is paid for all of a step, and is busy for part of it at most.
-
-    Parameters
-    ----------
-    question
-        What is asked, of devices with prices.
-    step
-        A bound on the step's seconds; None: 0.
-
-    Returns
-    -------
-    StepBound or None
-        Its ``seconds`` are dollars; None where compute times are measured.
     """
     cluster, workload, request = question.cluster, question.workload, question.request
     if request.calibration is not None:

@@ -37,30 +37,6 @@ def cycle_bound_s(
     the next pass together then. If that is stage 0, all of the pass follows. Otherwise the first
     step that visits that stage is only sure to follow from there on, but from the end of that step
     stage 0 goes on with the others.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    stage_sizes
-        Devices of every stage.
-    microbatches_per_start
-        Microbatches that a device of stage 0 starts.
-    path_stages
-        Of every iteration of the cycle in order, the stages that its paths visit.
-    averaging
-        What one round over every stage takes at least.
-    layers
-        Of every stage, ``(start, stop)``.
-    recompute
-        Per stage, whether it recomputes its activations; empty: none does.
-
-    Returns
-    -------
-    float
-        Seconds a step.
     """
     least = {
         k: _Least.of(

@@ -67,17 +67,7 @@ class DeviceClasses:
     def of(
         cls, cluster: Cluster, prices: Prices | None = None, *, by_region: bool = False
     ) -> DeviceClasses:
-        """The places of the devices that can compute.
-
-        Parameters
-        ----------
-        cluster
-            Every pair measured.
-        prices
-            Of messages, where dollars count: devices of a place are then of one region and price.
-        by_region
-            Whether they are in any case of one region.
-        """
+        """The places of the devices that can compute."""
         network = cluster.network
         up, down = device_limits(cluster)
         columns = [cluster.flops, cluster.memory_bytes, up, down]

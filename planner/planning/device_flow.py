@@ -45,15 +45,6 @@ def device_flow(
 ) -> tuple[Floats, list[Floats]]:
     """Parts of the microbatches that begin on each device, and that go over each pair.
 
-    Parameters
-    ----------
-    node_of
-        Per stage, the node of each of its devices.
-    nodes, flow, rates
-        The places' programme and its optimum.
-    spread
-        See `Spread`.
-
     Returns
     -------
     tuple[ndarray, list[ndarray]]

@@ -21,43 +21,12 @@ from planner.workload.compute_times import ComputeTimes
 def straight_plan(
     question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan:
-    """The plan of straight pipelines for an assignment with a grid.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold what the order keeps.
-    """
+    """The plan of straight pipelines for an assignment with a grid."""
     return _with_times(_straight(question, shape, assignment))
 
 
 def straight_step_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
-    """The predicted step of `straight_plan` alone, in seconds.
-
-    Parameters
-    ----------
-    question, shape, assignment
-        As there.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold what the order keeps.
-    """
+    """The predicted step of `straight_plan` alone, in seconds."""
     return step_s(_straight(question, shape, assignment))
 
 
@@ -70,22 +39,7 @@ def _straight(question: PlanningProblem, shape: Shape, assignment: AssignmentPla
 def compute_times(
     question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> ComputeTimes:
-    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-
-    Returns
-    -------
-    ComputeTimes
-        Seconds per device.
-    """
+    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs."""
     cluster, workload, groups = question.cluster, question.workload, assignment.groups
     calibration = question.request.calibration
     if calibration is None:
@@ -102,25 +56,6 @@ def stage_averaging(
 
     Where embedding and head share a matrix, are on two stages and devices do not update by
     themselves, that is a vector of its own, averaged over both stages in one round or two levels.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    groups
-        Devices of every stage.
-
-    Returns
-    -------
-    list[tuple[StageAveraging, float]]
-        One entry a stage, and one more where it is so.
-
-    Raises
-    ------
-    ProblemError
-        A group cannot average as asked.
     """
     cluster, request = question.cluster, question.request
     codec, stages = Codec(request.codec), len(groups)
@@ -166,26 +101,7 @@ def evaluated(
     times: ComputeTimes,
     schedules: tuple[Schedule, ...],
 ) -> TrainingPlan:
-    """The plan with these schedules, its averaging and its simulated times.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-    times
-        Seconds of every device on its stage.
-    schedules
-        Of the cycle.
-
-    Returns
-    -------
-    TrainingPlan
-        Its bound on the step is not there yet.
-    """
+    """The plan with these schedules, its averaging and its simulated times."""
     return _with_times(_unpriced(question, shape, assignment, times, schedules))
 
 
@@ -196,20 +112,7 @@ def chained_step_s(
     times: ComputeTimes,
     schedule: Schedule,
 ) -> float:
-    """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`.
-
-    Parameters
-    ----------
-    question, shape, assignment, times
-        As in `evaluated`.
-    schedule
-        The only one.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`."""
     return first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
 
 

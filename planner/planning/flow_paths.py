@@ -23,14 +23,10 @@ def mixed_paths(
 
     Parameters
     ----------
-    groups
-        Devices of every stage.
     starts
         ``float[len(groups[0])]``: part of the microbatches that begin on each device.
     edges
         Per boundary, ``float[devices before, devices after]``: part over each pair.
-    microbatches
-        How many paths.
 
     Returns
     -------

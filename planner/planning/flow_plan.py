@@ -36,16 +36,12 @@ class LayoutContext:
 
     Attributes
     ----------
-    layout
-        Who does what.
     question
         Over the devices that take part.
     shape, assignment, times
         What a plan is made of.
     room
         Microbatches that each device can hold.
-    links
-        Of these devices.
     nodes, flow
         The layout's programme.
     node_of
@@ -80,22 +76,7 @@ class LayoutContext:
     def of(
         cls, question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
     ) -> LayoutContext:
-        """Of the devices that take part.
-
-        Parameters
-        ----------
-        question
-            What is asked, of what.
-        places, layout
-            Who does what.
-        in_flight
-            Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
-
-        Raises
-        ------
-        ProblemError
-            Memory does not hold a stage and one microbatch.
-        """
+        """Of the devices that take part."""
         whole, workload = question.cluster, question.workload
         chosen = layout.groups(places)
         used = sorted(d for group in chosen for d in group)
@@ -152,19 +133,9 @@ class LayoutContext:
 
         Parameters
         ----------
-        most_in_flight
-            Microbatches that may be in flight, as a multiple of delay over period: fewer wait for
-            each other less.
         slower
             ``float[V]``: factors on the seconds of every stage's places and of their pairs, so that
             less flows there. None: as they are.
-        spread
-            Over which pairs of devices.
-
-        Raises
-        ------
-        ProblemError
-            Memory does not hold what must be in flight.
         """
         groups, shape = self.assignment.groups, self.shape
         slower = np.ones(len(self.flow.stage)) if slower is None else slower
@@ -234,8 +205,6 @@ class CandidatePlan:
     ----------
     prepared
         What it was made of.
-    schedule
-        Paths and order.
     seconds
         The longest that a stage takes from its first operation to its update, from rest and with
         averaging that nothing slows down: about a step, since there is no barrier. In the mean,

@@ -25,20 +25,6 @@ def estimated_step_s(question: PlanningProblem, shape: Shape, groups: Groups) ->
     """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
 
     Of data parallelism the share that falls on a step, where one in several averages.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    groups
-        Devices of every stage.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     cluster, workload = question.cluster, question.workload
     try:
@@ -57,24 +43,7 @@ def estimated_step_s(question: PlanningProblem, shape: Shape, groups: Groups) ->
 
 
 def improve_groups(question: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
-    """Exchange unlike devices of two stages while that lowers `estimated_step_s`.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    groups
-        Devices of every stage.
-    run
-        The stopping rule at work.
-
-    Returns
-    -------
-    Groups
-        As cheap or cheaper.
-    """
+    """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
     cluster = question.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     best, cost = groups, estimated_step_s(question, shape, groups)
@@ -106,40 +75,14 @@ def improve_groups(question: PlanningProblem, shape: Shape, groups: Groups, run:
 
 
 def sorted_by_speed(question: PlanningProblem, shape: Shape) -> Groups:
-    """Stages of like devices, slowest first: the start that ignores the network.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    Groups
-        Devices of every stage.
-    """
+    """Stages of like devices, slowest first: the start that ignores the network."""
     order = np.lexsort((question.cluster.memory_bytes, question.cluster.flops))
     stages = order.reshape(shape.stages, shape.starts).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
 def match_stages(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-    """The grid that realises the bottleneck matchings of given groups.
-
-    Parameters
-    ----------
-    problem
-        Network, shape and bytes.
-    groups
-        Devices of every stage.
-
-    Returns
-    -------
-    AssignmentPlan
-        With a grid.
-    """
+    """The grid that realises the bottleneck matchings of given groups."""
     from planner.matching import bottleneck_assignment
 
     grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)

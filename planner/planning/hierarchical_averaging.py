@@ -23,13 +23,7 @@ from planner.training_plan.slice_owners import exchanged, slice_owners
 
 
 def has_hierarchy(cluster: Cluster) -> bool:
-    """Whether devices of a site share a line, and there are other sites.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    """
+    """Whether devices of a site share a line, and there are other sites."""
     devices = cluster.devices
     lines = devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s
     sites = devices.sites
@@ -37,21 +31,7 @@ def has_hierarchy(cluster: Cluster) -> bool:
 
 
 def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
-    """Rounds that reduce, exchange and spread; None where there is nothing to win by them.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    group
-        Devices of the stage.
-
-    Returns
-    -------
-    StageAveraging or None
-        Everybody contributes. None without shared lines, with one site, with one device in every
-        site, and where all of a site cannot sum.
-    """
+    """Rounds that reduce, exchange and spread; None where there is nothing to win by them."""
     if not has_hierarchy(cluster):
         return None
     sites = cluster.devices.sites

@@ -72,34 +72,7 @@ def joint_bound(
     two_clocks: bool = False,
     measured: bool = False,
 ) -> StepBound | None:
-    """Seconds that no plan's step beats.
-
-    Parameters
-    ----------
-    cluster
-        N devices, every pair measured; a plan may leave some out.
-    workload
-        What is trained. The bound holds for microbatches of multiples of ``microbatch_samples``,
-        so with 1 for any.
-    wire_ratio
-        Bytes of averaged gradients on the wire over those of the workload.
-    recomputes
-        Whether a plan's stages may recompute their activations, and so do more of F before T.
-    every
-        H: one step in so many averages.
-    helped_in
-        The cluster with other devices that hold no stage but may sum gradients; None: none may.
-    two_clocks
-        Whether stages average within regions in every step, and between them in one of H.
-    measured
-        Whether devices' FLOP/s are the most that any operation had on them (`optimistic`); a plan's
-        times are then those measured, which only take longer, and so do updates.
-
-    Returns
-    -------
-    StepBound or None
-        Of the distance of two step ends; None where memory holds no split.
-    """
+    """Seconds that no plan's step beats."""
     fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
     workload = _of_steps(workload, every)
     asked = (workload, wire_ratio, recomputes, every)
@@ -161,16 +134,6 @@ def long_run_bound_s(
 
     From the end of its round to the end of its next one every stage does all its work of a step,
     so that the first t steps from rest take at least t times this.
-
-    Parameters
-    ----------
-    cluster, workload, wire_ratio, every, helped_in, two_clocks
-        As in `joint_bound`.
-
-    Returns
-    -------
-    float
-        Seconds; infinite where memory holds no split.
     """
     fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
     needs = StageRequirements(fleet, _of_steps(workload, every), wire_ratio, True, every)
@@ -183,20 +146,7 @@ def long_run_bound_s(
 
 
 def plan_long_run_bound_s(question: PlanningProblem, plan: TrainingPlan) -> float | None:
-    """What no plan is faster than over many steps, as a found one averages.
-
-    Parameters
-    ----------
-    question
-        What was asked, with nothing fixed that `joint_bound` leaves open.
-    plan
-        What was found.
-
-    Returns
-    -------
-    float or None
-        Seconds a step; None where rounds are of small groups, or delayed: these are not bounded.
-    """
+    """What no plan is faster than over many steps, as a found one averages."""
     if question.request.group_size is not None or question.request.delayed:
         return None
     return long_run_bound_s(
@@ -237,15 +187,6 @@ def _any_stage(needs: StageRequirements, price: Price) -> PriceAt:
 
 def _costs(needs: StageRequirements, need: Requirement, price: Price, limit: float) -> Floats:
     """Least price of the devices of every part, infinite where no number of them will do.
-
-    Parameters
-    ----------
-    needs, need
-        Of all parts, in one role.
-    price
-        Of a device.
-    limit
-        Seconds between two step ends.
 
     Returns
     -------

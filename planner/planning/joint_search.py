@@ -87,29 +87,7 @@ def search_jointly(
     bound: StepBound | None = None,
     baselines: Sequence[TrainingPlan] = (),
 ) -> Result[TrainingPlan]:
-    """The fastest plan found with every decision open that the request leaves open.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    stop
-        When to end.
-    bound
-        Of any plan's step.
-    baselines
-        Plans of simple rules, which the best is never slower than.
-
-    Returns
-    -------
-    Result
-        ``objective`` is the step on the clock, or what it costs.
-
-    Raises
-    ------
-    ProblemError
-        No layout fits the devices' memory.
-    """
+    """The fastest plan found with every decision open that the request leaves open."""
     search = _Search(question, stop, bound, baselines)
     found = search.result()
     samples = found.plan.workload.microbatch_samples if found.plan is not None else None

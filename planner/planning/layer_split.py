@@ -19,20 +19,7 @@ CLOSE = 1e-3
 
 
 def is_uniform(cluster: Cluster, workload: Workload) -> bool:
-    """Whether all devices and all layers are alike: then layers are cut evenly.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-
-    Returns
-    -------
-    bool
-        Whether each device computes and holds the same, and each layer asks for the same.
-    """
+    """Whether all devices and all layers are alike: then layers are cut evenly."""
     layers = {(x.parameters, x.forward_flops, x.saved_bytes) for x in workload.layers}
     devices = set(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     return len(layers) == 1 and len(devices) == 1
@@ -50,28 +37,10 @@ def balanced_split(
     A stage takes its FLOPs, with the head's where it runs, over its group's slowest device. Of
     equally good splits, the one whose stage times have the smallest sum of squares.
 
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    groups
-        Devices of every stage.
-    head_stage
-        The stage that runs head and loss.
-    recompute
-        Per stage, whether it recomputes its activations; empty: none does.
-
     Returns
     -------
     tuple[tuple[int, int], ...]
         ``(start, stop)`` of every stage.
-
-    Raises
-    ------
-    ProblemError
-        No split fits the devices' memory.
     """
     layers, stages = len(workload.layers), len(groups)
     if stages > layers:
@@ -100,16 +69,6 @@ def least_largest(
     stages: int, layers: int, seconds: Callable[[int, int, int], float]
 ) -> tuple[tuple[int, int], ...] | None:
     """Contiguous ranges whose largest time is least, then the sum of their squares; exact.
-
-    Parameters
-    ----------
-    stages
-        S.
-    layers
-        To be cut into as many ranges.
-    seconds
-        Of a stage with the layers ``start`` to ``stop - 1``, all three given; infinite where it
-        may not have these.
 
     Returns
     -------
@@ -155,13 +114,7 @@ class Filled:
     recompute: tuple[tuple[bool, ...], ...]
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
-        """What each stage costs, recomputing or not, whichever needs less memory.
-
-        Parameters
-        ----------
-        workload
-            What is trained.
-        """
+        """What each stage costs, recomputing or not, whichever needs less memory."""
         return tuple(
             least_need(workload, part, part == self.layers[-1], again)
             for part, again in zip(self.layers, self.recompute, strict=True)
@@ -171,19 +124,7 @@ class Filled:
 def least_need(
     workload: Workload, part: tuple[int, int], with_head: bool, recompute: Sequence[bool]
 ) -> StageCosts:
-    """Costs of a stage, recomputing its activations or not, whichever needs less memory.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    part
-        Its layers ``(start, stop)``.
-    with_head
-        Whether head and loss run here too.
-    recompute
-        Whether it may: yes, no, or either.
-    """
+    """Costs of a stage, recomputing its activations or not, whichever needs less memory."""
     each = (stage_costs(workload, *part, with_head=with_head, recompute=x) for x in recompute)
     return min(each, key=lambda costs: costs.need_bytes(1))
 
@@ -196,27 +137,7 @@ def evenly_filled(
     *,
     any_order: bool = False,
 ) -> Filled:
-    """Contiguous ranges that fill all devices to the same share, one device a stage.
-
-    Parameters
-    ----------
-    workload
-        What is trained; the last stage runs head and loss.
-    memory
-        Bytes of the device of every stage; no more stages than layers.
-    recompute
-        Per stage, whether it may recompute its activations: yes, no, or either.
-    given
-        The ranges, where these are fixed.
-    any_order
-        Whether devices may hold other stages than in the order of ``memory``.
-
-    Returns
-    -------
-    Filled
-        Its share is the least there is, within `CLOSE`; exact, dynamic programme over the devices
-        of each memory that are taken.
-    """
+    """Contiguous ranges that fill all devices to the same share, one device a stage."""
     layers, stages = len(workload.layers), len(memory)
 
     def share(j: int, have: float, start: int, stop: int) -> float:

@@ -28,26 +28,11 @@ class Layout:
 
     @classmethod
     def of(cls, counts: list[list[int]], cuts: list[int], recompute: list[bool]) -> Layout:
-        """From counts by stage and place, and the S + 1 ends of stages.
-
-        Parameters
-        ----------
-        counts
-            S rows of C numbers.
-        cuts
-            Where stages begin, and where the last ends.
-        recompute
-            S flags.
-        """
+        """From counts by stage and place, and the S + 1 ends of stages."""
         return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
 
     def groups(self, places: DeviceClasses) -> tuple[tuple[int, ...], ...]:
         """Devices of every stage; which of a place they are makes no difference.
-
-        Parameters
-        ----------
-        places
-            Whose counts these are.
 
         Returns
         -------

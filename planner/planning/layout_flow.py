@@ -46,15 +46,7 @@ class FlowNodes(NamedTuple):
         return cls(stage, place, counts[stage, place])
 
     def by_stage(self, places: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The node of every device of every stage.
-
-        Parameters
-        ----------
-        places
-            Whose devices they are.
-        groups
-            Devices of every stage, of the whole cluster.
-        """
+        """The node of every device of every stage."""
         place_of = {d: c for c, members in enumerate(places.members) for d in members}
         stages = zip(self.stage.tolist(), self.place.tolist(), strict=True)
         node = {at: v for v, at in enumerate(stages)}
@@ -69,17 +61,6 @@ def flow_of(
     most_held: float = math.inf,
 ) -> tuple[FlowNodes, StageFlow]:
     """The linear programme of a layout: alike devices of a stage share its work evenly.
-
-    Parameters
-    ----------
-    places, layout
-        Where.
-    costs
-        Of every stage.
-    in_flight
-        Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
-    most_held
-        Microbatches that a device may hold, whatever its memory.
 
     Returns
     -------
@@ -140,22 +121,7 @@ def most_held(question: PlanningProblem) -> float:
 def pipeline_s(
     question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
 ) -> float:
-    """What the pipelines of a layout take when its flow is spread evenly over the step.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    places, layout
-        Who does what.
-    in_flight
-        As in `flow_of`.
-
-    Returns
-    -------
-    float
-        Seconds; infinite where memory does not hold it.
-    """
+    """What the pipelines of a layout take when its flow is spread evenly over the step."""
     workload = question.workload
     costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples

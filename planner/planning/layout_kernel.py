@@ -45,8 +45,6 @@ class ModelArrays(NamedTuple):
         ``float[L + 1]``: of the first layers of a microbatch, embedding included.
     output_bytes, held_bytes
         ``float[L]``: of a microbatch after each layer, on the wire and in memory.
-    head_flops, head_parameters
-        Of H.
     stem_parameters, tied_parameters
         Of the embedding; those that the head has too where it is not with the embedding.
     saves_output
@@ -57,8 +55,6 @@ class ModelArrays(NamedTuple):
         A parameter, gradients on the wire.
     wire_ratio
         Bytes of gradients on the wire over those that they have.
-    microbatches
-        Of a step.
     every, delayed, two_clocks
         H: one step in so many averages, beside the next if ``delayed``, and every step within
         regions if ``two_clocks``.

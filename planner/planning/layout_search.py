@@ -106,8 +106,6 @@ class Constraints:
     every, delayed, two_clocks
         One step in so many averages, beside the next one if ``delayed``; with ``two_clocks`` each
         does within regions.
-    merit
-        What is least.
     """
 
     stages: int | None = None
@@ -122,17 +120,7 @@ class Constraints:
 
 
 def model_of(workload: Workload, given: Constraints, most: int) -> ModelArrays:
-    """A workload as the compiled search reads it.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    given
-        What layouts must have.
-    most
-        Stages.
-    """
+    """A workload as the compiled search reads it."""
     recompute = np.full(most, given.recompute == "all")
     if given.recompute is not None and not isinstance(given.recompute, str):
         recompute[list(given.recompute)] = True
@@ -279,27 +267,13 @@ class LayoutSearch:
         return sorted({round(s) for s in np.linspace(least, self.most, MORE_STAGES)})
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
-        """The best of every number of stages and start, fastest first, each once.
-
-        Parameters
-        ----------
-        first
-            The best of this start comes before all others.
-        """
+        """The best of every number of stages and start, fastest first, each once."""
         order = sorted(self.found.items(), key=lambda item: item[1].value)
         ahead = [one for (_, start), one in order if start is first][:1]
         return list(dict.fromkeys([*ahead, *(one for _, one in order)]))
 
     def run(self, run: StopRun, trials: float) -> None:
-        """Search until so many trials are spent, or the rule says stop.
-
-        Parameters
-        ----------
-        run
-            The stopping rule at work; a step is a trial.
-        trials
-            As far as seconds alone decide, what they may be is measured.
-        """
+        """Search until so many trials are spent, or the rule says stop."""
         numbers = self.numbers
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
@@ -341,15 +315,7 @@ class LayoutSearch:
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
     def near(self, layout: Layout, trials: int) -> list[ScoredLayout]:
-        """Layouts up to three changes away, with the least estimates first.
-
-        Parameters
-        ----------
-        layout
-            Left as it is.
-        trials
-            How many changes are tried.
-        """
+        """Layouts up to three changes away, with the least estimates first."""
         found: dict[Layout, float] = {}
         for _ in range(trials):
             state = self._state(layout)
@@ -380,13 +346,7 @@ class LayoutSearch:
         return ScoredLayout(value, self._layout(state))
 
     def with_better_layers(self, layout: Layout) -> ScoredLayout:
-        """A layout whose stages have other layers, as long as a shift by one lowers the estimate.
-
-        Parameters
-        ----------
-        layout
-            Its devices stay where they are.
-        """
+        """Shift single layers between stages for as long as that lowers the estimate."""
         best, improved = self.estimated(layout), self.given.layers is None
         while improved:
             tried = [self.estimated(one) for one in _shifted(best.layout)]
@@ -503,11 +463,6 @@ class LayoutSearch:
         Along a chain of near places; where these do not hold the model so, in the best order, or
         where there are too many with the two largest at the ends, for embedding and head. Where
         layers are fixed, the largest needs on the largest devices.
-
-        Parameters
-        ----------
-        stages
-            No more than devices or layers.
 
         Returns
         -------

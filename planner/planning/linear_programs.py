@@ -26,8 +26,6 @@ class PlanFlow(NamedTuple):
     ----------
     flow
         Nodes are places, each of some alike devices of a stage.
-    microbatches
-        Of a step.
     names
         Of nodes: stage, a device, and how many are like it.
     """
@@ -42,21 +40,6 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
 
     Times are FLOPs over speed, as where plans are searched; with a calibration that is the speed
     of F and B together.
-
-    Parameters
-    ----------
-    plan
-        Whose paths visit all stages, with the head on the last.
-
-    Returns
-    -------
-    PlanFlow
-        What `planner.lp.flow.solve_flow` solves.
-
-    Raises
-    ------
-    ProblemError
-        Another plan.
     """
     stages, workload = len(plan.assignment.groups), plan.workload
     if any(len(path) < stages for schedule in plan.schedules for path in schedule.paths):
@@ -93,22 +76,10 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
 def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem, tuple[str, ...]]:
     """DeDLOC's question of a stage: its devices compute, and average beside that.
 
-    Parameters
-    ----------
-    plan
-        With at least two devices in the stage, those that only average included.
-    stage
-        Its number.
-
     Returns
     -------
     tuple[AveragingProblem, tuple[str, ...]]
         Steps per second of the stage by itself, and names of its members.
-
-    Raises
-    ------
-    ProblemError
-        There is no such stage, or one device alone.
     """
     groups = plan.assignment.groups
     if stage >= len(groups):

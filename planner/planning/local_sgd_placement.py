@@ -26,25 +26,6 @@ def place_for_local_sgd(
 
     The optimum of eq. 1, that of eq. 1 with the bytes that a step averages in the mean, and ranks
     region by region with either degree outermost.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what; one step in several averages.
-    shape
-        Equal stages.
-    stop
-        When to end.
-
-    Returns
-    -------
-    Arranged
-        Priced.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch.
     """
     from planner.genetic.solve import solve_assignment
 

@@ -15,13 +15,7 @@ SHORTEST = 128
 
 
 def nothing_fits(layouts: LayoutSearch) -> str:
-    """One line: the stage that does not fit in the split that comes nearest, and what would help.
-
-    Parameters
-    ----------
-    layouts
-        The search that found none.
-    """
+    """One line: which stage exceeds memory in the nearest split, and what would help."""
     workload, asked = layouts.workload, layouts.given.stages
     numbers = range(1, layouts.most + 1)
     tried = [layouts.tightest(s)[0] for s in (numbers if asked is None else [asked])]

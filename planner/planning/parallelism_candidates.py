@@ -42,28 +42,12 @@ class Candidate:
 
     @classmethod
     def of(cls, question: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
-        """A shape that was planned.
-
-        Parameters
-        ----------
-        question
-            What is asked, of what.
-        result
-            Of that shape.
-        """
+        """A shape that was planned."""
         return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
     def refusal(cls, question: PlanningProblem, why: str) -> Candidate:
-        """A shape that does not fit.
-
-        Parameters
-        ----------
-        question
-            What is asked, of what.
-        why
-            In words.
-        """
+        """A shape that does not fit."""
         stages = question.request.stages
         assert isinstance(stages, int)
         samples = question.workload.microbatch_samples
@@ -85,15 +69,7 @@ class Candidate:
 
 
 def runners_up(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
-    """Shapes that were tried and not taken.
-
-    Parameters
-    ----------
-    made
-        The plan.
-    table
-        All shapes.
-    """
+    """Shapes that were tried and not taken."""
     groups = made.assignment.groups
     taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
     shapes = [(one, _shape(*one.shape)) for one in table]
@@ -115,16 +91,6 @@ def candidates(question: PlanningProblem) -> list[PlanningProblem]:
 
     Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
     of the size that was asked for.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-
-    Returns
-    -------
-    list[Question]
-        One a shape, all else as asked.
     """
     n, workload = len(question.cluster), question.workload
     fixed, batch = question.request.microbatch_samples is not None, workload.batch_samples

@@ -18,13 +18,7 @@ Later = Callable[[], tuple[float, TrainingPlan]]
 
 @dataclass(frozen=True)
 class PartialSearchStop(Around):
-    """A criterion that hears of assignments as of the straight plans that they make.
-
-    Attributes
-    ----------
-    question, shape
-        Of the plans.
-    """
+    """A criterion that hears of assignments as of the straight plans that they make."""
 
     question: PlanningProblem
     shape: Shape

@@ -26,20 +26,6 @@ def splits(
 
     Others make least: the slowest stage's computing for the microbatches that visit it; that and
     the slowest averaging; what one stage takes for both.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    groups
-        Devices of every stage.
-
-    Returns
-    -------
-    list[Layers]
-        The shape's alone where the request has layers.
     """
     if question.request.stage_layers is not None:
         return [shape.layers]
@@ -88,20 +74,7 @@ def _ranges(layers: int) -> list[tuple[int, int]]:
 
 
 def visited_share(question: PlanningProblem, shape: Shape) -> float:
-    """Of all layers, those that a microbatch visits, in the mean over the cycle.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    float
-        0 to 1.
-    """
+    """Of all layers, those that a microbatch visits, in the mean over the cycle."""
     count = [stop - start for start, stop in shape.layers]
     share = _visiting(question, shape)
     return sum(n * s for n, s in zip(count, share, strict=True)) / sum(count)

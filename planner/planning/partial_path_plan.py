@@ -77,29 +77,7 @@ class _Trial(NamedTuple):
 def partial_path_plan(
     question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
 ) -> PartialPathPlan:
-    """The best plan that was tried.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, microbatches, and layers to begin with.
-    stop
-        When to end.
-    run
-        Of it, at work.
-
-    Returns
-    -------
-    SkippingPlan
-        Priced.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch, or there are no paths.
-    """
+    """The best plan that was tried."""
     return _Search(question, shape, stop, run).result()
 
 

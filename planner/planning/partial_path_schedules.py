@@ -39,30 +39,10 @@ def partial_path_schedules(
 ) -> tuple[tuple[Schedule, ...], list[Result[PathPlan]]]:
     """One schedule for each kind of iteration in the cycle, and what the path solver said of it.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-    times
-        Seconds of every device on its stage.
-    next_stop
-        Called for the stopping rule of each search.
-    before
-        Results of an earlier search of the same schedules, to go on from.
-
     Returns
     -------
     tuple[tuple[Schedule, ...], list[Result[PathPlan]]]
         The schedules and the path solver's results.
-
-    Raises
-    ------
-    ProblemError
-        There are no such paths within memory.
 
     References
     ----------
@@ -98,24 +78,7 @@ def partial_path_schedules(
 def path_problem(
     question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
-    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers in queues.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-    times
-        Seconds of every device on its stage.
-
-    Returns
-    -------
-    PathProblem
-        Seconds and microbatches of the plan's own devices.
-    """
+    """The iteration's path problem: the plan's compute times, live memory, links that queue."""
     cluster, workload, request = question.cluster, question.workload, question.request
     assert request.path_stages is not None
     room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
@@ -141,18 +104,6 @@ def arranged_problem(question: PlanningProblem, shape: Shape) -> ArrangedPathPro
     """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
 
     Compute times are those by FLOPs: what was measured is known for one stage a device.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    ArrangedPathProblem
-        A round of equal shares a stage counts as the clock counts it.
     """
     cluster, workload, request = question.cluster, question.workload, question.request
     assert request.path_stages is not None
@@ -187,24 +138,7 @@ def _name(problem: PathProblem) -> str:
 def paths_certificate(
     question: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
-    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    made
-        The plan.
-    solved
-        Results of the path solver, one a schedule.
-    run
-        The stopping rule at work.
-
-    Returns
-    -------
-    Certificate
-        Mean over the cycle.
-    """
+    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, made.content_hash, method=str(solved[0].method), seed=made.seed
     )
@@ -238,16 +172,6 @@ def path_solver_s(made: TrainingPlan) -> float:
 
     Simulated on a network that has them, whose pairs queue and share nothing, so that it is what
     the planned orders take, never more than the solver's own makespans.
-
-    Parameters
-    ----------
-    made
-        The plan.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     w = made.workload
     largest = max(layer.output_bytes for layer in w.layers)

@@ -34,8 +34,6 @@ class _PeerRoles:
     ----------
     samples
         Of each peer, in a step.
-    shares
-        Of each peer.
     trains, helps
         Who has samples, and who only sums.
     """
@@ -66,31 +64,7 @@ def peers_plan(
     links: Network | None = None,
     seed: int = 0,
 ) -> TrainingPlan:
-    """Data parallel training as an averaging has it.
-
-    Parameters
-    ----------
-    peers
-        Names and speeds.
-    problem, solved
-        What was asked of the averaging, without overlap of computing and averaging, and its answer.
-    workload
-        What is trained; its batch and gradients are the problem's.
-    links
-        A network with the peers' names; None: pairs without latency, limited by the peers alone.
-    seed
-        Of the model's weights.
-
-    Returns
-    -------
-    TrainingPlan
-        Priced. What a peer computes in a second is its speed; memory is taken as enough.
-
-    Raises
-    ------
-    ProblemError
-        Microbatches hold several samples.
-    """
+    """Data parallel training as an averaging has it."""
     if workload.microbatch_samples != 1:
         raise ProblemError(
             f"microbatch_samples must be 1 in a plan from peers, found "

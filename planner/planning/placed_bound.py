@@ -24,27 +24,7 @@ Floats = NDArray[np.float64]
 
 
 def placed_bound_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
-    """Seconds that no order of operations beats with these devices in these places.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        With a grid.
-
-    Returns
-    -------
-    float
-        Seconds, before rounding.
-
-    Raises
-    ------
-    ProblemError
-        The groups cannot average.
-    """
+    """Seconds that no order of operations beats with these devices in these places."""
     assert assignment.grid is not None
     grid = assignment.grid
     pipelines, stages = grid.shape

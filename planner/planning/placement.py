@@ -38,8 +38,6 @@ class Placement(NamedTuple):
         With the layers chosen.
     assignment
         Devices of every stage.
-    certificate
-        Of eq. 1.
     made
         The plan around it, where it was priced on the way.
     """
@@ -52,25 +50,6 @@ class Placement(NamedTuple):
 
 def place_stages(question: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
     """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    stop
-        When to end.
-
-    Returns
-    -------
-    Arranged
-        Not priced.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch.
 
     References
     ----------
@@ -93,25 +72,6 @@ def place_heterogeneous(
 
     Starts from the network alone and from speed alone, improved for both together; layers follow
     the devices. The fastest predicted step is taken.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    stop
-        When to end.
-
-    Returns
-    -------
-    Arranged
-        Priced.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch.
     """
     third = stop.portion(1 / 3)
     by_network = _solve(question, shape, third)
@@ -151,24 +111,7 @@ def place_heterogeneous(
 def evaluate_placement(
     question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
 ) -> Certificate:
-    """What eq. 1 says of an assignment that was found in another way.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-    reason
-        Why the search for it ended.
-
-    Returns
-    -------
-    Certificate
-        Its cost, and a bound that takes no search.
-    """
+    """What eq. 1 says of an assignment that was found in another way."""
     bounded = _solve(question, shape, MaxIterations(0))
     problem = assignment_problem(question.cluster, question.workload, shape)
     kept: Incumbent[AssignmentPlan] = Incumbent(

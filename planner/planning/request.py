@@ -619,31 +619,7 @@ class PlanningProblem:
         seed: int,
         changes: dict[str, Any],
     ) -> PlanningProblem:
-        """From the arguments of `planner.plan`, refused if they are something else.
-
-        Parameters
-        ----------
-        cluster
-            N devices.
-        workload
-            What is trained.
-        request
-            What is asked for; None: everything left open.
-        seed
-            Of every random choice.
-        changes
-            Fields of the request that replace its own.
-
-        Returns
-        -------
-        Question
-            With the request's microbatches in its workload.
-
-        Raises
-        ------
-        ProblemError
-            An argument is something else, or contradicts another.
-        """
+        """From the arguments of `planner.plan`, refused if they are something else."""
         instance_of(Cluster, cluster, "cluster")
         instance_of(Workload, workload, "workload")
         asked = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")

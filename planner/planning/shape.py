@@ -61,27 +61,11 @@ class Shape:
         return self.head.stage(self.stages)
 
     def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
-        """The same shape with other layers in its stages.
-
-        Parameters
-        ----------
-        layers
-            Layers ``(start, stop)`` of every stage.
-
-        Returns
-        -------
-        Shape
-            All else the same.
-        """
+        """The same shape with other layers in its stages."""
         return replace(self, layers=tuple(layers))
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
         """What each stage costs.
-
-        Parameters
-        ----------
-        workload
-            What is trained.
 
         Returns
         -------
@@ -92,25 +76,7 @@ class Shape:
 
 
 def shape_of(question: PlanningProblem) -> Shape:
-    """The shape that a request with a number of stages asks for.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-
-    Returns
-    -------
-    Shape
-        Validated.
-
-    Raises
-    ------
-    NetworkError
-        A pair of devices is not measured.
-    ProblemError
-        Devices, stages, layers and batch do not fit together.
-    """
+    """The shape that a request with a number of stages asks for."""
     _require_able(question.cluster)
     if question.request.skips:
         sizes = _sizes_for_paths(question)
@@ -158,25 +124,7 @@ def _require_able(cluster: Cluster) -> None:
 
 
 def layers_of(question: PlanningProblem, stages: int) -> Layers:
-    """The layers of every stage that were asked for, or as even ones as there are.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    stages
-        S.
-
-    Returns
-    -------
-    Layers
-        S ranges ``(start, stop)``.
-
-    Raises
-    ------
-    ProblemError
-        They do not follow each other over all layers.
-    """
+    """The layers of every stage that were asked for, or as even ones as there are."""
     asked, workload = question.request.given_layers, question.workload
     if asked is None:
         return workload.even_split(stages)
@@ -224,25 +172,7 @@ MOST_MICROBATCHES = 1_000_000
 
 
 def microbatches_of(workload: Workload, pipelines: int) -> int:
-    """Microbatches of a step.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    pipelines
-        That each need one.
-
-    Returns
-    -------
-    int
-        M.
-
-    Raises
-    ------
-    ProblemError
-        The batch cannot be divided so.
-    """
+    """Microbatches of a step."""
     count, left = divmod(workload.batch_samples, workload.microbatch_samples)
     if count > MOST_MICROBATCHES:
         raise ProblemError(
@@ -308,20 +238,6 @@ def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> As
     transfers of further microbatches overlap, so counting all of them (as its public code does)
     would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
 
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    shape
-        Stages, layers and microbatches.
-
-    Returns
-    -------
-    AssignmentProblem
-        Bytes of a microbatch over each boundary, gradients of each stage.
-
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
@@ -341,13 +257,6 @@ def sent_bytes(
 ) -> NDArray[np.float64]:
     """A microbatch's activations after each device's stage.
 
-    Parameters
-    ----------
-    costs, groups
-        Of every stage.
-    devices
-        N.
-
     Returns
     -------
     ndarray
@@ -366,13 +275,7 @@ def memory_room(
     groups: Sequence[Sequence[int]],
     in_flight: int | None = None,
 ) -> dict[int, int]:
-    """Microbatches that each device can hold between their F and B; no more than asked for.
-
-    Raises
-    ------
-    ProblemError
-        A device cannot hold its stage and one microbatch.
-    """
+    """Microbatches that each device can hold between their F and B; no more than asked for."""
     room: dict[int, int] = {}
     for j, (group, costs) in enumerate(zip(groups, shape.costs(workload), strict=True)):
         for d in group:

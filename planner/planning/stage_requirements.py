@@ -78,17 +78,7 @@ class DevicePool:
     def of(
         cls, cluster: Cluster, helped_in: Cluster | None = None, *, two_clocks: bool = False
     ) -> DevicePool:
-        """Of a cluster.
-
-        Parameters
-        ----------
-        cluster
-            N devices, every pair measured.
-        helped_in
-            The cluster with other devices that hold no stage but may sum gradients; None: none may.
-        two_clocks
-            Whether stages average within regions in every step, and between them in one of H.
-        """
+        """Of a cluster."""
         regions = len(set(cluster.network.regions)) if two_clocks else 0
         n, helped = len(cluster), helped_in is not None
         levels = has_hierarchy(cluster) and not two_clocks
@@ -167,8 +157,6 @@ class Requirement(NamedTuple):
     ----------
     flops, late_flops
         Of all microbatches after T, and those of them that begin ``begin_s`` after T or later.
-    begin_s
-        Seconds.
     tail_s
         From the last of these operations to the step's end, at least.
     least_s
@@ -196,10 +184,6 @@ class StageRequirements:
 
     Parameters
     ----------
-    fleet
-        N devices.
-    workload
-        What is trained.
     wire_ratio
         Bytes of averaged gradients on the wire over those of the workload.
     recomputes
@@ -360,13 +344,7 @@ class StageRequirements:
         )
 
     def ahead(self, again: bool) -> Requirement:
-        """Of stages before the one that begins at T.
-
-        Parameters
-        ----------
-        again
-            Whether they recompute their activations, and so hold more microbatches.
-        """
+        """Of stages before the one that begins at T."""
         room, back = self.room[again], self.backward[again]
         forward = np.maximum(self.count - room.cumsum(axis=1), 0.0)
         begin = self.turn_s + self.hop_out_s

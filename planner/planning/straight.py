@@ -31,29 +31,7 @@ Paths = tuple[tuple[int, ...], ...]
 def straight_schedule(
     question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> Schedule:
-    """Every microbatch along a row of the grid, in the order that was asked for.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Stages, layers and microbatches.
-    assignment
-        Devices of every stage.
-    times
-        Seconds of every device on its stage.
-
-    Returns
-    -------
-    Schedule
-        One order a device.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold what the order keeps.
-    """
+    """Every microbatch along a row of the grid, in the order that was asked for."""
     assert assignment.grid is not None
     grid, gpipe = assignment.grid.tolist(), question.request.schedule == OperationOrder.GPIPE
     # S - j fill a pipeline whose transfers are free
@@ -74,27 +52,7 @@ def path_schedule(
     paths: Paths,
     flight: Mapping[int, int],
 ) -> Schedule:
-    """Microbatches along paths that visit every stage, in the order that was asked for.
-
-    Parameters
-    ----------
-    question, shape, assignment, times
-        As in `straight_schedule`; the assignment needs no grid.
-    paths
-        One a microbatch.
-    flight
-        Per device on a path, how often F comes before the first B; for eager 1F1B memory says it.
-
-    Returns
-    -------
-    Schedule
-        One order a device.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold what the order keeps.
-    """
+    """Microbatches along paths that visit every stage, in the order that was asked for."""
     cluster, workload, request = question.cluster, question.workload, question.request
     order, groups = OperationOrder(request.schedule), assignment.groups
     room = memory_room(cluster, workload, shape, groups, request.in_flight)
@@ -119,13 +77,6 @@ def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
     ----------
     grid
         ``int[pipelines, stages]``.
-    microbatches
-        Microbatches of an iteration.
-
-    Returns
-    -------
-    Paths
-        One path a microbatch.
     """
     rows = [tuple(int(d) for d in row) for row in grid]
     return tuple(rows[b % len(rows)] for b in range(microbatches))
@@ -183,21 +134,8 @@ def eagerly_ordered(
 
     Parameters
     ----------
-    schedule
-        Its order is not looked at.
-    times
-        Seconds of every device on its stage.
     sent_bytes
         ``float[N]``: a microbatch's activations after each device's stage.
-    links
-        What carries them, one after the other.
-    room
-        Microbatches that each device may hold between their F and B.
-
-    Returns
-    -------
-    Schedule
-        The same paths in this order.
     """
     return eagerly_served(schedule, times, sent_bytes, links, room)[0]
 
@@ -210,11 +148,6 @@ def eagerly_served(
     room: Mapping[int, int],
 ) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
     """As `eagerly_ordered`, with when each device begins and ends, from rest.
-
-    Parameters
-    ----------
-    schedule, times, sent_bytes, links, room
-        As in `eagerly_ordered`.
 
     Returns
     -------

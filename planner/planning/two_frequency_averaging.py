@@ -23,26 +23,7 @@ def two_frequency_rounds(
     vector_bytes: float,
     codec: Codec,
 ) -> StageAveraging:
-    """Rounds of one stage: within regions, between them, and back.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    group
-        Devices of the stage.
-    make
-        A group of members that average so many bytes on the wire.
-    vector_bytes
-        The stage's gradients, as many bytes as its parameters' changes.
-    codec
-        How changes are written on the wire between regions; gradients stay as they are.
-
-    Returns
-    -------
-    StageAveraging
-        The first alone, where all devices are of one region.
-    """
+    """Rounds of one stage: within regions, between them, and back."""
     at: dict[str, list[int]] = {}
     for d in group:
         at.setdefault(cluster.network.regions[d], []).append(d)

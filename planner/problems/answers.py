@@ -167,14 +167,8 @@ class PathOp(NamedTuple):
 
     Attributes
     ----------
-    microbatch
-        From 0.
-    device
-        Its index.
     kind
         F, H or B.
-    start_s, end_s
-        Begin and end.
     """
 
     microbatch: int

@@ -37,10 +37,6 @@ class ArrangedPathProblem:
 
     Parameters
     ----------
-    transfer_s, link_s
-        As in `PathProblem`.
-    path_stages, microbatches_per_start, max_swaps, live_memory, max_total_swaps
-        As in `PathProblem`.
     stage_sizes
         Devices per stage; their sum is N. Those of stage 0 are as many in every arrangement.
     fixed_sizes

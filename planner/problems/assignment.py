@@ -44,11 +44,6 @@ class AssignmentProblem:
     network
         The network with both directions averaged.
 
-    Raises
-    ------
-    ProblemError
-        The network lacks pairs, or sizes and bytes do not fit it.
-
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
@@ -143,49 +138,16 @@ class AssignmentProblem:
         )
 
     def exchange_s(self, stage: int) -> Floats:
-        """N x N: one pair's summand of eq. 2 in ``stage``, 0 on the diagonal.
-
-        Parameters
-        ----------
-        stage
-            j, from 0.
-
-        Returns
-        -------
-        ndarray
-            Seconds.
-        """
+        """N x N: one pair's summand of eq. 2 in ``stage``, 0 on the diagonal."""
         share = self.gradient_bytes[stage] / self.stage_sizes[stage]
         return 2 * self.network.transfer_s(share)
 
     def hop_s(self, boundary: int) -> Floats:
-        """N x N: ``latency + activation_bytes / bandwidth`` between stages j and j + 1.
-
-        Parameters
-        ----------
-        boundary
-            j, between stages j and j + 1.
-
-        Returns
-        -------
-        ndarray
-            Seconds.
-        """
+        """N x N: ``latency + activation_bytes / bandwidth`` between stages j and j + 1."""
         return self.network.transfer_s(self.activation_bytes[boundary])
 
     def data_parallel_s(self, groups: Sequence[Sequence[int]]) -> float:
-        """Eq. 2 and its maximum over the stages.
-
-        Parameters
-        ----------
-        groups
-            Devices of every stage, in pipeline order.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """Eq. 2 and its maximum over the stages."""
         worst = 0.0
         for stage, group in enumerate(groups):
             if len(group) > 1:
@@ -194,20 +156,7 @@ class AssignmentProblem:
         return worst
 
     def boundary_s(self, boundary: int, left: Sequence[int], right: Sequence[int]) -> float:
-        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side.
-
-        Parameters
-        ----------
-        boundary
-            j, between stages j and j + 1.
-        left, right
-            Devices of stage j and of stage j + 1.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -224,33 +173,11 @@ class AssignmentProblem:
         return float(levels[low])
 
     def pipeline_s(self, groups: Sequence[Sequence[int]]) -> float:
-        """Eq. 4 for the groups in the given order: the sum of ``2 B_j``.
-
-        Parameters
-        ----------
-        groups
-            Devices of every stage, in pipeline order.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """Eq. 4 for the groups in the given order: the sum of ``2 B_j``."""
         return sum(2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1))
 
     def cost(self, groups: Sequence[Sequence[int]]) -> float:
-        """COMM-COST of eq. 1 in seconds for groups in pipeline order.
-
-        Parameters
-        ----------
-        groups
-            Devices of every stage, in pipeline order.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """COMM-COST of eq. 1 in seconds for groups in pipeline order."""
         return self.data_parallel_s(groups) + self.pipeline_s(groups)
 
     def replace(self, **changes: Any) -> AssignmentProblem:

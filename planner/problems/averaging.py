@@ -43,11 +43,6 @@ class AveragingProblem:
         True: delayed parameter updates, a step takes the longer of computing and averaging.
         False: it takes their sum.
 
-    Raises
-    ------
-    ProblemError
-        A value that is none, or arrays that do not fit each other.
-
     Notes
     -----
     Reducer i works at the rate r_i: every contributor k (c_k = 1) sends it a_ki = c_k r_i, it
@@ -239,31 +234,13 @@ class AveragingProblem:
             ``float[n]``, r_i in bytes per second.
         computes
             ``bool[n]``, c_i.
-
-        Returns
-        -------
-        float
-            Steps per second.
         """
         total = float(np.sum(np.asarray(rates, dtype=np.float64)))
         samples = float(self.samples_per_s[np.asarray(computes, dtype=bool)].sum())
         return self.steps_of(samples, np.inf if len(self) == 1 else total)
 
     def steps_of(self, samples_per_s: float, total_rate: float) -> float:
-        """Steps per second from ``sum_i s_i c_i`` and R, overlapped or one after the other.
-
-        Parameters
-        ----------
-        samples_per_s
-            Of all contributors together.
-        total_rate
-            R in bytes per second.
-
-        Returns
-        -------
-        float
-            0 where nothing is computed or averaged.
-        """
+        """Steps per second from ``sum_i s_i c_i`` and R, overlapped or one after the other."""
         if samples_per_s <= 0 or total_rate <= 0:
             return 0.0
         if self.overlap:
@@ -286,18 +263,7 @@ class AveragingProblem:
         return AveragingProblem(**{**fields, **changes})
 
     def subset(self, peers: Sequence[int]) -> AveragingProblem:
-        """The problem of some peers, in that order: what is left when the others leave.
-
-        Parameters
-        ----------
-        peers
-            Indices, each once.
-
-        Returns
-        -------
-        AveragingProblem
-            Validated again.
-        """
+        """The problem of some peers, in that order: what is left when the others leave."""
         index = [int(i) for i in peers]
         links = self.link_bytes_per_s
         return self.replace(

@@ -33,11 +33,6 @@ class GroupAveraging:
         ``float[N]``, of the slower of a device's upload and download.
     away_s
         ``float[N, N]``, latency there and back; the diagonal is 0.
-
-    Raises
-    ------
-    ProblemError
-        Shapes that do not fit, or a number that is negative or not finite.
     """
 
     vector_bytes: Floats
@@ -64,22 +59,7 @@ class GroupAveraging:
 
     @classmethod
     def of(cls, cluster: Cluster, vector_bytes: Sequence[float], every: int = 1) -> GroupAveraging:
-        """On a cluster, whose sites' lines count as limits of pairs.
-
-        Parameters
-        ----------
-        cluster
-            N devices.
-        vector_bytes
-            Per stage, on the wire.
-        every
-            One step in so many averages: what it takes in the mean of these, latencies too.
-
-        Returns
-        -------
-        GroupAveraging
-            Of its measured pairs and its devices' limits.
-        """
+        """On a cluster, whose sites' lines count as limits of pairs."""
         network = cluster.limited_network()
         same = np.eye(len(cluster), dtype=bool)
         rate = np.where(same, np.inf, network.bandwidth_bytes_per_s)

@@ -33,18 +33,7 @@ class PathFile:
     ignored: tuple[str, ...]
 
     def with_changes(self, changes: Mapping[str, Any]) -> PathFile:
-        """With the values of options that were given, those that are not None.
-
-        Parameters
-        ----------
-        changes
-            Values by field; None leaves one as it is.
-
-        Returns
-        -------
-        PathFile
-            A copy.
-        """
+        """With the values of options that were given, those that are not None."""
         given = {name: value for name, value in changes.items() if value is not None}
         return PathFile(self.path, {**self.values, **given}, self.ignored)
 
@@ -100,23 +89,7 @@ class PathFile:
 
 
 def load_path_file(path: str | Path) -> PathFile:
-    """Read the JSON; what the fields say is checked when a problem is made of them.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Returns
-    -------
-    PathFile
-        Fields as they stand in the file.
-
-    Raises
-    ------
-    ProblemError
-        One line with the path and what is wrong.
-    """
+    """Read the JSON; what the fields say is checked when a problem is made of them."""
     data = read_json(path, error=ProblemError)
     if not isinstance(data, dict):
         raise ProblemError(

@@ -25,12 +25,8 @@ class Peers:
 
     Attributes
     ----------
-    names
-        Unique names.
     samples_per_s
         s_i: samples per second that a peer computes.
-    upload_bytes_per_s, download_bytes_per_s
-        u_i and d_i.
     can_compute, can_aggregate
         Whether a peer may contribute, and whether it may sum.
     """
@@ -45,29 +41,7 @@ class Peers:
     def problem(
         self, batch_samples: float, gradient_bytes: float, links: Network | None, overlap: bool
     ) -> AveragingProblem:
-        """The averaging problem; ``links`` gives the pairwise limits by the peers' names.
-
-        Parameters
-        ----------
-        batch_samples
-            Samples per optimiser step.
-        gradient_bytes
-            Bytes of the vector that is averaged.
-        links
-            A network that has the peers' names; None: no pairwise limits.
-        overlap
-            Whether computing and averaging run at the same time.
-
-        Returns
-        -------
-        AveragingProblem
-            In the order of the peers.
-
-        Raises
-        ------
-        NetworkError
-            The network lacks a peer or a pair.
-        """
+        """The averaging problem; ``links`` gives the pairwise limits by the peers' names."""
         pairs = None
         if links is not None:
             stranger = next((name for name in links.ids if name not in self.names), None)
@@ -94,23 +68,7 @@ class Peers:
 
 
 def load_peers(path: str | Path) -> Peers:
-    """Read ``name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]``.
-
-    Parameters
-    ----------
-    path
-        Of the CSV file.
-
-    Returns
-    -------
-    Peers
-        In SI units.
-
-    Raises
-    ------
-    ProblemError
-        One line with the path, the row and what is wrong.
-    """
+    """Read ``name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]``."""
     table = read_csv(path, error=ProblemError)
     columns, rows = table.columns, table.rows
     unknown = [c for c in columns if c not in (*REQUIRED, *OPTIONAL)]

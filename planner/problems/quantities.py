@@ -16,26 +16,10 @@ from planner.utils.validate import Choice, Kind, numbers, short_repr
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:
     """An array of ``count`` values, each ``>= 0`` and finite, from a scalar or an array.
 
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-    count
-        Number of items.
-    item
-        What an entry belongs to, for the message: "peer", "device", "stage".
-
     Returns
     -------
     ndarray
         ``float[count]``, a copy.
-
-    Raises
-    ------
-    ProblemError
-        Another shape, no numbers, or one below 0 or not finite.
     """
     try:
         given = numbers(value)
@@ -57,25 +41,7 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
 
 
 def positive(field: str, value: Any) -> float:
-    """A finite number ``> 0``, refused if it is not one.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-
-    Returns
-    -------
-    float
-        The number.
-
-    Raises
-    ------
-    ProblemError
-        It is none, or not above 0.
-    """
+    """A finite number ``> 0``, refused if it is not one."""
     number = real(field, value)
     if not (np.isfinite(number) and number > 0):
         raise ProblemError(f"{field} is {value}; it must be > 0 and finite")
@@ -83,25 +49,7 @@ def positive(field: str, value: Any) -> float:
 
 
 def real(field: str, value: Any) -> float:
-    """A number, refused if it is text, a truth value, an array or nothing.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-
-    Returns
-    -------
-    float
-        The number.
-
-    Raises
-    ------
-    ProblemError
-        It is none.
-    """
+    """A number, refused if it is text, a truth value, an array or nothing."""
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
             raise TypeError
@@ -129,25 +77,7 @@ def choice(kind: type[Choice], field: str, value: Any) -> Choice:
 
 
 def whole(field: str, value: Any) -> int:
-    """A whole number, refused if it is not one.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    ProblemError
-        It is none.
-    """
+    """A whole number, refused if it is not one."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError

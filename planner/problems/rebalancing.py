@@ -76,11 +76,6 @@ class RebalancingProblem:
     end_s
         When the trace ends.
 
-    Raises
-    ------
-    ProblemError
-        Arrays that do not fit each other, or values out of their range.
-
     References
     ----------
     M. Ryabinin et al., "SWARM Parallelism: Training Large Models Can Be Surprisingly

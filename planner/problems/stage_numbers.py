@@ -49,27 +49,6 @@ class StageNumbers:
     ) -> StageNumbers:
         """For a workload that is cut into stages, on a cluster.
 
-        Parameters
-        ----------
-        cluster
-            N devices.
-        workload
-            What is trained.
-        split
-            Layers ``(start, stop)`` of every stage.
-        recompute
-            Per stage, whether it recomputes its activations; empty: none does.
-
-        Returns
-        -------
-        StageNumbers
-            Seconds and microbatches.
-
-        Raises
-        ------
-        NetworkError
-            A pair was not measured.
-
         References
         ----------
         "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous

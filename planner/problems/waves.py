@@ -38,18 +38,6 @@ def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
     most ``memory`` of them through a device (TC1), stages after the first visited evenly (CC3).
     Of n microbatches each of those S - 1 stages sees n (k - 1) / (S - 1), rounded down or up, so
     the largest wave grows as k shrinks, until the start devices are full.
-
-    Parameters
-    ----------
-    problem
-        An iteration: ``microbatches_per_start`` is every start device's part of the batch.
-    path_stages
-        k, by default the problem's; the number of stages for full paths.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not even hold one microbatch from every start device.
     """
     instance_of(PathProblem, problem)
     k = problem.path_stages if path_stages is None else path_stages

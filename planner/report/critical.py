@@ -16,11 +16,6 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
 
     Before an operation comes what ended last of its device's operation before and the message it
     waits for; before a message comes the operation that handed it over.
-
-    Parameters
-    ----------
-    timeline
-        As simulated, with transfers.
     """
     if not timeline.ops:
         return []

@@ -50,15 +50,7 @@ def by_latency(latency_s: Floats) -> Floats:
 
 
 def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
-    """Regions, devices and the links that carry messages longest.
-
-    Parameters
-    ----------
-    plan
-        What is drawn.
-    timeline
-        Of a step.
-    """
+    """Regions, devices and the links that carry messages longest."""
     network, stage_of = plan.cluster.network, plan.stage_of
     names = list(dict.fromkeys(network.regions))
     members = [[d for d, r in enumerate(network.regions) if r == name] for name in names]

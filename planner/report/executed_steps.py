@@ -24,21 +24,7 @@ class Executed:
 
 
 def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
-    """Steps of a run, in the file's order.
-
-    Parameters
-    ----------
-    path
-        JSON lines that ``python -m planner.executor --events`` printed (other lines are passed
-        over), or what ``planner run --json`` printed.
-    plan_hash
-        Of the plan that was run; None, or a file that does not say: any.
-
-    Raises
-    ------
-    ReportError
-        No step in it, a step without number or seconds, or a run of another plan.
-    """
+    """Steps of a run, in the file's order."""
     found = []
     for where, row, ran in _rows(read_text(path, error=ReportError), path):
         if plan_hash is not None and isinstance(ran, str) and ran not in ("", plan_hash):

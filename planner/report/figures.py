@@ -32,13 +32,7 @@ class StageMemory:
 
 
 def memory(plan: TrainingPlan) -> list[StageMemory]:
-    """Of every device that holds a stage, in the fullest of the plan's schedules.
-
-    Parameters
-    ----------
-    plan
-        What is reported.
-    """
+    """Of every device that holds a stage, in the fullest of the plan's schedules."""
     costs = split_costs(plan.workload, plan.stage_layers, plan.head_stage, plan.recompute)
     held = [s.most_live() for s in plan.schedules]
     found = []
@@ -137,15 +131,7 @@ def training_tokens(plan: TrainingPlan) -> float:
 
 
 def headline(plan: TrainingPlan, tokens: float | None = None) -> dict[str, Any]:
-    """The figures that a plan is judged by, JSON-ready; None where one is not known.
-
-    Parameters
-    ----------
-    plan
-        What is reported.
-    tokens
-        Of the whole training; None: `training_tokens`.
-    """
+    """The figures that a plan is judged by, JSON-ready; None where one is not known."""
     arch, most = plan.workload.architecture, tokens or training_tokens(plan)
     sequence = None if arch is None else arch.sequence
     return {

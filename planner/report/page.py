@@ -51,29 +51,7 @@ def report_html(
     run: Sequence[Executed] = (),
     slower: Sequence[Slower] | None = None,
 ) -> str:
-    """The page.
-
-    Parameters
-    ----------
-    plan
-        A valid one.
-    tokens
-        Of the training whose days and dollars are shown; None: a hundred for each parameter.
-    run
-        Steps that were executed; empty: none were.
-    slower
-        Of `sensitivity`; None: it was not asked for.
-
-    Returns
-    -------
-    str
-        HTML.
-
-    Raises
-    ------
-    PlanError
-        The plan contradicts itself, or has no step.
-    """
+    """The page."""
     for problem in contradictions(plan):
         raise PlanError(problem)
     if plan.predicted.step_s <= 0:

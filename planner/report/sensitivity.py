@@ -51,13 +51,6 @@ def sensitivity(
     A region's lines are its devices' whole up- and downloads, and those of sites that they are at;
     a site's is the one that its devices share. Single pairs and lines are the fullest, single
     devices those that compute longest, where their regions have others.
-
-    Parameters
-    ----------
-    plan
-        What is reported; its decisions stay.
-    progress
-        Told after each how many are done, of how many.
     """
     cluster, timeline = pinned(plan.cluster), predicted_timeline(plan)
     cases = [
@@ -200,8 +193,6 @@ def slower_devices(plan: TrainingPlan, which: Bools) -> TrainingPlan:
 
     Parameters
     ----------
-    plan
-        What is reported.
     which
         ``bool[N]``.
     """

@@ -40,20 +40,7 @@ class Status(enum.StrEnum):
 
 
 def relative_gap(objective: float | None, bound: float | None) -> float | None:
-    """``|objective - bound| / max(|objective|, 1e-12)``, or None if either is missing.
-
-    Parameters
-    ----------
-    objective
-        Of the plan.
-    bound
-        Proven, in the same unit.
-
-    Returns
-    -------
-    float or None
-        At least 0.
-    """
+    """``|objective - bound| / max(|objective|, 1e-12)``, or None if either is missing."""
     if objective is None or bound is None:
         return None
     return abs(objective - bound) / max(abs(objective), 1e-12)

@@ -129,15 +129,7 @@ def allocating(function: FunctionT) -> FunctionT:
 
 
 def entry(function: FunctionT, *, allocates: bool = False) -> FunctionT:
-    """Compile a function that Python calls, with types as annotated.
-
-    Parameters
-    ----------
-    function
-        Of numbers, arrays (`planner.search.arrays`) and named tuples of them.
-    allocates
-        Whether it makes arrays or lists.
-    """
+    """Compile a function that Python calls, with types as annotated."""
     name = f"{function.__module__}.{function.__name__}".removeprefix("planner.").replace(".", "_")
     ENTRIES[name] = function, allocates
     compiled = _compiled(function, allocates=allocates)

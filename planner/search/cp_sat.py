@@ -18,24 +18,7 @@ LEAST_S = 0.01
 def solver_for(
     *, seed: int = 0, workers: int = 1, max_s: float = math.inf, max_work: float = math.inf
 ) -> cp_model.CpSolver:
-    """A CP-SAT solver with its limits.
-
-    Parameters
-    ----------
-    seed
-        Of its random choices.
-    workers
-        Threads; the same decisions every time only with one.
-    max_s
-        Seconds; infinite: no limit.
-    max_work
-        CP-SAT's deterministic time, which a busy machine does not change; infinite: no limit.
-
-    Returns
-    -------
-    cp_model.CpSolver
-        Ready for `solve_interruptibly`.
-    """
+    """A CP-SAT solver with its limits."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -69,25 +52,6 @@ def solve_interruptibly(
 
     CP-SAT would swallow the signal, and a call into it would hold back Python's handler, so the
     solve runs beside the main thread.
-
-    Parameters
-    ----------
-    solver
-        With its limits.
-    model
-        What to solve.
-    callback
-        Hears of solutions and bounds; None: nobody does.
-
-    Returns
-    -------
-    Any
-        CP-SAT's status.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Raised again once the solver has stopped.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         task = pool.submit(solver.solve, model, callback)

@@ -10,18 +10,7 @@ import numpy as np
 
 
 def fingerprint(problem: Any) -> str:
-    """Twelve hexadecimal digits, the same for equal problems on every machine.
-
-    Parameters
-    ----------
-    problem
-        Frozen data: dataclasses, arrays, networks, sequences, plain values.
-
-    Returns
-    -------
-    str
-        For messages, not for security.
-    """
+    """Twelve hexadecimal digits, the same for equal problems on every machine."""
     digest = hashlib.sha256()
     _feed(digest, problem)
     return digest.hexdigest()[:12]

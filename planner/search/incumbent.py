@@ -78,25 +78,7 @@ class Incumbent(Generic[PlanT]):
         self._lock = Lock()
 
     def offer(self, objective: float, plan: PlanT | Callable[[], PlanT]) -> bool:
-        """Consider a plan; True if it is the best so far.
-
-        Parameters
-        ----------
-        objective
-            Its objective.
-        plan
-            The plan, or what makes it, called only if it is kept.
-
-        Returns
-        -------
-        bool
-            Whether it is the best so far.
-
-        Raises
-        ------
-        WrongBoundError
-            It is better than a bound allows.
-        """
+        """Consider a plan; True if it is the best so far."""
         with self._lock:
             if not self._improves(objective):
                 return False
@@ -117,22 +99,7 @@ class Incumbent(Generic[PlanT]):
         *,
         rounding: float = ROUNDING,
     ) -> None:
-        """Consider a proven bound; it is kept if it is the best so far.
-
-        Parameters
-        ----------
-        bound
-            As computed; infinities and NaN say nothing and are passed over.
-        basis, witness
-            What it stands on.
-        rounding
-            Relative error of the computation, by which the bound is moved away from the plans.
-
-        Raises
-        ------
-        WrongBoundError
-            The best plan is better than the bound allows.
-        """
+        """Consider a proven bound; it is kept if it is the best so far."""
         if not math.isfinite(bound):
             return
         safe = bound - self._sign * rounding * abs(bound)
@@ -142,37 +109,13 @@ class Incumbent(Generic[PlanT]):
                 self._require_consistent(basis)
 
     def close(self, basis: str, witness: Witness | None = None) -> None:
-        """State that no plan is better than the incumbent: the search excluded all others.
-
-        Parameters
-        ----------
-        basis
-            The argument, in plain words.
-        witness
-            What a checker needs to recompute it.
-
-        Raises
-        ------
-        WrongBoundError
-            An earlier bound contradicts it.
-        """
+        """State that no plan is better than the incumbent: the search excluded all others."""
         with self._lock:
             assert self.plan is not None
             self._set_bound(self.objective, basis, witness)
 
     def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
-        """Test a relaxation on the plan in hand, before anything is excluded by it.
-
-        Parameters
-        ----------
-        allowed
-            The best objective that the relaxation allows where the best plan lies.
-
-        Raises
-        ------
-        WrongBoundError
-            It does not allow that plan.
-        """
+        """Test a relaxation on the plan in hand, before anything is excluded by it."""
         if self._sign * (allowed - self.objective) > rounding * abs(self.objective):
             self.contradict(f"bound {allowed!r} ({basis})")
 
@@ -210,15 +153,7 @@ class Incumbent(Generic[PlanT]):
         exhausted: str = "search exhausted",
         history: Sequence[tuple[float, float]] | None = None,
     ) -> Result[Any]:
-        """The outcome: the best plan, or UNKNOWN without one.
-
-        Parameters
-        ----------
-        plan, objective
-            The best plan in its final form, which may be of another type than what was offered.
-        exhausted
-            Reason to state where no rule ended the search.
-        """
+        """The outcome: the best plan, or UNKNOWN without one."""
         made = self.plan if plan is None else plan
         if made is None:
             return self.without_plan(Status.UNKNOWN, self.run.reason or "nothing found")
@@ -239,20 +174,7 @@ class Incumbent(Generic[PlanT]):
         )
 
     def without_plan(self, status: Status, why: str) -> Result[PlanT]:
-        """The outcome where there is no plan: INFEASIBLE or UNKNOWN, and why.
-
-        Parameters
-        ----------
-        status
-            INFEASIBLE or UNKNOWN.
-        why
-            The stop reason.
-
-        Returns
-        -------
-        Result[PlanT]
-            Without objective and bound.
-        """
+        """The outcome where there is no plan: INFEASIBLE or UNKNOWN, and why."""
         return Result(
             None,
             status,
@@ -288,18 +210,7 @@ class Incumbent(Generic[PlanT]):
             self.contradict(f"bound {self.bound!r} ({basis})")
 
     def contradict(self, what: str) -> NoReturn:
-        """State that a proof or a model excludes the best plan, which there is.
-
-        Parameters
-        ----------
-        what
-            The proof or the model, in plain words.
-
-        Raises
-        ------
-        WrongBoundError
-            Always.
-        """
+        """State that a proof or a model excludes the best plan, which there is."""
         raise WrongBoundError(
             f"{what} excludes a plan of {self.objective!r} that was found: problem "
             f"{fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this is an "

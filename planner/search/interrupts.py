@@ -58,18 +58,7 @@ class Interrupts:
 
     @contextmanager
     def heeded(self, notice: str) -> Iterator[None]:
-        """Listen until the block ends; in another thread than the main one, do nothing.
-
-        Parameters
-        ----------
-        notice
-            A line that is said where a signal is only noted.
-
-        Yields
-        ------
-        None
-            Once.
-        """
+        """Listen until the block ends; in another thread than the main one, do nothing."""
         self._forget()
         self._notice = notice
         if threading.current_thread() is not threading.main_thread():

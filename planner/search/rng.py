@@ -40,12 +40,5 @@ def next_below(state: NDArray[np.uint64], n: int) -> Any:
     ----------
     state
         ``uint64[1]``; moves on.
-    n
-        At least 1.
-
-    Returns
-    -------
-    Any
-        ``int64``.
     """
     return np.int64(((next_word(state) >> _S32) * np.uint64(n)) >> _S32)

@@ -82,20 +82,7 @@ class StopRun:
         return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
 
     def spend(self, effort: float, steps: int = 0) -> str | None:
-        """Count work that is no step of the search, such as CP-SAT's deterministic time.
-
-        Parameters
-        ----------
-        effort
-            Counted under a rule of `Effort`.
-        steps
-            Iterations that it counts as under any other rule.
-
-        Returns
-        -------
-        str or None
-            Why to stop, as from `update`.
-        """
+        """Count work that is no step of the search, such as CP-SAT's deterministic time."""
         if math.isfinite(self._rule.effort()):
             steps = math.ceil(effort * self.steps_per_effort)
         return self.update(steps)
@@ -145,13 +132,7 @@ class StopRun:
 
 
 def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
-    """Start a rule that a caller gave, refused if it is none.
-
-    Parameters
-    ----------
-    steps_per_effort
-        Of the solver's iterations, how many make one unit of `Effort`.
-    """
+    """Start a rule that a caller gave, refused if it is none."""
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
             f"stop must be a stopping rule, found {_shown(stop)}; give one such as MaxRuntime(10)"
@@ -184,24 +165,10 @@ class StoppingCriterion(ABC):
         return math.inf
 
     def found(self, objective: float, plan: Any) -> None:  # noqa: B027
-        """Hear of a plan that is the best of its search so far.
-
-        Parameters
-        ----------
-        objective, plan
-            As the search has them; a part of a plan where the search is for a part.
-        """
+        """Hear of a plan that is the best of its search so far."""
 
     def portion(self, share: float, seconds: float | None = None) -> StoppingCriterion:
-        """The same rule with a share of what it allows.
-
-        Parameters
-        ----------
-        share
-            Of its counts, at least one each, and of its seconds.
-        seconds
-            Seconds in place of that share, where the rule has a limit on them.
-        """
+        """The same rule with a share of what it allows."""
         del share, seconds
         return self
 
@@ -230,13 +197,7 @@ class MaxRuntime(StoppingCriterion):
 
 @dataclass(frozen=True)
 class Until(StoppingCriterion):
-    """Stop at a moment: what comes before the search, such as compiling, takes from its time.
-
-    Attributes
-    ----------
-    moment_s
-        On `time.perf_counter`.
-    """
+    """Stop at a moment: what comes before the search, such as compiling, takes from its time."""
 
     moment_s: float
 
@@ -360,13 +321,7 @@ class AnyOf(StoppingCriterion):
 
 @dataclass(frozen=True)
 class Around(StoppingCriterion):
-    """A criterion that decides as another one does; who does something beside says so.
-
-    Attributes
-    ----------
-    inner
-        Which decides.
-    """
+    """A criterion that decides as another one does; who does something beside says so."""
 
     inner: StoppingCriterion
 

@@ -68,15 +68,6 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     Member i gives member k the share that k sums, and gets back its sum unless it is a helper. A
     round may do one part of that only, with a slice of the vector.
 
-    Parameters
-    ----------
-    group
-        The round's group.
-    vector_bytes
-        Of the whole vector.
-    codec
-        How it is written on the wire.
-
     Returns
     -------
     ndarray
@@ -102,15 +93,6 @@ def bytes_between(
 ) -> tuple[Ints, Ints, Floats]:
     """Bytes that averaging sends from device to device, all rounds together.
 
-    Parameters
-    ----------
-    averaging
-        Per stage, rounds of groups.
-    vector_bytes
-        Of every stage's vector.
-    codec
-        How it is written on the wire.
-
     Returns
     -------
     tuple[ndarray, ndarray, ndarray]
@@ -129,20 +111,7 @@ def bytes_between(
 
 
 def return_s(group: AveragingGroup, links: LinkResources) -> float:
-    """The longest latency there and back of a round.
-
-    Parameters
-    ----------
-    group
-        The round's group.
-    links
-        Where.
-
-    Returns
-    -------
-    float
-        Seconds, over all pairs of members of which one sends the other something.
-    """
+    """The longest latency there and back of a round."""
     index = np.array(group.members)
     latency = links.latency_s[np.ix_(index, index)]
     used = group_bytes(group, 1.0) > 0
@@ -152,24 +121,7 @@ def return_s(group: AveragingGroup, links: LinkResources) -> float:
 def round_s(
     group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec = Codec.NONE
 ) -> float:
-    """Seconds of a round on links that carry nothing else.
-
-    Parameters
-    ----------
-    group
-        The round's group.
-    vector_bytes
-        Of the whole vector.
-    links
-        Where.
-    codec
-        How the vector is written on the wire.
-
-    Returns
-    -------
-    float
-        The fullest resource's seconds and the longest latency there and back.
-    """
+    """Seconds of a round on links that carry nothing else."""
     return _round(group, vector_bytes, links, codec)[0]
 
 
@@ -179,24 +131,7 @@ def rounds_s(
     links: LinkResources,
     codec: Codec = Codec.NONE,
 ) -> float:
-    """Seconds of a stage's rounds, one after the other, on links that carry nothing else.
-
-    Parameters
-    ----------
-    averaging
-        Rounds of groups; the groups of a round go at the same time.
-    vector_bytes
-        Of the whole vector.
-    links
-        Where.
-    codec
-        How the vector is written on the wire.
-
-    Returns
-    -------
-    float
-        Where groups share sites' lines, at least what these lines take for all of them.
-    """
+    """Seconds of a stage's rounds, one after the other, on links that carry nothing else."""
     total = 0.0
     for groups in averaging:
         busy: dict[int, float] = {}
@@ -220,29 +155,7 @@ def compile_rounds(
     awaits_norm: Sequence[int] = (),
     tells_norm: Sequence[int] = (),
 ) -> AveragingRounds:
-    """The arrays of a plan's averaging.
-
-    Parameters
-    ----------
-    averaging
-        Per stage, rounds of groups.
-    vector_bytes
-        Of every stage's vector.
-    codec
-        How it is written on the wire.
-    links
-        Where.
-    pairs
-        What the pipeline's messages use.
-    awaits_norm, tells_norm
-        Devices that after their rounds wait for the norm of all gradients, first the one that adds
-        it up, and those that tell that one their part of it.
-
-    Returns
-    -------
-    Rounds
-        All groups, stage by stage, and at last that of those who wait.
-    """
+    """The arrays of a plan's averaging."""
     n = len(links)
     flat = [
         (stage, r, group)

@@ -25,20 +25,6 @@ def bars_svg(
     """A row a name; a pixel has the colour of what fills most of its time.
 
     However many bars there are, the picture has at most `WIDTH` pieces a row.
-
-    Parameters
-    ----------
-    names
-        Of the rows.
-    rows
-        Bars of each.
-    colours, words
-        By kind: its colour, and what it is called below.
-
-    Returns
-    -------
-    str
-        SVG, every name escaped; empty where no bar takes time.
     """
     held = [list(row) for row in rows]
     end_s = max((end for row in held for _, _, end in row), default=0.0)

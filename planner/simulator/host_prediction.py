@@ -19,23 +19,7 @@ PROCESS_BYTES = 350e6
 
 
 def as_executed(plan: TrainingPlan) -> Workload:
-    """The workload, where the executor can build it.
-
-    Parameters
-    ----------
-    plan
-        What is simulated.
-
-    Returns
-    -------
-    Workload
-        The plan's.
-
-    Raises
-    ------
-    PlanError
-        The executor cannot build the workload.
-    """
+    """The workload, where the executor can build it."""
     w = plan.workload
     if w.architecture is None or w.architecture.unexecuted:
         raise PlanError(w.unexecuted)
@@ -43,20 +27,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
 
 
 def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
-    """Memory of all ranks together: processes, weights, gradients, moments, activations.
-
-    Parameters
-    ----------
-    plan
-        What is simulated.
-    workload
-        What is trained.
-
-    Returns
-    -------
-    float
-        Bytes.
-    """
+    """Memory of all ranks together: processes, weights, gradients, moments, activations."""
     total = len(plan.cluster) * PROCESS_BYTES
     held = [s.most_live() for s in plan.schedules]
     stage_of = plan.stage_of
@@ -72,20 +43,7 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
 
 
 def require_memory(plan: TrainingPlan, workload: Workload) -> None:
-    """Refuse a plan that this machine cannot hold, with the numbers.
-
-    Parameters
-    ----------
-    plan
-        What is simulated.
-    workload
-        What is trained.
-
-    Raises
-    ------
-    PlanError
-        It needs more than this machine has.
-    """
+    """Refuse a plan that this machine cannot hold, with the numbers."""
     need, have = need_bytes(plan, workload), available_bytes()
     if need > USABLE * have:
         raise PlanError(
@@ -102,20 +60,6 @@ def predict_on_host(
     """Step time of every iteration of the cycle on this machine.
 
     Measured compute times, its cores or GPUs shared, its own links.
-
-    Parameters
-    ----------
-    plan
-        What is simulated.
-    workload
-        What is trained.
-    calibration
-        What was measured on this machine.
-
-    Returns
-    -------
-    list[float]
-        Seconds, one entry an iteration of the cycle.
     """
     n = len(plan.cluster)
     off = np.ones((n, n))

@@ -19,17 +19,6 @@ def link_loads(
 
     No step that follows others at a steady rate is shorter than its fullest link.
 
-    Parameters
-    ----------
-    program
-        A plan.
-    links
-        Where it runs.
-    schedule
-        Which of its schedules.
-    averaged
-        Senders, receivers and bytes of averaging.
-
     Returns
     -------
     tuple[LinkLoad, ...]

@@ -46,13 +46,6 @@ def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
     ----------
     source, destination
         ``int[P]``.
-    links
-        Where.
-
-    Returns
-    -------
-    Pairs
-        In the same order.
     """
     shared = np.full((len(source), MOST_SHARED), NONE)
     for p, (i, j) in enumerate(zip(source.tolist(), destination.tolist(), strict=True)):

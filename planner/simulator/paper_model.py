@@ -21,15 +21,6 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     In the first half every contributor sends each member its share, in the second every member
     sends its sum to all others but helpers; a device's messages go one after the other.
 
-    Parameters
-    ----------
-    plan
-        What is simulated.
-    cluster
-        Where.
-    workload
-        What is trained.
-
     Returns
     -------
     dict[int, float]
@@ -78,15 +69,6 @@ def _group_s(
 
 def closing_ops(plan: TrainingPlan, seconds: dict[int, float], start_s: float) -> tuple[Op, ...]:
     """Averaging and updates after the pipeline part.
-
-    Parameters
-    ----------
-    plan
-        What is simulated.
-    seconds
-        Averaging by stage.
-    start_s
-        End of the pipeline part.
 
     Returns
     -------

@@ -81,22 +81,7 @@ class Program(NamedTuple):
 
 
 def compile_plan(plan: TrainingPlan, links: LinkResources, workload: Workload) -> Program:
-    """The arrays of a plan on given links.
-
-    Parameters
-    ----------
-    plan
-        What runs.
-    links
-        Where.
-    workload
-        What is trained.
-
-    Returns
-    -------
-    Program
-        Its schedules in the plan's order.
-    """
+    """The arrays of a plan on given links."""
     sent = message_bytes(plan, workload)
     pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     vectors = (plan.vector_bytes(workload), plan.codec, links, pairs)
@@ -108,13 +93,6 @@ def compile_plan(plan: TrainingPlan, links: LinkResources, workload: Workload) -
 
 def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:
     """Bytes of the activations that each device's stage gives for a microbatch.
-
-    Parameters
-    ----------
-    plan
-        What runs.
-    workload
-        What is trained.
 
     Returns
     -------
@@ -135,14 +113,8 @@ def compile_schedules(
 
     Parameters
     ----------
-    schedules
-        Paths, and orders unless the clock is to choose them.
-    times
-        Seconds of every device on its stage.
     sent
         ``float[N]``: bytes of a microbatch's activations after each device's stage.
-    links
-        Where.
 
     Returns
     -------

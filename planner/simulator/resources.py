@@ -58,13 +58,7 @@ class LinkResources:
 
     @classmethod
     def of(cls, cluster: Cluster) -> LinkResources:
-        """The links of a cluster; a device without a stated limit has its fastest pair's rate.
-
-        Parameters
-        ----------
-        cluster
-            N devices, every pair measured.
-        """
+        """The links of a cluster; a device without a stated limit has its fastest pair's rate."""
         n, ids = len(cluster), cluster.network.ids
         up, down = device_limits(cluster)
         names = sorted(set(cluster.devices.sites or ()))
@@ -99,11 +93,6 @@ class LinkResources:
     def shared(self, source: int, destination: int) -> tuple[int, ...]:
         """Numbers of the resources that an ordered pair shares with others.
 
-        Parameters
-        ----------
-        source, destination
-            Two devices.
-
         Returns
         -------
         tuple[int, ...]
@@ -118,13 +107,7 @@ class LinkResources:
 
 
 def assumed_limits(cluster: Cluster) -> str:
-    """One line that says which limits of devices are assumed, empty if all are stated.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    """
+    """One line that says which limits of devices are assumed, empty if all are stated."""
     words = [
         name
         for name, limit in (
@@ -142,13 +125,7 @@ def assumed_limits(cluster: Cluster) -> str:
 
 
 def tight_limits(cluster: Cluster) -> str:
-    """One line that names a device whose own limit is below one of its pairs; empty if none is.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    """
+    """One line that names a device whose own limit is below one of its pairs; empty if none is."""
     if len(cluster) < 2:
         return ""
     n, ids = len(cluster), cluster.network.ids
@@ -177,11 +154,6 @@ def unstated_sites(cluster: Cluster) -> str:
 
     Devices without a site have a line each. Where they stand in one office, or share a machine's
     network card, the predicted step is too short.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
     """
     out, into = cluster.network.fastest_bytes_per_s
     free = np.ones(len(cluster), dtype=bool)

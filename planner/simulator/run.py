@@ -30,10 +30,6 @@ class Run:
 
     Attributes
     ----------
-    work
-        Its operations.
-    times
-        What happened when.
     stuck
         Device, schedule and place in its order of what can never begin; None: all was done.
     """
@@ -55,28 +51,7 @@ class Run:
         cores: float = 0.0,
         recorded: int = 0,
     ) -> Run:
-        """Devices work in the planned order.
-
-        Parameters
-        ----------
-        program
-            The plan.
-        steps
-            The schedule of every step.
-        averages
-            Whether steps end with averaging: all, or each. Where none does, each does so within
-            groups if the plan averages on two clocks.
-        delayed
-            Whether it goes on beside the next step.
-        message_s
-            Seconds between an operation's end and its message's hand-over.
-        queues
-            False: every message has its pair's whole bandwidth.
-        cores
-            Operations at full speed at the same time; 0: no limit.
-        recorded
-            Steps, from the first, of which all times are kept.
-        """
+        """Devices work in the planned order."""
         rules = RunOptions(
             np.array(steps, dtype=np.int64),
             np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
@@ -99,12 +74,8 @@ class Run:
 
         Parameters
         ----------
-        pairs, work
-            One schedule's, without averaging.
         room
             ``int[N]``: microbatches that each device may hold between their F and B.
-        message_s
-            Seconds between an operation's end and its message's hand-over.
         """
         rules = RunOptions(
             np.zeros(1, dtype=np.int64),
@@ -152,13 +123,7 @@ class Run:
         )
 
     def operations(self, schedule: int) -> Ints:
-        """Numbers of a schedule's operations, by device.
-
-        Parameters
-        ----------
-        schedule
-            Which of the program's.
-        """
+        """Numbers of a schedule's operations, by device."""
         n = len(self.work.update_s)
         first = self.work.first
         return self.work.order[first[schedule * n] : first[(schedule + 1) * n]]

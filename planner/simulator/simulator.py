@@ -135,18 +135,7 @@ def simulate_cycle(
 
 
 def predict(plan: TrainingPlan) -> Predicted:
-    """The times of `simulate_cycle` on the plan's own cluster, without its timelines.
-
-    Parameters
-    ----------
-    plan
-        What to run; its compute times are used.
-
-    Returns
-    -------
-    Predicted
-        Seconds.
-    """
+    """The times of `simulate_cycle` on the plan's own cluster, without its timelines."""
     setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     alone = {k: setting.run([k], True, 1) for k in set(plan.cycle)}
     return Predicted(
@@ -161,16 +150,6 @@ def first_step_s(plan: TrainingPlan) -> float:
 
     About the step that chained ones take, since there is no barrier, at less than half the work. In
     the mean, where one step in several averages.
-
-    Parameters
-    ----------
-    plan
-        What to run.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     alone_s = 0.0 if plan.sync.every_steps == 1 else setting.first_of_two_s(averages=False)
@@ -178,25 +157,13 @@ def first_step_s(plan: TrainingPlan) -> float:
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
-    """The first schedule's timeline as in `simulate`, with the step that the plan predicts.
-
-    Parameters
-    ----------
-    plan
-        What to run, on its own cluster.
-    """
+    """The first schedule's timeline as in `simulate`, with the step that the plan predicts."""
     setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     return setting.timeline(0, plan.predicted.step_s)
 
 
 def step_s(plan: TrainingPlan) -> float:
-    """The ``step_s`` of `predict` alone.
-
-    Parameters
-    ----------
-    plan
-        What to run; its compute times are used.
-    """
+    """The ``step_s`` of `predict` alone."""
     return _Simulation.of(plan, None, None, LinkModel.QUEUED, None).step_s()
 
 
@@ -204,18 +171,6 @@ def steady_step_s(plan: TrainingPlan, passes: int = 20) -> float:
     """The mean step of so many passes through the cycle after the third: what training takes.
 
     ``step_s`` is of the third pass alone.
-
-    Parameters
-    ----------
-    plan
-        What to run; its compute times are used.
-    passes
-        How many.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     if plan.sync.delayed:
@@ -229,11 +184,6 @@ def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
 
     Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
     it costs both steps.
-
-    Parameters
-    ----------
-    plan
-        What to run; its compute times are used.
 
     Returns
     -------
@@ -254,19 +204,7 @@ def cycle_steps_s(
     *,
     cores: int | None = None,
 ) -> list[float]:
-    """Distances of step ends in the third pass through the cycle.
-
-    Parameters
-    ----------
-    plan, cluster, workload, cores
-        As in `simulate`.
-
-    Returns
-    -------
-    list[float]
-        Seconds, one entry an iteration of the cycle; where averages are rare, as many cycles as
-        there are until both begin anew, and what averages is in the H-th steps.
-    """
+    """Distances of step ends in the third pass through the cycle."""
     setting = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
     every = plan.sync.every_steps
     if every == 1:

@@ -46,10 +46,6 @@ class Op(NamedTuple):
 
     Attributes
     ----------
-    microbatch
-        Whose.
-    device
-        Where.
     kind
         F, H or B.
     start_s, end_s
@@ -68,14 +64,8 @@ class Transfer(NamedTuple):
 
     Attributes
     ----------
-    microbatch
-        Whose.
     kind
         F, H or B.
-    source, destination
-        From and to.
-    message_bytes
-        Its size.
     start_s, end_s
         When it is handed over and when it is there, seconds from the begin of the iteration.
     leaves_s, left_s
@@ -415,15 +405,8 @@ def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]]) -> Timeli
 
     Parameters
     ----------
-    ids
-        Names of the devices.
     records
         ``[microbatch, device, kind, start_s, end_s]``, seconds from the iteration's begin.
-
-    Returns
-    -------
-    Timeline
-        Operations only; its step ends with the last of them.
     """
     ops = sorted_ops(
         Op(int(b), int(d), str(kind), float(start), float(end))

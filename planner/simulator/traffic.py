@@ -20,11 +20,6 @@ Floats = NDArray[np.float64]
 def sent_bytes(plan: TrainingPlan) -> Floats:
     """Bytes of activations, their gradients and averaging.
 
-    Parameters
-    ----------
-    plan
-        What runs.
-
     Returns
     -------
     ndarray
@@ -48,17 +43,6 @@ def averaged_bytes(
     averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int, every: int
 ) -> Floats:
     """Bytes that all stages average in a step, in the mean.
-
-    Parameters
-    ----------
-    averaging
-        Per stage, its rounds and the bytes of its vector.
-    codec
-        How it is written on the wire.
-    devices
-        N.
-    every
-        H: one step in so many averages, but for groups that average within in each.
 
     Returns
     -------

@@ -17,8 +17,6 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
 
     Parameters
     ----------
-    spans
-        In any order.
     edges
         ``float[n + 1]``, ascending.
 
@@ -41,15 +39,7 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
 
 
 def too_narrow(spans: Sequence[Span], end_s: float, pixels: int) -> bool:
-    """Whether half of the spans are narrower than two pixels of a picture that ends at ``end_s``.
-
-    Parameters
-    ----------
-    spans
-        Of all rows.
-    end_s, pixels
-        Width of the picture.
-    """
+    """Whether half of the spans are narrower than two pixels in a picture up to ``end_s``."""
     if not spans:
         return False
     lengths = [stop - start for start, stop in spans]

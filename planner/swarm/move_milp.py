@@ -26,19 +26,6 @@ def solve_moves(
 ) -> tuple[Ints, Ints]:
     """The moves of the greatest value (see `planner.swarm.planned_moves`).
 
-    Parameters
-    ----------
-    stages
-        S of them, with peers of K kinds.
-    horizon_s, download_s
-        H and d.
-    cost
-        Microbatches that a move costs.
-    most
-        The rate of the slowest stage above which nothing is won.
-    nothing
-        What is done where no answer is found.
-
     Returns
     -------
     tuple[ndarray, ndarray]

@@ -52,8 +52,6 @@ class PlannedMoves:
         H: how long what is won is thought to last.
     download_s
         d: how long a mover downloads.
-    state_bytes
-        What it downloads.
     price
         Microbatches that a byte must win.
     hysteresis
@@ -79,19 +77,7 @@ class PlannedMoves:
             raise ValueError(f"keep is {self.keep}; it must be above 0 and at most 1")
 
     def moves(self, stages: StageRates) -> list[StageMove]:
-        """The best moves of all; of equals the fewest.
-
-        Parameters
-        ----------
-        stages
-            As they are.
-
-        Returns
-        -------
-        list[Move]
-            Exact for peers of one kind; for several, within `MUCH` of the best value in small
-            swarms.
-        """
+        """The best moves of all; of equals the fewest."""
         least = self._least(stages)
         # nothing lost on the way
         now = self.value(stages, *_nothing(stages))
@@ -118,15 +104,8 @@ class PlannedMoves:
 
         Parameters
         ----------
-        stages
-            As they are.
         out, into
             ``int[S, K]``: who leaves, and who comes.
-
-        Returns
-        -------
-        float
-            See above.
         """
         there = stages.serving + stages.loading - out + into
         gone = stages.serving - out

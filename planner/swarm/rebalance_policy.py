@@ -36,8 +36,6 @@ class RebalanceDecision:
 
     Attributes
     ----------
-    move
-        Who goes where.
     before, after
         Microbatches a second of the slowest stage, as devices were seen to work.
     """
@@ -47,18 +45,7 @@ class RebalanceDecision:
     after: float
 
     def said(self, why_not: str) -> str:
-        """For people.
-
-        Parameters
-        ----------
-        why_not
-            Why it is not done; empty: it is.
-
-        Returns
-        -------
-        str
-            A line.
-        """
+        """For people."""
         move = self.move
         goes = "stays instead of going" if why_not else "goes"
         return (
@@ -69,21 +56,7 @@ class RebalanceDecision:
 
 
 def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> StageRates:
-    """Who is where, and how fast.
-
-    Parameters
-    ----------
-    plan
-        Whose devices work.
-    seconds
-        By device, of a microbatch, forth and back. Of those without, the plan's, times what the
-        others took over the plan's.
-
-    Returns
-    -------
-    Stages
-        Kinds are devices.
-    """
+    """Who is where, and how fast."""
     times, groups = plan.compute_times, plan.assignment.groups
     work = []
     for s, layers in enumerate(plan.stage_layers):
@@ -116,29 +89,7 @@ def decide(
     rule: RebalanceRule,
     stay: frozenset[int] = frozenset(),
 ) -> RebalanceDecision | None:
-    """The move to make now, if any is worth it.
-
-    Parameters
-    ----------
-    plan
-        Whose devices work.
-    seconds
-        By device, of a microbatch, forth and back.
-    done
-        Steps so far.
-    left_s
-        Until the run ends.
-    rule
-        `RebalanceRule.PLANNED`: a move must win `HYSTERESIS`, and what is lost while state is on
-        its way.
-    stay
-        Devices that cannot move; Algorithm 2 does not ask.
-
-    Returns
-    -------
-    Decision | None
-        One at most.
-    """
+    """The move to make now, if any is worth it."""
     stages = stages_of(plan, seconds)
     policy: Policy = OneAtATime(0.0)
     if rule is RebalanceRule.PLANNED:

@@ -89,28 +89,12 @@ class OneAtATime:
     are loading are not seen, and it moves whenever two loads differ. The peer with the shortest
     queue goes; under stochastic wiring queues of a stage are alike, so it is one of the first kind
     there.
-
-    Attributes
-    ----------
-    every_s
-        T.
     """
 
     every_s: float
 
     def moves(self, stages: StageRates) -> list[StageMove]:
-        """One or none.
-
-        Parameters
-        ----------
-        stages
-            As they are.
-
-        Returns
-        -------
-        list[Move]
-            Lines 5 to 31.
-        """
+        """One or none."""
         rates = stages.rates
         # the strict comparisons of lines 12 and 15 keep the first of equals
         most, least = int(np.argmin(rates)), int(np.argmax(rates))
@@ -127,8 +111,6 @@ def optimal_counts(work: Floats, peers: int) -> Ints:
     ----------
     work
         ``float[S]``.
-    peers
-        N, S or more.
 
     Returns
     -------
@@ -152,8 +134,6 @@ def optimal_rates(work: Floats, peers: int) -> Floats:
     ----------
     work
         ``float[S]``.
-    peers
-        The limit, N.
 
     Returns
     -------

@@ -60,13 +60,6 @@ class ReplayConfig:
         How long a peer that moves or enters downloads its stage's state.
     state_bytes
         How much that is.
-    enter, leave
-        See above.
-
-    Raises
-    ------
-    ProblemError
-        Fewer peers than stages at first, or numbers that are not above 0.
     """
 
     trace: Trace
@@ -101,12 +94,8 @@ class Replayed:
     time_s, rate, best
         ``[E]``: from each of these times on, microbatches a second, and those of the best
         allocation (of peers of several kinds: of a perfectly even one).
-    end_s
-        Of the last.
     moves, joins
         Peers that downloaded state because they were moved, and because they entered.
-    state_bytes
-        Each time.
     made
         When which peers were moved.
     """
@@ -126,35 +115,13 @@ class Replayed:
         return self.moves * self.state_bytes
 
     def done(self, begin_s: float, end_s: float) -> tuple[float, float]:
-        """Microbatches in some time, and those of the best allocation.
-
-        Parameters
-        ----------
-        begin_s, end_s
-            From, until.
-
-        Returns
-        -------
-        tuple[float, float]
-            Integrals.
-        """
+        """Microbatches in some time, and those of the best allocation."""
         times = np.array([*self.time_s, self.end_s])
         seconds = np.clip(times[1:], begin_s, end_s) - np.clip(times[:-1], begin_s, end_s)
         return float(seconds @ np.array(self.rate)), float(seconds @ np.array(self.best))
 
     def share(self, begin_s: float = 0.0, end_s: float = math.inf) -> float:
-        """The part of the best allocation's microbatches.
-
-        Parameters
-        ----------
-        begin_s, end_s
-            From, until.
-
-        Returns
-        -------
-        float
-            At most 1, but for rounding.
-        """
+        """The part of the best allocation's microbatches."""
         done, best = self.done(begin_s, min(end_s, self.end_s))
         return done / best
 
@@ -186,24 +153,7 @@ class RandomDraws:
 def replay(
     setting: ReplayConfig, policy: Policy, seed: int = 0, drawn: RandomDraws | None = None
 ) -> Replayed:
-    """Play a trace.
-
-    Parameters
-    ----------
-    setting
-        Peers and stages.
-    policy
-        Who moves.
-    seed
-        For who leaves and, where peers enter anywhere, for that.
-    drawn
-        In place of a seed.
-
-    Returns
-    -------
-    Replayed
-        Rates over time, moves and bytes.
-    """
+    """Play a trace."""
     return _Simulation(setting, policy, seed, drawn).run()
 
 

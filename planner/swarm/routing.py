@@ -65,13 +65,6 @@ class Router(Generic[Peer]):
         last answer counts alone).
     epsilon_s
         The algorithm's initial priority and estimate.
-    entry
-        How peers enter.
-
-    Raises
-    ------
-    ValueError
-        A number out of its range.
 
     References
     ----------
@@ -103,23 +96,7 @@ class Router(Generic[Peer]):
         self._announced = 0
 
     def announce(self, peer: Peer, stages: Iterable[int], estimate_s: float | None = None) -> None:
-        """A peer says which stages it serves; it is new, comes back, has moved, or is just alive.
-
-        Parameters
-        ----------
-        peer
-            Any name.
-        stages
-            One or more of the pipeline's.
-        estimate_s
-            Response time that it begins with, say from a plan's flow; None: what was measured
-            before at these stages, else the mean of its stage. A known peer keeps its own.
-
-        Raises
-        ------
-        ValueError
-            No such stage.
-        """
+        """Add or update a peer and the stages it serves; also its sign of life."""
         served = tuple(sorted(set(stages)))
         for stage in served or (-1,):
             self._check(stage)
@@ -152,23 +129,7 @@ class Router(Generic[Peer]):
         self._queue(peer, known)
 
     def choose(self, stage: int) -> Peer:
-        """The peer for the next microbatch, of the lowest priority; the first announced of several.
-
-        Parameters
-        ----------
-        stage
-            0 to N - 1.
-
-        Returns
-        -------
-        Peer
-            Its priority has risen by its estimate.
-
-        Raises
-        ------
-        NoPeer
-            All have left or are banned.
-        """
+        """The peer of lowest priority for the next microbatch; ties go to the first announced."""
         self._check(stage)
         if not self._clean(stage):
             raise NoPeer(f"no peer of stage {stage} may be chosen; announce one")
@@ -180,20 +141,7 @@ class Router(Generic[Peer]):
         return peer
 
     def report(self, peer: Peer, seconds: float) -> None:
-        """A peer has answered after so long; nothing happens for a peer that has left.
-
-        Parameters
-        ----------
-        peer
-            Who was chosen.
-        seconds
-            From the request to its answer.
-
-        Raises
-        ------
-        ValueError
-            No finite time above 0.
-        """
+        """A peer has answered after so long; nothing happens for a peer that has left."""
         seconds = _seconds("a response time", seconds)
         known = self._known.get(peer)
         if known is None:
@@ -204,35 +152,18 @@ class Router(Generic[Peer]):
             known.estimate_s += self._smoothing * (seconds - known.estimate_s)
 
     def ban(self, peer: Peer) -> None:
-        """A peer failed or did not answer: it is not chosen until it announces itself again.
-
-        Parameters
-        ----------
-        peer
-            Nothing happens for one that has left.
-        """
+        """A peer failed or did not answer: it is not chosen until it announces itself again."""
         if peer in self._known:
             self._known[peer].banned = True
 
     def leave(self, peer: Peer) -> None:
-        """A peer is gone for good; what is known of it is forgotten.
-
-        Parameters
-        ----------
-        peer
-            Nothing happens for one that is not known.
-        """
+        """A peer is gone for good; what is known of it is forgotten."""
         known = self._known.pop(peer, None)
         for stage in () if known is None else known.stages:
             del self._peers[stage][peer]
 
     def estimates_s(self, stage: int) -> dict[Peer, float]:
         """Response times that the choice goes by, of those that may be chosen.
-
-        Parameters
-        ----------
-        stage
-            0 to N - 1.
 
         Returns
         -------
@@ -244,11 +175,6 @@ class Router(Generic[Peer]):
 
     def shares(self, stage: int) -> dict[Peer, float]:
         """Parts of the stage's microbatches that its peers get while estimates stay as they are.
-
-        Parameters
-        ----------
-        stage
-            0 to N - 1; its peers serve no other stage.
 
         Returns
         -------
@@ -296,22 +222,10 @@ class Router(Generic[Peer]):
 def starting_estimates_s(parts: Mapping[Peer, float], usual_s: float) -> dict[Peer, float]:
     """Estimates with which peers begin at given parts of a stage's microbatches.
 
-    Parameters
-    ----------
-    parts
-        Positive; a plan's flow through the stage, in any unit.
-    usual_s
-        A response time of the stage, so that later answers weigh as they should.
-
     Returns
     -------
     dict[Peer, float]
         Inverse to ``parts``; a peer with the mean part has ``usual_s``.
-
-    Raises
-    ------
-    ValueError
-        A part or the time is no finite number above 0.
     """
     usual_s = _seconds("usual_s", usual_s)
     mean = math.fsum(_seconds("a part", part) for part in parts.values()) / max(1, len(parts))
@@ -324,23 +238,7 @@ def begun_router(
     own: int,
     begin: Mapping[int, tuple[Mapping[int, float], float]],
 ) -> Router[int]:
-    """The router of one of many numbered peers, which begins with given parts.
-
-    Parameters
-    ----------
-    stages, smoothing
-        As in `Router`.
-    own
-        Number of the peer whose router it is. Peers are announced from it on, and again from the
-        first: of alike ones each router begins with another.
-    begin
-        By stage, the parts of its peers and a usual response time, as in `starting_estimates_s`.
-
-    Returns
-    -------
-    Router[int]
-        That knows these peers.
-    """
+    """The router of one of many numbered peers, which begins with given parts."""
     router: Router[int] = Router(stages, smoothing=smoothing)
     for stage, (parts, usual_s) in begin.items():
         estimates = starting_estimates_s(parts, usual_s)

@@ -42,13 +42,6 @@ class Trace:
         ``float[E]``: when, ascending, above 0.
     kind, change
         ``int[E]``: of which kind how many come (above 0) or go.
-    end_s
-        It ends then.
-
-    Raises
-    ------
-    ProblemError
-        Times that do not ascend, or more leave than there are.
     """
 
     kinds: tuple[str, ...]
@@ -85,23 +78,7 @@ class Trace:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read ``time_s,change[,kind]``: rows at time 0 are those who are there, the last ends it.
-
-    Parameters
-    ----------
-    path
-        Of the CSV file.
-
-    Returns
-    -------
-    Trace
-        Kinds in the order in which they come up.
-
-    Raises
-    ------
-    ProblemError
-        One line with the path, the row and what is wrong.
-    """
+    """Read ``time_s,change[,kind]``: rows at time 0 are those who are there, the last ends it."""
     table = read_csv(path, error=ProblemError)
     columns = list(table.columns)
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
@@ -154,15 +131,7 @@ def _number(where: str, column: str, text: str) -> float:
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write what `load_trace` reads.
-
-    Parameters
-    ----------
-    trace
-        Any.
-    path
-        Of the CSV file.
-    """
+    """Write what `load_trace` reads."""
     rows = [(0.0, int(n), k) for k, n in enumerate(trace.start)]
     rows += zip(trace.time_s.tolist(), trace.change.tolist(), trace.kind.tolist(), strict=True)
     rows.append((trace.end_s, 0, 0))
@@ -178,8 +147,6 @@ class Market:
     ----------
     peers
         Of every kind, how many are wanted; so many are there at first.
-    hours
-        Of the trace.
     life_s
         Mean life of a peer by itself, exponential.
     replaced_s
@@ -191,11 +158,6 @@ class Market:
         taken away at once.
     quiet_s
         The first squeeze comes no sooner.
-
-    Raises
-    ------
-    ProblemError
-        A number out of its range.
     """
 
     peers: tuple[int, ...] = (400,)
@@ -217,20 +179,7 @@ class Market:
             )
 
     def trace(self, seed: int, kinds: Sequence[str] | None = None) -> Trace:
-        """One draw.
-
-        Parameters
-        ----------
-        seed
-            Of all that is random.
-        kinds
-            Names; None: the first is ``peer``, or numbers.
-
-        Returns
-        -------
-        Trace
-            The same for the same seed.
-        """
+        """One draw."""
         count = len(self.peers)
         names = tuple(kinds or ([ONE_KIND] if count == 1 else [f"kind{k}" for k in range(count)]))
         rng = np.random.default_rng(seed)

@@ -20,12 +20,8 @@ class Alternative:
 
     Attributes
     ----------
-    taken, instead
-        In words.
     value
         About what a step would take or cost, mostly from a draft. None: it cannot be.
-    unit
-        ``"s"`` or ``"$"``.
     why
         It cannot be, in words.
     """
@@ -46,13 +42,7 @@ class Alternative:
             object.__setattr__(self, "value", value)
 
     def outcome(self, least: float) -> str:
-        """What a step would take or cost, in words.
-
-        Parameters
-        ----------
-        least
-            What it takes or costs as decided.
-        """
+        """What a step would take or cost, in words."""
         if self.value is None:
             return self.why or "cannot be"
         if abs(self.value - least) < SAME * least:
@@ -66,11 +56,5 @@ class Alternative:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Alternative:
-        """Of a plan file.
-
-        Parameters
-        ----------
-        data
-            Validated by its schema.
-        """
+        """Of a plan file."""
         return cls(**data)

@@ -22,8 +22,6 @@ class AveragingGroup:
 
     Attributes
     ----------
-    members
-        Devices.
     shares
         Per member, the fraction of the vector that it sums; they sum to 1 (eq. 6).
     contributes
@@ -38,11 +36,6 @@ class AveragingGroup:
         What its round does. Averaging in two levels is a round of groups that reduce, one of groups
         that exchange, one of groups that spread. On two clocks groups average gradients `within` in
         every step, and what is exchanged and spread are changes of parameters.
-
-    Raises
-    ------
-    PlanError
-        No lists of devices, numbers and truth values.
 
     References
     ----------
@@ -124,23 +117,7 @@ class AveragingGroup:
 
     @classmethod
     def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
-        """Everybody contributes and everybody sums the same share.
-
-        Parameters
-        ----------
-        members
-            Devices, at least one.
-
-        Returns
-        -------
-        AveragingGroup
-            Shares of 1 / n.
-
-        Raises
-        ------
-        PlanError
-            There are no members.
-        """
+        """Everybody contributes and everybody sums the same share."""
         if not members:
             raise PlanError("an averaging group has no members; give at least one")
         n = len(members)
@@ -152,27 +129,10 @@ StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
 
 
 def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
-    """Whether a stage averages in two levels.
-
-    Parameters
-    ----------
-    rounds
-        Of a stage.
-    """
+    """Whether a stage averages in two levels."""
     return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
 
 
 def within(rounds: Sequence[Sequence[AveragingGroup]]) -> StageAveraging:
-    """Rounds of a stage in which gradients are averaged in every step of H.
-
-    Parameters
-    ----------
-    rounds
-        Of the stage.
-
-    Returns
-    -------
-    StageAveraging
-        Empty where it averages on one clock.
-    """
+    """Rounds of a stage in which gradients are averaged in every step of H."""
     return tuple(tuple(groups) for groups in rounds if groups and groups[0].phase is Phase.WITHIN)

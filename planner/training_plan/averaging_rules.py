@@ -19,18 +19,7 @@ WEIGHT_TOLERANCE = 1e-9
 
 
 def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Who averages what with whom: every gradient must reach every device of its stage.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Yields
-    ------
-    str
-        One line each: field, rule, remedy.
-    """
+    """Who averages what with whom: every gradient must reach every device of its stage."""
     stages = len(plan.assignment.groups)
     tied = plan.averages_tied and plan.must_average_tied
     if any(unlike_lengths(plan)):
@@ -93,18 +82,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def unlike_lengths(plan: TrainingPlan) -> Iterator[str]:
-    """Stages and entries of averaging, members and what is said of each, are not as many.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Yields
-    ------
-    str
-        One line each: field, rule, remedy.
-    """
+    """Stages and entries of averaging, members and what is said of each, are not as many."""
     stages = len(plan.assignment.groups)
     if plan.averages_tied and not plan.must_average_tied:
         yield "averaging.tied: no two stages share a matrix (embedding and head); leave it out"

@@ -24,25 +24,7 @@ KINDS = frozenset("FHB")
 
 
 def numbers(field: str, values: Any) -> tuple[int, ...]:
-    """Whole numbers from 0.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        Anything iterable.
-
-    Returns
-    -------
-    tuple of int
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """Whole numbers from 0."""
     row = sequence(field, values, error=PlanError)
     if set(map(type, row)) <= {int} and min(row, default=0) >= 0:
         return row  # plans have many, which were so mostly
@@ -50,25 +32,7 @@ def numbers(field: str, values: Any) -> tuple[int, ...]:
 
 
 def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
-    """Lists of whole numbers from 0.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        Iterables.
-
-    Returns
-    -------
-    tuple of tuple
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """Lists of whole numbers from 0."""
     rows = sequence(field, values, error=PlanError)
     if set(map(type, rows)) <= {tuple}:
         every = tuple(chain.from_iterable(rows))
@@ -78,73 +42,19 @@ def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def flags(field: str, values: Any) -> tuple[bool, ...]:
-    """True and false.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        Anything iterable.
-
-    Returns
-    -------
-    tuple of bool
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """True and false."""
     return tuple(flag(f"an entry of {field}", x) for x in sequence(field, values, error=PlanError))
 
 
 def flag(field: str, value: Any) -> bool:
-    """True or false.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        Python's or NumPy's.
-
-    Returns
-    -------
-    bool
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """True or false."""
     if isinstance(value, np.bool_):
         return bool(value)
     return instance_of(bool, value, field, error=PlanError)
 
 
 def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
-    """Operations of a device, ``(kind, microbatch)``.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        Pairs.
-
-    Returns
-    -------
-    tuple of tuple
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else than F, H or B and a whole number.
-    """
+    """Operations of a device, ``(kind, microbatch)``."""
     row = sequence(field, values, error=PlanError)
     if row and set(map(type, row)) == {tuple} and set(map(len, row)) == {2}:
         kinds, microbatches = zip(*row, strict=True)
@@ -164,25 +74,7 @@ def _operation(field: str, value: Any) -> tuple[str, int]:
 
 
 def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
-    """Ranges of whole numbers.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        Of two each.
-
-    Returns
-    -------
-    tuple of tuple
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """Ranges of whole numbers."""
     found = []
     for value in sequence(field, values, error=PlanError):
         ends = numbers(f"a range of {field}", value)
@@ -195,49 +87,13 @@ def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
 
 
 def all_of(kind: type[Kind], field: str, values: Any) -> tuple[Kind, ...]:
-    """Instances of a class.
-
-    Parameters
-    ----------
-    kind
-        The class.
-    field
-        Its name in messages.
-    values
-        Anything iterable.
-
-    Returns
-    -------
-    tuple
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """Instances of a class."""
     row: Iterable[Any] = sequence(field, values, error=PlanError)
     return tuple(instance_of(kind, one, f"an entry of {field}", error=PlanError) for one in row)
 
 
 def assignment(given: AssignmentPlan) -> AssignmentPlan:
-    """Who holds which stage.
-
-    Parameters
-    ----------
-    given
-        Groups of any sequences.
-
-    Returns
-    -------
-    AssignmentPlan
-        The same.
-
-    Raises
-    ------
-    PlanError
-        Devices that are no whole numbers, or a grid that has not rows and columns of them.
-    """
+    """Who holds which stage."""
     given = instance_of(AssignmentPlan, given, "assignment", error=PlanError)
     grid = given.grid
     if grid is not None:
@@ -253,23 +109,7 @@ def assignment(given: AssignmentPlan) -> AssignmentPlan:
 
 
 def certificates(given: Any) -> dict[str, Certificate]:
-    """By part of the plan.
-
-    Parameters
-    ----------
-    given
-        A mapping.
-
-    Returns
-    -------
-    dict
-        A copy.
-
-    Raises
-    ------
-    PlanError
-        Something else.
-    """
+    """By part of the plan."""
     named: Mapping[Any, Any] = mapping("certificates", given, error=PlanError)
     return {
         instance_of(str, part, "a key of certificates", error=PlanError): _certificate(part, one)

@@ -22,14 +22,10 @@ class Cost:
         All devices of the plan, for the predicted step.
     messages_usd
         Bytes that leave a region, in the mean over steps.
-    paid_bytes
-        These bytes.
     hour_usd
         What an hour of waiting was worth, beside; 0 where only dollars counted, or only time.
     usd_per_billion_tokens
         None: the workload does not say what a sample has.
-    prices
-        Of bytes.
     """
 
     devices_usd: float

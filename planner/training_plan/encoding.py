@@ -35,11 +35,6 @@ Visits = Mapping[str, Sequence[int]]
 def network_fields(network: Network) -> dict[str, Any]:
     """Devices by class, latency and bandwidth from class to class, and inside a class.
 
-    Parameters
-    ----------
-    network
-        N devices in K classes.
-
     Returns
     -------
     dict[str, Any]
@@ -71,23 +66,7 @@ def network_fields(network: Network) -> dict[str, Any]:
 
 
 def network_of(raw: Mapping[str, Any]) -> Network:
-    """The network of `network_fields`.
-
-    Parameters
-    ----------
-    raw
-        As in a plan file, validated by its schema.
-
-    Returns
-    -------
-    Network
-        Validated, every pair measured.
-
-    Raises
-    ------
-    PlanError
-        One line with the field, the value and the remedy.
-    """
+    """The network of `network_fields`."""
     ids, classes = raw["ids"], len(raw["latency_s"])
     index = _index("network.class_of", raw["class_of"], len(ids), classes)
     tables = []
@@ -112,11 +91,6 @@ def network_of(raw: Mapping[str, Any]) -> Network:
 
 def device_fields(devices: Devices) -> dict[str, Any]:
     """What each kind of device can do, and of which kind each is.
-
-    Parameters
-    ----------
-    devices
-        Arrays of N.
 
     Returns
     -------
@@ -148,25 +122,7 @@ def device_fields(devices: Devices) -> dict[str, Any]:
 
 
 def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
-    """The devices of `device_fields`.
-
-    Parameters
-    ----------
-    raw
-        As in a plan file, validated by its schema.
-    n
-        Number of devices.
-
-    Returns
-    -------
-    Devices
-        Arrays of N.
-
-    Raises
-    ------
-    PlanError
-        One line with the field, the value and the remedy.
-    """
+    """The devices of `device_fields`."""
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
     fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
@@ -224,11 +180,6 @@ def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:
 def route_fields(paths: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Each path once, and which one every microbatch takes.
 
-    Parameters
-    ----------
-    paths
-        One a microbatch.
-
     Returns
     -------
     dict[str, Any]
@@ -240,25 +191,7 @@ def route_fields(paths: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def paths_of(raw: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], ...]:
-    """The paths of `route_fields`.
-
-    Parameters
-    ----------
-    raw
-        As in a plan file, validated by its schema.
-    where
-        Its place, for messages.
-
-    Returns
-    -------
-    tuple[tuple[int, ...], ...]
-        One a microbatch.
-
-    Raises
-    ------
-    PlanError
-        A microbatch takes a route that is not there.
-    """
+    """The paths of `route_fields`."""
     routes = [tuple(int(d) for d in route) for route in raw["routes"]]
     for b, k in enumerate(raw["route_of"]):
         if k >= len(routes):
@@ -274,18 +207,6 @@ def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
 
     A letter alone takes the device's next microbatch after the last one of that kind, a number
     says which one it is instead.
-
-    Parameters
-    ----------
-    operations
-        ``(kind, microbatch)``.
-    visits
-        Of this device.
-
-    Returns
-    -------
-    str
-        Letters and numbers.
     """
     reached = dict.fromkeys(visits, 0)
     words = []
@@ -297,27 +218,7 @@ def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
 
 
 def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ...]:
-    """The operations of `order_text`.
-
-    Parameters
-    ----------
-    text
-        As in a plan file, validated by its schema.
-    visits
-        Of this device.
-    where
-        Its place, for messages.
-
-    Returns
-    -------
-    tuple[tuple[str, int], ...]
-        ``(kind, microbatch)``.
-
-    Raises
-    ------
-    PlanError
-        There is no next microbatch.
-    """
+    """The operations of `order_text`."""
     reached = dict.fromkeys(visits, 0)
     operations: list[tuple[str, int]] = []
     for kind, number in OPERATION.findall(text):

@@ -6,20 +6,7 @@ class PlanError(ValueError):
 
 
 def require_hash(field: str, stored: str, actual: str) -> None:
-    """Refuse content that was changed after its hash was taken.
-
-    Parameters
-    ----------
-    field
-        Where the hash stands.
-    stored, actual
-        What it is, and what the content gives.
-
-    Raises
-    ------
-    PlanError
-        They differ.
-    """
+    """Refuse content that was changed after its hash was taken."""
     if stored != actual:
         raise PlanError(
             f"{field}: is {stored[:12]}... but the content gives {actual[:12]}...; the file was "

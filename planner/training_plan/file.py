@@ -43,23 +43,7 @@ from planner.workload.workload import Workload
 
 
 def from_dict(data: Any) -> TrainingPlan:
-    """Validate and build; raises `PlanError` at the first rule broken.
-
-    Parameters
-    ----------
-    data
-        Parsed JSON.
-
-    Returns
-    -------
-    TrainingPlan
-        Validated.
-
-    Raises
-    ------
-    PlanError
-        One line with the field, the value and the remedy.
-    """
+    """Validate and build; raises `PlanError` at the first rule broken."""
     _require_version(data)
     old = data["schema_version"] == version1.SCHEMA_VERSION
     if old:
@@ -105,18 +89,7 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
 
 
 def plan_text(plan: TrainingPlan) -> str:
-    """What `save_plan` writes.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Returns
-    -------
-    str
-        JSON, a line per top-level field, so that plans can be read and compared.
-    """
+    """What `save_plan` writes."""
     lines = (f"{json_text(name)}:{json_text(value)}" for name, value in plan.to_dict().items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -16,22 +16,7 @@ def plan_html(
     stages: Iterable[tuple[str, bool, Sequence[str]]],
     decisions: Iterable[tuple[str, str]],
 ) -> str:
-    """Two tables below a title.
-
-    Parameters
-    ----------
-    title
-        A line.
-    stages
-        Of each stage its layers, whether it recomputes, the names of its devices.
-    decisions
-        What was decided, and how.
-
-    Returns
-    -------
-    str
-        HTML, every text escaped.
-    """
+    """Two tables below a title."""
     rows = []
     for j, (layers, again, names) in enumerate(stages):
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

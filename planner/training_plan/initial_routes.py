@@ -32,13 +32,6 @@ class InitialRoutes:
 def initial_routes(plan: TrainingPlan, device: int) -> dict[int, InitialRoutes]:
     """By stage that a device chooses peers of: the next one, and as a trainer the first.
 
-    Parameters
-    ----------
-    plan
-        With stochastic wiring.
-    device
-        With a stage.
-
     Returns
     -------
     dict[int, Beginning]

@@ -25,10 +25,6 @@ class Migration:
 
     Attributes
     ----------
-    device
-        Its name.
-    stage
-        Where it goes.
     after
         Steps that are done before.
     """
@@ -39,23 +35,7 @@ class Migration:
 
     @classmethod
     def of(cls, text: str) -> Migration:
-        """From ``DEVICE:STAGE@STEPS``.
-
-        Parameters
-        ----------
-        text
-            Such as ``Oregon:1@20``.
-
-        Returns
-        -------
-        Move
-            As said.
-
-        Raises
-        ------
-        PlanError
-            It is something else.
-        """
+        """From ``DEVICE:STAGE@STEPS``."""
         rest, at, after = text.rpartition("@")
         device, colon, stage = rest.rpartition(":")
         if not (device and at and colon and stage.isdecimal() and after.isdecimal()):
@@ -69,20 +49,7 @@ class Migration:
 
 
 def require_routed(plan: TrainingPlan, where: str) -> None:
-    """Raise `PlanError` where devices stay in their stages.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    where
-        Who asks.
-
-    Raises
-    ------
-    PlanError
-        Microbatches have fixed paths.
-    """
+    """Raise `PlanError` where devices stay in their stages."""
     if plan.wiring is not Wiring.STOCHASTIC:
         raise PlanError(
             f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
@@ -91,24 +58,7 @@ def require_routed(plan: TrainingPlan, where: str) -> None:
 
 
 def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> None:
-    """Raise `PlanError` where devices of a stage differ after so many steps.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    where
-        Who asks.
-    steps
-        That are done.
-    remedy
-        What to do instead.
-
-    Raises
-    ------
-    PlanError
-        An outer step is to come.
-    """
+    """Raise `PlanError` where devices of a stage differ after so many steps."""
     if plan.sync.delayed or steps % plan.sync.every_steps:
         raise PlanError(
             f"{where}: devices move after an outer step that is not delayed, found averaging every "
@@ -124,23 +74,6 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
     the least of its new stage. The stages that changed average in one round, all at once; shares
     of those who stay keep their proportions, who comes gets the mean share. Predicted times are the
     old plan's.
-
-    Parameters
-    ----------
-    plan
-        With stochastic wiring.
-    move
-        Who goes where.
-
-    Returns
-    -------
-    TrainingPlan
-        Without certificates.
-
-    Raises
-    ------
-    PlanError
-        The move cannot be: no such device or stage, or the device is the last of its own.
     """
     where = f"--move {move}"
     require_routed(plan, where)

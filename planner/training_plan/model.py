@@ -49,11 +49,6 @@ class Routing:
     told
         What they hear of a request; a string is turned into a `RouterFeedback`.
 
-    Raises
-    ------
-    PlanError
-        No number from 0 to 1, or an unknown word.
-
     References
     ----------
     M. Ryabinin et al., "SWARM Parallelism" (2023), 3.2 and 4.3.
@@ -80,8 +75,6 @@ class Predicted:
         From the step's begin to the end of its last operation.
     averaging_s
         The longest averaging of a stage.
-    step_s
-        The whole step.
     """
 
     pipeline_s: float
@@ -457,13 +450,6 @@ class TrainingPlan:
 def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
     """Devices that average gradients in every step where others do not, and so stay equal.
 
-    Parameters
-    ----------
-    plan
-        The plan.
-    device
-        With a stage.
-
     Returns
     -------
     tuple[int, ...]
@@ -474,42 +460,13 @@ def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
 
 
 def hash_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON-ready content, the same for the same values in any order of fields.
-
-    Parameters
-    ----------
-    content
-        Without NaN.
-
-    Returns
-    -------
-    str
-        64 hex digits.
-    """
+    """SHA-256 of JSON-ready content, the same for the same values in any order of fields."""
     text = json_text(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def json_text(value: Any, *, sort_keys: bool = False) -> str:
-    """JSON without spaces.
-
-    Parameters
-    ----------
-    value
-        Without NaN.
-    sort_keys
-        Whether equal mappings give equal text.
-
-    Returns
-    -------
-    str
-        One line.
-
-    Raises
-    ------
-    PlanError
-        NaN or infinity.
-    """
+    """JSON without spaces."""
     try:
         return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
     except ValueError as error:

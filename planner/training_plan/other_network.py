@@ -12,23 +12,6 @@ def network_for(plan: TrainingPlan, network: Network) -> Network:
 
     A network of the plan's regions is taken apart into its devices; links inside a region, which
     it does not have, stay as they were in the plan.
-
-    Parameters
-    ----------
-    plan
-        Whose devices are looked for.
-    network
-        Another measurement.
-
-    Returns
-    -------
-    Network
-        The plan's devices in their order.
-
-    Raises
-    ------
-    NetworkError
-        It has neither the plan's devices nor its regions.
     """
     own = plan.cluster.network
     if set(own.ids) <= set(network.ids):

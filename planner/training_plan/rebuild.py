@@ -23,17 +23,6 @@ def one_round(
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
     """All of a stage at once, and who helps it; shares as they were where that can be.
 
-    Parameters
-    ----------
-    plan
-        As it was.
-    stage
-        Which.
-    devices
-        Who holds it now.
-    gone
-        Devices that are not there any more, helpers too.
-
     Returns
     -------
     tuple
@@ -54,25 +43,6 @@ def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) 
 
     Shares are in the proportions that they had, those of regions too. Slices are equal, and held by
     those with most bandwidth, as `planner.training_plan.slice_owners` has it.
-
-    Parameters
-    ----------
-    plan
-        As it was: the stage averages gradients within regions in every step.
-    stage
-        Which.
-    gone
-        Devices that are not there any more.
-
-    Returns
-    -------
-    StageAveraging
-        Regions that have lost all are left out; within alone where one region is left.
-
-    Raises
-    ------
-    PlanError
-        Several devices of a region, or of a slice, are left, and none that can sum.
     """
     inner, *between = plan.averaging[stage]
     each, regions, parts = [], [], []

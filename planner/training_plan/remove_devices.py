@@ -20,20 +20,7 @@ from planner.workload.compute_times import FIELDS, ComputeTimes
 
 
 def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
-    """Refuse a plan that `remove_devices` cannot take devices from.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    checkpoints_every
-        Steps between two checkpoints; None: none are written.
-
-    Raises
-    ------
-    PlanError
-        Paths swap stages; or no plan but that of those who are left could go on from a checkpoint.
-    """
+    """Refuse a plan that `remove_devices` cannot take devices from."""
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
             "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
@@ -71,24 +58,6 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
     be done with it first, and all others stay where they were. Devices hold no more microbatches
     at a time than before. Stages that have lost a device average in one round, or on two clocks as
     they did, shares in the proportions that they had. Predicted times are the old plan's.
-
-    Parameters
-    ----------
-    plan
-        That `require_elastic` takes.
-    lost
-        Names of devices.
-
-    Returns
-    -------
-    TrainingPlan
-        Of the other devices, in their order, without certificates; the plan itself if nobody is
-        lost.
-
-    Raises
-    ------
-    PlanError
-        There is no such device, or a stage has none left, or none that can sum.
     """
     ids = plan.cluster.network.ids
     for name in lost:

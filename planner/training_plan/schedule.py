@@ -70,18 +70,7 @@ class Schedule:
         return held
 
     def visits(self, devices: int) -> list[dict[str, list[int]]]:
-        """Per device, by kind of operation, its microbatches as the paths have them, ascending.
-
-        Parameters
-        ----------
-        devices
-            N; what paths name beyond them is left out.
-
-        Returns
-        -------
-        list[dict[str, list[int]]]
-            Keys F, H and B.
-        """
+        """Per device, by kind of operation, its microbatches as the paths have them, ascending."""
         found: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
         for b in range(len(self.paths)):
             for kind, d in self.chain(b):
@@ -101,25 +90,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Schedule:
-        """From the form that `to_dict` makes (and that a plan file holds).
-
-        Parameters
-        ----------
-        data
-            As in a plan file, validated by its schema.
-        where
-            Its place, for messages.
-
-        Returns
-        -------
-        Schedule
-            The same.
-
-        Raises
-        ------
-        PlanError
-            A route or an operation that is not there.
-        """
+        """From the form that `to_dict` makes (and that a plan file holds)."""
         bare = cls(data["name"], Head(data["head"]), paths_of(data, where), ())
         every = bare.visits(len(data["order"]))
         texts = enumerate(zip(data["order"], every, strict=True))

@@ -61,18 +61,7 @@ class SchemaError:
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
-    """A schema that ships with the package, such as ``plan``.
-
-    Parameters
-    ----------
-    name
-        Without its suffix.
-
-    Returns
-    -------
-    dict[str, Any]
-        The parsed schema.
-    """
+    """A schema that ships with the package, such as ``plan``."""
     path = Path(__file__).parent / f"{name}.schema.json"
     schema: dict[str, Any] = json.loads(path.read_text())
     return schema
@@ -85,20 +74,7 @@ def show(value: Any) -> str:
 
 
 def errors(value: Any, schema: dict[str, Any]) -> Iterator[SchemaError]:
-    """Every rule that ``value`` breaks, in document order.
-
-    Parameters
-    ----------
-    value
-        Parsed JSON.
-    schema
-        A JSON schema.
-
-    Yields
-    ------
-    SchemaError
-        Path and message of each.
-    """
+    """Every rule that ``value`` breaks, in document order."""
     yield from _errors(value, schema, schema, "")
 
 

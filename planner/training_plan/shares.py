@@ -39,22 +39,10 @@ def integer_parts(shares: ArrayLike, length: int) -> NDArray[np.int64]:
 
     The method of largest remainders (Hamilton): each part is within 1 of its quota.
 
-    Parameters
-    ----------
-    shares
-        Fractions of the vector (eq. 6), ``>= 0`` with a positive sum; only their ratios count.
-    length
-        Elements of the vector.
-
     Returns
     -------
     ndarray
         ``int64[n]``. Ties go to the smaller index.
-
-    Raises
-    ------
-    ValueError
-        Shares are negative, no numbers or all 0, or the length is no whole number above 0.
 
     References
     ----------
@@ -82,18 +70,6 @@ def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
     """Consecutive slices ``(start, stop)`` of a vector, one for each share, that cover it.
 
     Their lengths are `integer_parts`, so each is within one element of its share.
-
-    Parameters
-    ----------
-    length
-        Its elements.
-    shares
-        Fractions of the vector.
-
-    Returns
-    -------
-    list[Range]
-        One range a share, some of them empty.
     """
     if length == 0:
         return [(0, 0)] * len(np.atleast_1d(shares))
@@ -106,18 +82,6 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
 
     Groups that must agree on them get the same numbers from the same shares, with or without
     members that have none.
-
-    Parameters
-    ----------
-    part
-        ``(start, stop)``, fractions of the vector.
-    shares
-        Fractions of the part.
-
-    Returns
-    -------
-    list[float]
-        One more than there are shares; the last is ``stop``.
     """
     start, stop = part
     held = np.asarray(shares, dtype=np.float64)
@@ -129,20 +93,5 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
 
 
 def slice_ranges(length: int, part: tuple[float, float], shares: ArrayLike) -> list[Range]:
-    """The same as slices of elements, every end rounded by itself, so that equal ends stay equal.
-
-    Parameters
-    ----------
-    length
-        Elements of the vector.
-    part
-        ``(start, stop)``, fractions of it.
-    shares
-        Fractions of the part.
-
-    Returns
-    -------
-    list[Range]
-        One range a share, some of them empty.
-    """
+    """Slices of elements; each end is rounded separately, so that equal ends stay equal."""
     return list(pairwise(round(end * length) for end in fraction_ends(part, shares)))

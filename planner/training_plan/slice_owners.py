@@ -19,17 +19,8 @@ def slice_owners(
 ) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
     """Who of each site holds which slice between sites: as many as the smallest site can have.
 
-    Parameters
-    ----------
-    cluster
-        N devices.
-    sites
-        Devices of a stage in each; some can sum, or it is one alone.
-
     Returns
     -------
-    list[list[int]]
-        By site, the device of each slice: those with most bandwidth.
     tuple[AveragingGroup, ...]
         In which they spread their slices.
     """
@@ -52,20 +43,7 @@ def slice_owners(
 def exchanged(
     held: Sequence[Sequence[int]], make: Callable[[tuple[int, ...]], AveragingGroup]
 ) -> tuple[AveragingGroup, ...]:
-    """Groups of those who hold the same slice, which are equal parts of the vector.
-
-    Parameters
-    ----------
-    held
-        By site, the device of each slice.
-    make
-        A group of members, one of every site.
-
-    Returns
-    -------
-    tuple[AveragingGroup, ...]
-        One a slice.
-    """
+    """Groups of those who hold the same slice, which are equal parts of the vector."""
     members = list(zip(*held, strict=True))
     # their ends are those that the sites' shares have
     ends = fraction_ends(WHOLE, shares_of(np.ones(len(members))))

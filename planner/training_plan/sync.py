@@ -27,11 +27,6 @@ class OuterOptimizer:
     momentum
         Of the outer step, ``>= 0``.
 
-    Raises
-    ------
-    PlanError
-        An unknown optimizer, or no numbers.
-
     References
     ----------
     M. Senghaas et al., "DiLoCo-SWARM" (2025), after A. Douillard et al., "DiLoCo" (2023).
@@ -82,11 +77,6 @@ class Sync:
         the next inner step and x the outer step's: it goes on from x + (z - y), what all agree on
         and its own step since then, which counts as a change of the next H steps.
 
-    Raises
-    ------
-    PlanError
-        H is no whole number of at least 1, or gradients are to be delayed.
-
     References
     ----------
     M. Senghaas et al., "DiLoCo-SWARM" (2025), Algorithm 3.
@@ -114,47 +104,15 @@ class Sync:
         return self.every_steps > 1 or self.outer is not None
 
     def due(self, step: int) -> bool:
-        """Whether devices average after a step.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-
-        Returns
-        -------
-        bool
-            After the H-th, the 2 H-th and so on.
-        """
+        """Whether devices average after a step."""
         return (step + 1) % self.every_steps == 0
 
     def begun(self, steps: int) -> bool:
-        """Whether the last of so many steps has begun an outer step that the next one ends.
-
-        Parameters
-        ----------
-        steps
-            That were done.
-        """
+        """Whether the last of so many steps has begun an outer step that the next one ends."""
         return self.delayed and steps > 0 and self.due(steps - 1)
 
     def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
-        """Seconds of a step in the mean over H steps.
-
-        Parameters
-        ----------
-        alone_s
-            Of a step without this averaging; any where there is none.
-        averages_s
-            Of each of the others.
-        averaging
-            How many of H these are.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """Seconds of a step in the mean over H steps."""
         h = self.every_steps
         return ((h - averaging) * alone_s + averaging * averages_s) / h
 

@@ -31,20 +31,10 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     That hash says that inputs and decisions are as they were written, by a release that had seen to
     its schema; so they are not validated again in their old form.
 
-    Parameters
-    ----------
-    data
-        Parsed JSON of schema 1.
-
     Returns
     -------
     dict[str, Any]
         To be validated like any other.
-
-    Raises
-    ------
-    PlanError
-        It was changed after it was written, or is no such plan.
     """
     try:
         content = {name: data[name] for name in HASHED}

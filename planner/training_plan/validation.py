@@ -15,18 +15,7 @@ from planner.workload.compute_times import FIELDS
 
 
 def contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Rules between fields that a schema cannot state.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Yields
-    ------
-    str
-        One line each: field, rule, remedy.
-    """
+    """Rules between fields that a schema cannot state."""
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
     yield from _part_contradictions(plan, n)
@@ -55,18 +44,7 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def inconsistencies(plan: TrainingPlan) -> Iterator[str]:
-    """Those of the rules without which nothing can be worked out: what is named must be there.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Yields
-    ------
-    str
-        One line each: field, rule, remedy.
-    """
+    """Those of the rules without which nothing can be worked out: what is named must be there."""
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
     yield from _naming_contradictions(plan, n)

@@ -29,13 +29,7 @@ class OneLineParser(ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, with the nearest name that is known, and end.
-
-        Parameters
-        ----------
-        message
-            Of argparse.
-        """
+        """Print what is wrong, with the nearest name that is known, and end."""
         for kind, words in (("int", "a whole number"), ("float", "a number")):
             message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
         misspelt = self._misspelt()

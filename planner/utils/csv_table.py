@@ -51,25 +51,7 @@ def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
 
 
 def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
-    """Parse comma-separated text with a header.
-
-    Parameters
-    ----------
-    text
-        Contents of the file.
-    error
-        Exception class to raise.
-
-    Returns
-    -------
-    CsvTable
-        Empty text has no columns and no rows.
-
-    Raises
-    ------
-    ValueError
-        Another separator, a column named twice, or a row with more or fewer cells than the header.
-    """
+    """Parse comma-separated text with a header."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     lines: list[tuple[int, list[str]]] = []
     try:

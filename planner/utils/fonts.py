@@ -21,18 +21,7 @@ class MissingGlyphs(UserWarning):
 
 
 def fit_fonts(figure: Any) -> str:
-    """Give every text of a figure fonts that have its letters.
-
-    Parameters
-    ----------
-    figure
-        Of Matplotlib.
-
-    Returns
-    -------
-    str
-        One line on letters that no font has; empty if there are none.
-    """
+    """Give every text of a figure fonts that have its letters."""
     from matplotlib import font_manager
     from matplotlib.text import Text
 
@@ -64,18 +53,7 @@ def fit_fonts(figure: Any) -> str:
 
 
 def in_line(name: str) -> str:
-    """A name that leaves what stands beside it in a line where it is.
-
-    Parameters
-    ----------
-    name
-        In any script.
-
-    Returns
-    -------
-    str
-        One that runs from right to left gets marks around it that nobody sees.
-    """
+    """A name that leaves what stands beside it in a line where it is."""
     turns = any(bidirectional(c) in ("R", "AL", "AN") for c in name)
     return f"{LEFT_TO_RIGHT}{name}{LEFT_TO_RIGHT}" if turns else name
 

@@ -7,20 +7,7 @@ from html import escape
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls by itself where it is too wide.
-
-    Parameters
-    ----------
-    heads
-        Texts of the columns.
-    rows
-        Cells that are HTML already.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """A table that scrolls by itself where it is too wide."""
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
     inner = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -28,32 +15,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def boxed(*parts: str) -> str:
-    """What a notebook shows of an object: parts that are HTML, below each other.
-
-    Parameters
-    ----------
-    parts
-        HTML.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """What a notebook shows of an object: parts that are HTML, below each other."""
     return f'<div style="overflow-x:auto">{"".join(parts)}</div>'
 
 
 def line(text: str) -> str:
-    """A line of text.
-
-    Parameters
-    ----------
-    text
-        Any; it is escaped.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """A line of text."""
     return f"<p>{escape(text)}</p>"

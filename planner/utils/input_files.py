@@ -16,27 +16,7 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file, a byte order mark left out.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    error
-        What to raise.
-    most_bytes
-        Of the file.
-
-    Returns
-    -------
-    str
-        The text, lines ending as they do.
-
-    Raises
-    ------
-    ValueError
-        One line: it cannot be read, is too large or no UTF-8 text.
-    """
+    """The text of a file, a byte order mark left out."""
     try:
         with Path(path).open("rb") as file:
             # of what has no end, no more than that
@@ -61,27 +41,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
-    """What a JSON file holds.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    error
-        What to raise.
-    most_bytes
-        Of the file.
-
-    Returns
-    -------
-    object
-        Numbers may be NaN or infinite, which fields' own rules refuse by name.
-
-    Raises
-    ------
-    ValueError
-        One line: it cannot be read, is too large or not JSON.
-    """
+    """What a JSON file holds."""
     return parse_json(read_text(path, error=error, most_bytes=most_bytes), path, error=error)
 
 
@@ -96,24 +56,7 @@ def parse_json(
     error: Error = ValueError,
     second: Mapping[str, str] | None = None,
 ) -> Any:
-    """Parse JSON text; a key that an object has twice is refused.
-
-    Parameters
-    ----------
-    text
-        The text.
-    where
-        Its origin, for messages.
-    error
-        Exception class to raise.
-    second
-        Names of keys that an object may have twice, for the second time; None: of none.
-
-    Raises
-    ------
-    ValueError
-        One line: it is not JSON, or an object has a key too often.
-    """
+    """Parse JSON text; a key that an object has twice is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

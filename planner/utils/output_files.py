@@ -21,8 +21,6 @@ class Output:
 
     Attributes
     ----------
-    option
-        That names it.
     path
         None: it is not asked for.
     suffixes
@@ -48,21 +46,7 @@ def add_force(sub: Any) -> None:
 
 
 def require_outputs(args: argparse.Namespace, outputs: Iterable[Output]) -> None:
-    """Refuse what must not or cannot be written, before the work that it would be lost after.
-
-    Parameters
-    ----------
-    args
-        Of the command: every other file that they name is taken for one that it reads.
-    outputs
-        Those that it writes.
-
-    Raises
-    ------
-    ValueError
-        One line: no such folder, a folder, another suffix, a file that is read, one that is named
-        twice, or one that is there and was not made by this command, without ``--force``.
-    """
+    """Refuse what must not or cannot be written, before the work that it would be lost after."""
     asked = [one for one in outputs if one.path is not None]
     names = {one.option.removeprefix("--").replace("-", "_") for one in asked}
     reads = list(_files(value for name, value in vars(args).items() if name not in names))
@@ -83,18 +67,7 @@ def require_outputs(args: argparse.Namespace, outputs: Iterable[Output]) -> None
 
 
 def require_writable(path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a name that cannot be written to.
-
-    Parameters
-    ----------
-    path, suffixes
-        As `Output` has them.
-
-    Raises
-    ------
-    ValueError
-        One line.
-    """
+    """Refuse a name that cannot be written to."""
     if not path.parent.is_dir():
         raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
     if path.is_dir():
@@ -110,33 +83,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def make_writable(folder: Path) -> None:
-    """Make a folder, unless it is there, and see that files can be made in it.
-
-    Parameters
-    ----------
-    folder
-        What will be written to, now rather than after the work.
-
-    Raises
-    ------
-    OSError
-        It cannot be.
-    """
+    """Make a folder, unless it is there, and see that files can be made in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
-    """Whether a file may be written over: it is not there, empty, or has the mark of its maker.
-
-    Parameters
-    ----------
-    path
-        Of a file, or of none.
-    mark
-        As `Output` has it.
-    """
+    """Whether a file may be written over: it is not there, empty, or has the mark of its maker."""
     if not os.path.lexists(path):
         return True
     try:

@@ -17,20 +17,7 @@ MOST_SIZES = 6
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with three digits and a prefix of SI.
-
-    Parameters
-    ----------
-    value
-        In the unit itself.
-    unit
-        Without prefix, such as ``"B/s"``.
-
-    Returns
-    -------
-    str
-        Such as ``"1.25 GB/s"``.
-    """
+    """A number with three digits and a prefix of SI."""
     if value == 0 or not np.isfinite(value):
         return f"{value:g} {unit}"
     # seconds have no kiloseconds; below 1 only they have a use for prefixes
@@ -42,20 +29,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def quantity_range(values: ArrayLike, unit: str) -> str:
-    """The smallest and the largest of several, or the one value that all have.
-
-    Parameters
-    ----------
-    values
-        Any shape; what is not finite does not count.
-    unit
-        Without prefix.
-
-    Returns
-    -------
-    str
-        Such as ``"1 to 200 ms"``; ``"none"`` where nothing is finite.
-    """
+    """The smallest and the largest of several, or the one value that all have."""
     array = np.asarray(values, dtype=np.float64)
     array = array[np.isfinite(array)]
     if not array.size:
@@ -74,18 +48,7 @@ def counted(count: int, what: str) -> str:
 
 
 def stage_words(sizes: Sequence[int]) -> str:
-    """How many devices each stage has.
-
-    Parameters
-    ----------
-    sizes
-        By stage.
-
-    Returns
-    -------
-    str
-        Such as ``"8 stages of 8"``, or ``"3 stages of 5, 3, 3"``.
-    """
+    """How many devices each stage has."""
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) == 1:
         return f"{counted(len(sizes), 'stage')} of {runs[0][0]}"

@@ -24,8 +24,6 @@ class TypeMismatch(NamedTuple):
         Its place below the object that was looked at, such as ``.groups[0][3]``.
     wanted
         What it must be.
-    found
-        What it is.
     """
 
     where: str
@@ -40,22 +38,7 @@ Look = Callable[[Any], TypeMismatch | None]
 
 
 def type_mismatch(value: Any, kind: Any) -> TypeMismatch | None:
-    """The first entry of an object that is not what the annotations say.
-
-    Parameters
-    ----------
-    value
-        The object.
-    kind
-        A dataclass, a named tuple, or an annotation made of these, tuples, mappings, arrays, enums
-        and numbers. A list may stand for a tuple of any length; NumPy's numbers are numbers, truth
-        values are none. What other annotations say is let pass.
-
-    Returns
-    -------
-    Misfit or None
-        None: everything is.
-    """
+    """The first entry of an object that is not what the annotations say."""
     return _look(kind)(value)
 
 

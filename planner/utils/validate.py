@@ -24,29 +24,7 @@ def in_safe_range(values: Any) -> NDArray[np.bool_]:
 
 
 def real(field: str, value: Any, least: float = -math.inf, *, error: Error = ValueError) -> float:
-    """A finite number.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-    least
-        The smallest one allowed.
-    error
-        What to raise.
-
-    Returns
-    -------
-    float
-        The number.
-
-    Raises
-    ------
-    ValueError
-        It is text, a truth value, an array, nothing, not finite or too small.
-    """
+    """A finite number."""
     rule = "a number" if least == -math.inf else f"a number >= {least:g}"
     try:
         if type(value) is not float and (
@@ -83,29 +61,7 @@ def count(
     *,
     error: Error = ValueError,
 ) -> int:
-    """A whole number of at least ``least``; 2.0 is one, 2.5 and True are not.
-
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    value
-        What was given.
-    least, most
-        The smallest and the largest one allowed.
-    error
-        What to raise.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    ValueError
-        It is something else.
-    """
+    """A whole number of at least ``least``; 2.0 is one, 2.5 and True are not."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if isinstance(value, (float, np.floating)):
         whole = float(value).is_integer()
@@ -119,23 +75,7 @@ def count(
 
 
 def numbers(values: Any) -> NDArray[np.float64]:
-    """A new array of real numbers; None stands for NaN.
-
-    Parameters
-    ----------
-    values
-        Anything that NumPy makes an array of.
-
-    Returns
-    -------
-    ndarray
-        As many dimensions as ``values``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Text, truth values or complex numbers among them, or rows of unequal length.
-    """
+    """A new array of real numbers; None stands for NaN."""
     array = np.asarray(values)
     kinds = {type(x) for x in array.ravel().tolist()} if array.dtype.kind == "O" else set()
     if array.dtype.kind not in "iufO" or kinds & {str, bytes, bool, complex}:

@@ -21,19 +21,7 @@ class BoundaryCodec(enum.StrEnum):
     INT4 = "int4"
 
     def wire_ratio(self, element_bytes: float) -> float:
-        """Bytes on the wire over bytes of the values themselves.
-
-        Parameters
-        ----------
-        element_bytes
-            Of one value, uncoded.
-
-        Returns
-        -------
-        float
-            Above 1 where the values are shorter than the codec's. Exact for messages of whole
-            blocks of 1024 values; others have a scale for the rest too, up to 4 bytes more.
-        """
+        """Bytes on the wire over bytes of the values themselves."""
         coded = {
             BoundaryCodec.NONE: element_bytes,
             BoundaryCodec.BF16: 2.0,

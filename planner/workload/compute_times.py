@@ -68,18 +68,7 @@ class ComputeTimes:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ComputeTimes:
-        """From the form that `to_dict` makes (and that a plan file holds).
-
-        Parameters
-        ----------
-        data
-            As in a plan file, validated by its schema.
-
-        Returns
-        -------
-        ComputeTimes
-            The same.
-        """
+        """From the form that `to_dict` makes (and that a plan file holds)."""
         costs = {name: data.get(name, 0.0) for name in COSTS}
         return cls(source=data["source"], **{name: data[name] for name in FIELDS}, **costs)
 
@@ -92,24 +81,7 @@ class ComputeTimes:
         layers: Sequence[tuple[int, int]],
         recompute: Sequence[bool] = (),
     ) -> ComputeTimes:
-        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free.
-
-        Parameters
-        ----------
-        cluster
-            N devices.
-        workload
-            What is trained.
-        groups, layers
-            Per stage, its devices and its layers ``(start, stop)``.
-        recompute
-            Per stage, whether it recomputes its activations; empty: none does.
-
-        Returns
-        -------
-        ComputeTimes
-            Tuples of N seconds; 0 where a device holds no stage.
-        """
+        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free."""
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
         again = recompute or (False,) * len(groups)

@@ -41,8 +41,6 @@ class StageCosts:
         recomputation the stage's input alone, and on the head's stage its output, which H needs.
     output_bytes
         Activations that one microbatch hands on, as sent over the network.
-    gradient_bytes
-        What averaging sends.
     """
 
     forward_flops: float
@@ -78,16 +76,6 @@ class StageCosts:
         """Microbatches that so much memory holds between their F and B.
 
         Infinite where nothing is kept, 0 where not even the stage itself fits.
-
-        Parameters
-        ----------
-        memory_bytes
-            Of the device.
-
-        Returns
-        -------
-        float
-            Microbatches, a whole number or infinite.
         """
         left = memory_bytes - self.state_bytes - self.scratch_bytes
         if self.saved_bytes == 0:
@@ -103,24 +91,7 @@ def stage_costs(
     with_head: bool = False,
     recompute: bool = False,
 ) -> StageCosts:
-    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    start, stop
-        Layers ``start`` to ``stop - 1``.
-    with_head
-        Whether head and loss run here too.
-    recompute
-        Whether B runs F again, so that F keeps the stage's input only.
-
-    Returns
-    -------
-    StageCosts
-        FLOPs and bytes of one microbatch, and of the stage itself.
-    """
+    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding."""
     key = (start, stop, with_head, recompute)
     known: StageCosts | None = workload.known_costs.get(key)
     if known is None:
@@ -183,17 +154,6 @@ def split_costs(
     recompute: Sequence[bool] = (),
 ) -> tuple[StageCosts, ...]:
     """Costs of every stage of a split, head and loss on ``head_stage``.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    split
-        Layers ``(start, stop)`` of every stage.
-    head_stage
-        The stage that runs head and loss.
-    recompute
-        Per stage, whether it recomputes its activations; empty: none does.
 
     Returns
     -------

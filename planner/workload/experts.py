@@ -19,19 +19,12 @@ class Experts:
         Experts of a layer.
     active
         Of these, how many the router sends a token to.
-    ffn
-        Width of each.
     shared_ffn
         Width of an expert that all tokens visit beside; 0: there is none.
     shared_gate
         Whether a gate weighs what that one gives, as in Qwen2's.
     dense_layers
         Numbers of the layers that have a usual feed-forward part instead.
-
-    Raises
-    ------
-    ValueError
-        Something that is no whole number, or more active experts than there are.
     """
 
     count: int
@@ -60,21 +53,9 @@ class Experts:
 def layer_numbers(field: str, values: object) -> tuple[int, ...]:
     """Numbers of layers, ascending, each once.
 
-    Parameters
-    ----------
-    field
-        Its name in messages.
-    values
-        What was given.
-
     Returns
     -------
     tuple[int, ...]
         Whole numbers from 0.
-
-    Raises
-    ------
-    ValueError
-        It is no list of such.
     """
     return tuple(sorted({count(f"an entry of {field}", k, 0) for k in sequence(field, values)}))

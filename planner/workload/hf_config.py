@@ -57,24 +57,6 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
 
     Samples have as many tokens as the model has positions (``max_position_embeddings``), but at
     most `DEFAULT_SEQUENCE`; ``sequence`` sets another length.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    changes
-        ``sequence`` (tokens per sample), ``precision``, or
-        `planner.workload.presets.WORKLOAD_FIELDS`; None leaves one as it is.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        One line with the path, the field and what is wrong.
     """
     config = read_config(path)
     batch = changes.pop("batch_samples", None) or 512
@@ -91,23 +73,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The fields of a ``config.json``.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Returns
-    -------
-    dict[str, Any]
-        As they are.
-
-    Raises
-    ------
-    ValueError
-        It is no JSON object.
-    """
+    """The fields of a ``config.json``."""
     config = read_json(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
@@ -115,25 +81,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
-    """The architecture that a ``config.json`` describes.
-
-    Parameters
-    ----------
-    config
-        Its fields.
-    path
-        Of the file, for messages.
-
-    Returns
-    -------
-    Architecture
-        Samples are as long as its positions.
-
-    Raises
-    ------
-    ValueError
-        A field that is missing, that is not done here, or that nobody knows.
-    """
+    """The architecture that a ``config.json`` describes."""
     kind = config.get("model_type")
     if kind == WITH_IMAGES:
         return _text_part(config, path)
@@ -206,20 +154,10 @@ def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
 def to_hf_config(arch: Architecture) -> dict[str, Any]:
     """What ``transformers`` builds the architecture from.
 
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
-
     Returns
     -------
     dict[str, Any]
         Fields of a ``config.json``; without dropout, as it was trained.
-
-    Raises
-    ------
-    ValueError
-        No model of ``transformers`` is built so, or the executor trains none.
     """
     if arch.unexecuted:
         raise ValueError(

@@ -70,8 +70,6 @@ class Architecture:
     ----------
     kind
         Its family; a string is turned into one.
-    layers
-        Number of layers.
     hidden
         Size of the hidden state, a multiple of ``heads`` unless ``head_size`` is given.
     heads, kv_heads
@@ -80,8 +78,6 @@ class Architecture:
         Width of the feed-forward layer.
     vocabulary
         Number of different tokens.
-    sequence
-        Tokens per sample.
     tied
         Whether embedding and output projection share their weights.
     head_size
@@ -109,14 +105,6 @@ class Architecture:
         In place of the feed-forward part; None: there are none. Its fields as a mapping will do.
     priced_only
         What changes no size, and the executor does not do, in the words of ``config.json``.
-
-    The biases, ``window`` and what comes after ``positions`` are not for ``gpt2``, which has
-    biases everywhere.
-
-    Raises
-    ------
-    ValueError
-        An unknown family, or sizes that are no whole numbers or do not divide each other.
     """
 
     kind: Family
@@ -215,30 +203,13 @@ class Architecture:
         return self.positions or self.sequence
 
     def window_of(self, layer: int) -> int:
-        """Tokens that a token of this layer attends to at most.
-
-        Parameters
-        ----------
-        layer
-            Its number.
-
-        Returns
-        -------
-        int
-            The window, or ``sequence`` where the layer has none or samples are shorter.
-        """
+        """Tokens that a token of this layer attends to at most."""
         if self.window is None or layer in self._full:
             return self.sequence
         return min(self.window, self.sequence)
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The experts of a layer; None: it has a usual feed-forward part.
-
-        Parameters
-        ----------
-        layer
-            Its number.
-        """
+        """The experts of a layer; None: it has a usual feed-forward part."""
         return None if layer in self._dense else self.experts
 
     @cached_property

@@ -31,11 +31,6 @@ class Precision:
         Of what averaging sends; sums are made in fp32.
     parameters
         Of parameters and optimizer state, fp32: smaller updates than bf16 can hold would be lost.
-
-    Raises
-    ------
-    ValueError
-        An unknown format, or parameters that are not in fp32.
     """
 
     compute: Dtype = Dtype.BF16
@@ -55,23 +50,7 @@ class Precision:
 
     @classmethod
     def of(cls, value: Precision | Mapping[str, str] | str) -> Precision:
-        """From a word: ``bf16`` computes and sends activations in 16 bits, ``fp32`` all in 32.
-
-        Parameters
-        ----------
-        value
-            The word, or formats by field (those left out: as in ``bf16``), or a precision.
-
-        Returns
-        -------
-        Precision
-            Validated.
-
-        Raises
-        ------
-        ValueError
-            No such word, field or format.
-        """
+        """From a word: ``bf16`` computes and sends activations in 16 bits, ``fp32`` all in 32."""
         if isinstance(value, Precision):
             return value
         if isinstance(value, str):
@@ -86,18 +65,7 @@ class Precision:
 
     @classmethod
     def of_bytes(cls, activation: float, gradient: float) -> Precision:
-        """What plan files mean that do not say it: the formats of so many bytes.
-
-        Parameters
-        ----------
-        activation, gradient
-            Bytes of one value.
-
-        Returns
-        -------
-        Precision
-            bf16 up to 2 bytes, else fp32.
-        """
+        """What plan files mean that do not say it: the formats of so many bytes."""
         narrow = Dtype.BF16
         activations = narrow if activation <= narrow.bytes else Dtype.FP32
         return cls(activations, activations, narrow if gradient <= narrow.bytes else Dtype.FP32)
@@ -109,13 +77,7 @@ class Precision:
         return float(kept + Dtype.FP32.bytes)
 
     def outer_state_bytes(self, *, delayed: bool = False) -> float:
-        """Of one parameter, beside `state_bytes`, where averages are rare.
-
-        Parameters
-        ----------
-        delayed
-            Whether they are made beside the next step: one copy more.
-        """
+        """Of one parameter, beside `state_bytes`, where averages are rare."""
         return float((OUTER_COPIES + delayed) * self.parameters.bytes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -168,26 +168,7 @@ WORKLOAD_FIELDS = (
 
 
 def preset(name: str, **changes: Any) -> Fields:
-    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed.
-
-    Parameters
-    ----------
-    name
-        Of the workload.
-    changes
-        ``sequence`` (tokens per sample), ``precision``, or `WORKLOAD_FIELDS`; None leaves one as
-        it is.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        No such preset or field.
-    """
+    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed."""
     if not isinstance(name, str) or name not in PRESETS:
         near = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         raise ValueError(

@@ -45,29 +45,6 @@ def transformer(
 ) -> Fields:
     """A decoder-only transformer.
 
-    Parameters
-    ----------
-    name
-        Of the workload.
-    arch
-        Sizes of the transformer.
-    batch_samples, microbatch_samples
-        Samples of one optimizer step, and of what travels together.
-    precision
-        As for `Precision.of`; all bytes follow from it.
-    source
-        Where its figures come from.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        Something else than an architecture or a precision was given.
-
     References
     ----------
     D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
@@ -116,18 +93,7 @@ def transformer(
 
 
 def active_parameters(arch: Architecture) -> int:
-    """Parameters that a token meets: all but those of experts that it is not sent to.
-
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
-
-    Returns
-    -------
-    int
-        All parameters where there are no experts.
-    """
+    """Parameters that a token meets: all but those of experts that it is not sent to."""
     layers = sum(_active_weights(arch, k) + _vectors(arch, k) for k in range(arch.layers))
     head = _norm(arch) + (0 if arch.tied else arch.vocabulary * arch.hidden)
     return _stem_parameters(arch) + layers + head

@@ -76,17 +76,7 @@ class WorkingMemory:
     def scratch_bytes(
         self, whole: float, *, first: bool, with_head: bool, recompute: bool, alone: bool
     ) -> float:
-        """Working memory of a stage, in the operation that needs most.
-
-        Parameters
-        ----------
-        whole
-            Saved activations of one microbatch without recomputation.
-        first, with_head, alone
-            Whether the stage has the embedding, the head, and all layers.
-        recompute
-            Whether the backward pass computes the activations again.
-        """
+        """Working memory of a stage, in the operation that needs most."""
         most = self.layer + (whole if recompute else 0.0)
         if first:
             most = max(most, self.embedding - (0.0 if recompute else whole))

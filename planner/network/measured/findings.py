@@ -44,13 +44,7 @@ class Findings:
         _set(self.bandwidth_bytes_per_s, pair, bytes_per_s, "bandwidth")
 
     def add(self, other: Findings) -> None:
-        """What another file says, too.
-
-        Raises
-        ------
-        NetworkError
-            It says something of the same pair.
-        """
+        """What another file says, too."""
         self.mirrored_latencies += other.mirrored_latencies
         self.mirrored_bandwidths += other.mirrored_bandwidths
         for (a, b), seconds in other.latency_s.items():

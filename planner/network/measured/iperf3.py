@@ -20,26 +20,7 @@ REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_
 
 
 def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
-    """Bandwidth of a run.
-
-    Parameters
-    ----------
-    text
-        JSON of a client.
-    names
-        Of devices, by address or host name; else the client is called by its host name, and the
-        server as the client was told.
-
-    Returns
-    -------
-    Findings
-        One direction, or two of ``--bidir``: what was received.
-
-    Raises
-    ------
-    NetworkError
-        It is none, or a run that failed, in one line.
-    """
+    """Bandwidth of a run."""
     data = parse_json(text, "what iperf3 wrote", error=NetworkError, second=REVERSE)
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
         raise NetworkError(

@@ -33,29 +33,7 @@ class _Row(NamedTuple):
 
 
 def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
-    """Latency and bandwidth between two ranks, alike in both directions.
-
-    Parameters
-    ----------
-    text
-        What one run printed.
-    names
-        Of devices, by ``host`` or ``host/device``; else these are their names, with the device's
-        number where both ranks are on one host.
-
-    Returns
-    -------
-    Findings
-        Latency: seconds of the smallest message, out of place, if it is small. Bandwidth: the bus
-        bandwidth of the largest one, if it is large; both ranks send at the same time, and each
-        gets it. Rows of size 0, for which NCCL sends nothing, do not count.
-
-    Raises
-    ------
-    NetworkError
-        It is none, of other than two ranks, of ranks that did not connect, of a run that failed or
-        was cut off, or with wrong results.
-    """
+    """Latency and bandwidth between two ranks, alike in both directions."""
     text = without_tags(text)
     lines = list(RANK.finditer(text))
     ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in lines]

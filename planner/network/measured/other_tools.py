@@ -108,13 +108,7 @@ MILLISECONDS = ("ms", "millisecond", "milliseconds")
 
 
 def without_tags(text: str) -> str:
-    """The text without what a launcher has put before each line.
-
-    Raises
-    ------
-    NetworkError
-        The lines are of several tasks, and those of each begin like a JSON document.
-    """
+    """The text without what a launcher has put before each line."""
     if DOCUMENT.match(text):
         return text
     text = TIME.sub("", text)

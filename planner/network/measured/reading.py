@@ -74,37 +74,7 @@ def read_measured(
     bandwidth_bytes_per_s: float | None = None,
     leave_out: Sequence[Path] = (),
 ) -> Measured:
-    """Read what other tools have measured.
-
-    Parameters
-    ----------
-    paths
-        ``.csv`` tables of latencies, bandwidths or both, by pair or as a matrix; ``.json`` of
-        ``iperf3 --json``, ``mtr --json``, cloudping.co or a matrix as nested objects; ``.txt``,
-        ``.log`` or ``.out`` of nccl-tests with two ranks or ``mtr --report``; ``.jsonl`` of a
-        probe. A folder stands for all such files in it.
-    names
-        Of devices, by address or host, for iperf3 and nccl-tests.
-    unit
-        Of matrices whose corner does not say, such as ``rtt_ms``.
-    both_ways
-        What was measured in one direction alone holds for the other, too.
-    latency_s, bandwidth_bytes_per_s
-        Where none was measured.
-    leave_out
-        Files in folders that are no measurements.
-
-    Returns
-    -------
-    Measured
-        The network, and how much of it was measured.
-
-    Raises
-    ------
-    NetworkError
-        A file cannot be read, two say something of the same pair, or nothing says any latency, or
-        any bandwidth.
-    """
+    """Read what other tools have measured."""
     found = Findings()
     for path in _files(paths, leave_out):
         try:
@@ -169,18 +139,7 @@ def _whole(
 
 
 def load_names(path: str | Path) -> dict[str, str]:
-    """Names of devices from a CSV with the columns ``address,name``.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Raises
-    ------
-    NetworkError
-        It is none, in one line.
-    """
+    """Names of devices from a CSV with the columns ``address,name``."""
     table = read_csv(path, error=NetworkError)
     found: dict[str, str] = {}
     missing = next((column for column in NAME_COLUMNS if column not in table.columns), None)

@@ -25,27 +25,7 @@ from planner.utils.validate import short_repr
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
-    """A table of latencies, of bandwidths or of both.
-
-    Parameters
-    ----------
-    text
-        CSV. With the columns ``source`` and ``destination`` it has a row a pair, and any of the
-        columns of a network file; else it is a matrix, rows are sources, whose corner cell says
-        what the numbers are (``rtt_ms``). One triangle of a matrix alone counts for both ways.
-    unit
-        What the numbers of a matrix are, where its corner does not say.
-
-    Returns
-    -------
-    Findings
-        What it says; empty cells and ``-`` say nothing.
-
-    Raises
-    ------
-    NetworkError
-        It is neither, in one line.
-    """
+    """A table of latencies, of bandwidths or of both."""
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")

@@ -50,23 +50,6 @@ def dtfm_rule(question: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     are the price, the order (the faster of 1F1B and eager 1F1B), and layers that follow unlike
     devices.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-    stop
-        For the assignments of all shapes together.
-
-    Returns
-    -------
-    DtfmRule
-        Under a limit that counts, the same for the same arguments.
-
-    Raises
-    ------
-    ProblemError
-        No shape fits these devices.
-
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"

@@ -105,21 +105,6 @@ def metis_rule(question: PlanningProblem) -> MetisRule:
     recomputation where memory is short, and how layers follow speed: exactly, and as memory holds
     them.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-
-    Returns
-    -------
-    MetisRule
-        The same for the same arguments.
-
-    Raises
-    ------
-    ProblemError
-        Nothing fits.
-
     References
     ----------
     T. Um et al., "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs" (USENIX ATC
@@ -252,11 +237,6 @@ def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
 
     All multisets; of each all orders of its parts, where the smallest equal sizes stay next to each
     other in pairs, and so on with these, until there are no more than `MOST_PARTS`.
-
-    Parameters
-    ----------
-    devices, stages
-        N and S.
 
     Yields
     ------

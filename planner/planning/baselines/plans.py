@@ -57,15 +57,7 @@ class Baselines:
 
     @classmethod
     def of(cls, question: PlanningProblem, stop: StoppingCriterion) -> Baselines:
-        """The baselines of a question; counted work under a counted limit, at most a fifth of time.
-
-        Parameters
-        ----------
-        question
-            What is asked, of what; its shape and order are left aside.
-        stop
-            Of the search that begins with them.
-        """
+        """Baselines of a problem, in a fifth of a time limit or in proportion to the effort."""
         effort, began = stop.effort(), time.perf_counter()
         most = MOST_EVENTS
         if math.isfinite(effort):

@@ -40,25 +40,7 @@ def random_placements(
     count: int = 20,
     over: Callable[[], bool] = lambda: False,
 ) -> RandomPlacements:
-    """What a user without a planner gets: random placement, same layers and kind of schedule.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    shape
-        Equal stages in straight pipelines.
-    count
-        Placements drawn, from the question's seed.
-    over
-        Whether to draw no more, after the first.
-
-    Returns
-    -------
-    RandomPlacements
-        Means over the placements that memory holds: unlike devices may be drawn for stages that
-        are too large for them.
-    """
+    """What a user without a planner gets: random placement, same layers and kind of schedule."""
     rng = np.random.default_rng(question.seed)
     problem = assignment_problem(question.cluster, question.workload, shape)
     hops = [problem.hop_s(j) for j in range(shape.stages - 1)]

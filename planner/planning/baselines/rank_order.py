@@ -98,11 +98,6 @@ class OneRegion:
 def region_order(network: Network) -> tuple[int, ...]:
     """Devices in the network's order, those of one region next to each other.
 
-    Parameters
-    ----------
-    network
-        N devices.
-
     Returns
     -------
     tuple[int, ...]
@@ -114,15 +109,6 @@ def region_order(network: Network) -> tuple[int, ...]:
 
 def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArray[np.int64]:
     """Who holds which stage in which pipeline.
-
-    Parameters
-    ----------
-    order
-        The device of every rank.
-    stages
-        S, which divides them.
-    outermost
-        See `Outermost`.
 
     Returns
     -------
@@ -138,22 +124,7 @@ def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArr
 def rank_layouts(
     order: Sequence[int], places: DeviceClasses, layers: Mapping[int, Sequence[tuple[int, int]]]
 ) -> Iterator[Layout]:
-    """Layouts of ranks in order, with all devices that can compute.
-
-    Parameters
-    ----------
-    order
-        The device of every rank; those that are in no place are left out.
-    places
-        Of the devices that can compute.
-    layers
-        By number of stages; numbers that do not divide the devices are passed over.
-
-    Yields
-    ------
-    Layout
-        Either degree outermost; nothing recomputes.
-    """
+    """Layouts of ranks in order, with all devices that can compute."""
     place_of = {d: c for c, members in enumerate(places.members) for d in members}
     ranks = [d for d in order if d in place_of]
     for stages, ranges in layers.items():
@@ -179,25 +150,6 @@ def ranks_by_region(
     memory, or layers among themselves, so that the slowest stage is fastest
     (`planner.planning.layer_split`). Where memory does not hold all microbatches of a pipeline,
     recomputation in all stages too. Averaging, codecs, head and calibration are the request's.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-    most_events
-        Operations and messages to price in all.
-    over
-        Whether to try no more than has been.
-
-    Returns
-    -------
-    RanksByRegion
-        Deterministic as long as it is not over.
-
-    Raises
-    ------
-    ProblemError
-        Nothing fits these devices.
     """
     order = region_order(question.cluster.network)
     trials = search_baselines(_starts(question, order), most_events, over)
@@ -217,25 +169,6 @@ def one_region(
 
     With all of its devices, and with half, a quarter and so on down to one: those that attain most
     FLOP/s, the first of equal ones.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-    most_events
-        Operations and messages to price in all.
-    over
-        Whether to try no more than has been.
-
-    Returns
-    -------
-    OneRegion
-        Deterministic as long as it is not over.
-
-    Raises
-    ------
-    ProblemError
-        No region holds the model.
     """
     names, cluster = question.cluster.network.regions, question.cluster
     where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
@@ -269,20 +202,7 @@ def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
 
 
 def nearest_orders(question: PlanningProblem, count: int) -> list[tuple[int, ...]]:
-    """Ranks from some devices on, each time the nearest device that is left.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what; near is a boundary's message there and back.
-    count
-        Orders, from devices spread evenly over the network's order.
-
-    Returns
-    -------
-    list[tuple[int, ...]]
-        Each different.
-    """
+    """Ranks from some devices on, each time the nearest device that is left."""
     network, workload = question.cluster.network, question.workload
     size = workload.layers[0].output_bytes * workload.microbatch_samples
     way_s = network.latency_s + size / network.bandwidth_bytes_per_s
@@ -303,24 +223,10 @@ def ranks_by_neighbour(
 ) -> tuple[BaselinePlan, SearchCounts]:
     """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-    orders
-        How many.
-    most_events
-        Operations and messages to price in all.
-
     Returns
     -------
     tuple[FixedPlan, Tally]
         The best, and what became of all.
-
-    Raises
-    ------
-    ProblemError
-        Nothing fits these devices.
     """
     starts = (
         replace(start, name="nearest")
@@ -334,18 +240,7 @@ def ranks_by_neighbour(
 
 
 def unconstrained(question: PlanningProblem) -> PlanningProblem:
-    """The question with shape, order and paths left open; the rest of the request stays.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-
-    Returns
-    -------
-    Question
-        For straight pipelines.
-    """
+    """The question with shape, order and paths left open; the rest of the request stays."""
     request = question.request.replace(
         wiring=None,
         routing=Routing(),

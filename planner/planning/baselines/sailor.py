@@ -61,21 +61,6 @@ def sailor_rule(question: PlanningProblem) -> SailorRule:
     region with the widest link, from each region on. Ours are the price, the order (the faster of
     1F1B and eager 1F1B), and layers that follow unlike devices.
 
-    Parameters
-    ----------
-    question
-        What is asked, of what; its shape and order are left aside.
-
-    Returns
-    -------
-    SailorRule
-        The same for the same arguments.
-
-    Raises
-    ------
-    ProblemError
-        Nothing fits.
-
     References
     ----------
     F. Strati et al., "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and

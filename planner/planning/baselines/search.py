@@ -39,20 +39,12 @@ class BaselinePlan:
 
     Attributes
     ----------
-    devices
-        That take part.
-    stages, pipelines
-        Its shape.
     microbatch_samples
         Samples that travel together.
-    order
-        Of operations.
     balanced
         Whether layers follow unlike devices, or are unlike; otherwise they are cut evenly.
     recompute
         Whether stages recompute activations: as asked, or all where memory is short.
-    step_s
-        On the clock.
     start
         The placement that they were made of.
     """
@@ -84,8 +76,6 @@ class SearchCounts:
 
     Attributes
     ----------
-    priced
-        On the clock.
     excluded
         Not priced: no order of theirs beats the best.
     refused
@@ -125,11 +115,6 @@ class BaselinePlacement:
         -------
         tuple[Shape, AssignmentPlan, float]
             The shape with its layers, who holds which stage, and what no order beats in seconds.
-
-        Raises
-        ------
-        ProblemError
-            Memory does not hold a stage and one microbatch, or the shape does not fit.
         """
         question, shape = self.question, shape_of(self.question)
         assignment = AssignmentPlan.of_grid(self.grid)
@@ -143,13 +128,7 @@ class BaselinePlacement:
         return shape, assignment, placed_bound_s(question, shape, assignment)
 
     def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
-        """Whether memory holds fewer microbatches of a pipeline than there are.
-
-        Parameters
-        ----------
-        shape, assignment
-            As `fitted` gives them.
-        """
+        """Whether memory holds fewer microbatches of a pipeline than there are."""
         question = self.question
         room = memory_room(question.cluster, question.workload, shape, assignment.groups)
         return min(room.values()) < -(-shape.microbatches // shape.starts)
@@ -171,12 +150,8 @@ class SearchOutcomes:
 
     Attributes
     ----------
-    best
-        By name.
     starts
         By name, what the best was made of.
-    tally
-        Of all.
     refusal
         Why the one with the most stages and smallest microbatches was refused, which needs least
         memory; empty if none was.
@@ -197,20 +172,6 @@ def search_baselines(
 
     Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
     is tried too. The first of each name is priced whatever the work.
-
-    Parameters
-    ----------
-    starts
-        Placements.
-    most_events
-        Operations and messages to price in all.
-    over
-        Whether to try no more than has been, though one of each name.
-
-    Returns
-    -------
-    Trials
-        The same for the same arguments, as long as it is not over.
     """
     return _Search(most_events, over).run(starts)
 
