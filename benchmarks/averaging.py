@@ -105,9 +105,9 @@ class AlbertRow:
 def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
     """The five set-ups of section 4.2."""
 
-    def setup(gpus: Sequence[float], helpers: Sequence[float] = ()) -> AveragingProblem:
-        speeds = np.array([*gpus, *helpers]) * GBIT
-        samples = [samples_per_s] * len(gpus) + [0.0] * len(helpers)
+    def setup(gpus: Sequence[float], aggregators: Sequence[float] = ()) -> AveragingProblem:
+        speeds = np.array([*gpus, *aggregators]) * GBIT
+        samples = [samples_per_s] * len(gpus) + [0.0] * len(aggregators)
         return AveragingProblem(
             samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES, overlap=overlap
         )

@@ -125,13 +125,13 @@ def plan_of(case: Case) -> TrainingPlan:
     """Two pipelines of two stages, or four devices in two regions; all links alike."""
     regions = ("east", "east", "west", "west")
     network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9), regions=regions)
-    two_clocks = case.peers == "regions"
+    two_frequency = case.peers == "regions"
     made = plan(
         Cluster(network, Devices(1e12, 16e9)),
         small_llama(LAYERS),
         stages=2 if case.peers == "pipelines" else 1,
-        sync_every=case.every if two_clocks else 1,
-        within="region" if two_clocks else None,
+        sync_every=case.every if two_frequency else 1,
+        within="region" if two_frequency else None,
         boundary_codec=case.codec,
         stop=MaxIterations(1),
         seed=SEED,

@@ -246,7 +246,7 @@ def measure(
     if made is not None:
         step_s, bound_s, gap = result.objective, result.bound, result.gap
         settled_s = steady_step_s(made)
-        if request.open:
+        if request.is_joint:
             long_s = plan_long_run_bound_s(instance.question(request, seed), made)
         sizes = sorted({len(group) for group in made.assignment.groups})
         about = (

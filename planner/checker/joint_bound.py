@@ -76,7 +76,7 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if plan.averages_for and witness.get("helped") is not True:
         return False
     regions = witness.get("regions", 0)
-    if not isinstance(regions, int) or (regions > 0) != plan.two_clocks:
+    if not isinstance(regions, int) or (regions > 0) != plan.two_frequency:
         return False
     if regions:
         # the fewer regions, the more is sent in all

@@ -63,7 +63,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "gradients_as": str(plan.codec),
         "boundaries_as": str(plan.workload.boundary_codec),
         "averages_every": plan.sync.every_steps,
-        "two_clocks": plan.two_clocks,
+        "two_clocks": plan.two_frequency,
         "wiring": str(plan.wiring),
         "clip": plan.clip,
         "hash": plan.content_hash[:12],

@@ -392,13 +392,13 @@ def run(args: argparse.Namespace) -> int:
             "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
             "out"
         )
-    if (request.skips or request.open) and args.random_placements:
+    if (request.partial_paths or request.is_joint) and args.random_placements:
         raise ValueError(
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
             "or give --stages"
         )
     drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-    drawn *= not request.skips and not request.open
+    drawn *= not request.partial_paths and not request.is_joint
     spare = Spare(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
     result = plan(
         cluster,
@@ -446,7 +446,7 @@ def run(args: argparse.Namespace) -> int:
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
     part("checking", f"checked (planner check {written})", lambda: _check(written))
-    if request.open:
+    if request.is_joint:
         part(
             "bounding the long run",
             "bounded in the long run",

@@ -48,7 +48,9 @@ def plan_data(
     request, ids = asked.request, made.cluster.network.ids
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
-    searched = "paths" if request.skips else "everything" if request.open else "placement"
+    searched = (
+        "paths" if request.partial_paths else "everything" if request.is_joint else "placement"
+    )
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
         **parts,
@@ -80,7 +82,7 @@ def plan_data(
     }
     if made.sync.every_steps > 1:
         data["sync"] = sync_data(made)
-    if request.skips:
+    if request.partial_paths:
         data |= cycle_data(made)
     return data
 
@@ -157,12 +159,12 @@ def _notes(made: TrainingPlan) -> Iterator[str]:
             yield f"Stage {which} keeps only its input and recomputes F in B."
         else:
             yield f"Stages {which} keep only their input and recompute F in B."
-    if made.two_clocks:
+    if made.two_frequency:
         counts = sorted({len(rounds[0]) for rounds in made.averaging})
         regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
         yield f"Gradients are averaged within regions in every step; {regions} regions to a stage."
     levels = [j for j, rounds in enumerate(made.averaging) if is_hierarchical(rounds)]
-    if levels and not made.two_clocks:
+    if levels and not made.two_frequency:
         own = [str(j) for j in levels if j < len(made.stage_layers)]
         who = f"Stage {', '.join(own)}" if own else "Embedding and head"
         who = "Every stage" if len(levels) == len(made.averaging) else who

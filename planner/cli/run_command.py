@@ -460,7 +460,7 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
         predicted = mine[0]["predicted_s"]
         words = [] if len(set(plan.cycle)) == 1 else [plan.schedules[kind[0]].name]
         if plan.sync.every_steps > 1:
-            alone = "that average within regions" if plan.two_clocks else "without averaging"
+            alone = "that average within regions" if plan.two_frequency else "without averaging"
             words.append("that average" if kind[1] else alone)
         what = f" ({', '.join(words)})" if words else ""
         print(

@@ -28,7 +28,7 @@ def sync_data(plan: TrainingPlan) -> dict[str, Any]:
         words = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"
     return {
         "every_steps": every,
-        "within_regions": plan.two_clocks,
+        "within_regions": plan.two_frequency,
         "outer": words,
         "step_alone_s": alone_s,
         "step_that_averages_s": averages_s,
@@ -59,7 +59,7 @@ def learning_notes(plan: TrainingPlan) -> list[str]:
     notes = [f"{what[:1].upper()}{what[1:]}: {MEASURED[what]}." for what in found]
     if plan.sync.every_steps > 1:
         notes.append(f"Averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}.")
-    if plan.two_clocks:
+    if plan.two_frequency:
         notes.append(f"Gradients within regions: {MEASURED['within']}.")
     return notes
 

@@ -136,7 +136,7 @@ def _operations(
         of_step: dict[tuple[int, int, str], Operation] = {}
         for op in step.operations:
             # on two clocks steps have unlike rounds: what they take is in `Parts`
-            if op.kind != "A" or not plan.two_clocks:
+            if op.kind != "A" or not plan.two_frequency:
                 known = of_step.get(op[:3], op)
                 start_s, end_s = min(known.start_s, op.start_s), max(known.end_s, op.end_s)
                 of_step[op[:3]] = op._replace(start_s=start_s, end_s=end_s)

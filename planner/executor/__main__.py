@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 
+from planner.executor.aggregator import Helper
 from planner.executor.arguments import (
     arguments,
     require_files,
@@ -22,7 +23,6 @@ from planner.executor.binding import own_name
 from planner.executor.course import Done, train
 from planner.executor.elastic import Elastic
 from planner.executor.ending import Ending
-from planner.executor.helper import Helper
 from planner.executor.hf_export import export_trained
 from planner.executor.learner import Learner
 from planner.executor.pieces import pieces_of

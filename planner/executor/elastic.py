@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from planner.executor.aggregator import Helper
 from planner.executor.binding import ring
 from planner.executor.checkpoint import Checkpoints
 from planner.executor.commit import Commit
@@ -27,7 +28,6 @@ from planner.executor.connections import ConnectionLost, TornError
 from planner.executor.ending import EndedError
 from planner.executor.evaluate import Evaluation, HeldOut
 from planner.executor.handover import hand_over
-from planner.executor.helper import Helper
 from planner.executor.learner import Learner, has_head
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from planner.executor.aggregator import Helper
 from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
@@ -18,7 +19,6 @@ from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
 from planner.executor.direct import Direct, open_direct
 from planner.executor.evaluate import HeldOut, held_out_of
-from planner.executor.helper import Helper
 from planner.executor.hf_export import Export
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, require_executable

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from planner.executor.helper import Helper
+from planner.executor.aggregator import Helper
 from planner.executor.learner import Learner
 from planner.executor.memory import Need
 from planner.executor.place import gpu_of

@@ -75,16 +75,16 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     if group_size == 2 and n > 2:
         return Recognised(((Strategy.PAIRS, 1.0),))
     reducers = shares > SAME / n
-    helpers = reducers & ~computes
+    aggregators = reducers & ~computes
     contributing = shares[computes]
     # the part of the vector that all contributors sum evenly
     even = float(contributing.min()) * len(contributing) if len(contributing) > 1 else 0.0
-    helped = float(shares[helpers].sum())
+    helped = float(shares[aggregators].sum())
     rest = max(1.0 - even - helped, 0.0)
     parts = {Strategy.ALL_REDUCE: even, Strategy.BYTEPS: 0.0, Strategy.PARAMETER_SERVER: rest}
     # one helper that dwarfs what any contributor sums is a server, equal services are BytePS
     largest = float(contributing.max(initial=0.0))
-    if int(helpers.sum()) == 1 and helped > 2 * largest:
+    if int(aggregators.sum()) == 1 and helped > 2 * largest:
         parts[Strategy.PARAMETER_SERVER] += helped
     else:
         parts[Strategy.BYTEPS] += helped

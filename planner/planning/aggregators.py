@@ -33,13 +33,13 @@ LEAST_GAIN = 1e-9
 def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the helpers that make its step shorter, and all others left out."""
     whole, names = question.given or question.cluster, plan.cluster.network.ids
-    helpers = question.helpers
+    aggregators = question.aggregators
     here = [whole.network.index_of(name) for name in names]
     best = _only(plan, whole, here)
-    if not helpers:
+    if not aggregators:
         return best
-    averaging = _helped(moved(plan, whole, here), helpers)
-    used = {d for rounds in averaging for r in rounds for g in r for d in g.helpers}
+    averaging = _helped(moved(plan, whole, here), aggregators)
+    used = {d for rounds in averaging for r in rounds for g in r for d in g.aggregators}
     if not used:
         return best
     cast = sorted({*here, *used})
@@ -92,12 +92,12 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
 
 
 def group_with_aggregators(
-    cluster: Cluster, members: Sequence[int], helpers: Sequence[int]
+    cluster: Cluster, members: Sequence[int], aggregators: Sequence[int]
 ) -> AveragingGroup | None:
     """All members' gradients averaged at the highest rate, with some devices that only sum."""
     from planner.lp.helped_rates import helped_rates
 
-    index = [*members, *helpers]
+    index = [*members, *aggregators]
     # a site's line is a limit of pairs here; devices' own limits are the problem's
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     up, down = device_limits(cluster)
@@ -121,7 +121,7 @@ def group_with_aggregators(
 
 
 def _helped(
-    plan: TrainingPlan, helpers: Sequence[int]
+    plan: TrainingPlan, aggregators: Sequence[int]
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
     """The plan's averaging, with helpers where they make it shorter."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
@@ -131,20 +131,21 @@ def _helped(
     group = {j: g for j, g in group.items() if len(g.members) > 1}
     seconds = {j: round_s(g, size[j], links) for j, g in group.items()}
     stages, kind = plan.assignment.groups, _kinds(cluster)
-    free, hopes = list(helpers), dict(seconds)
+    free, hopes = list(aggregators), dict(seconds)
     while free and hopes:
         j = max(hopes, key=lambda one: (hopes[one], -one))
         found = [
             (round_s(g, size[j], links), h, g)
             for h in {kind[h]: h for h in reversed(free)}.values()
-            if (g := group_with_aggregators(cluster, stages[j], [*group[j].helpers, h])) is not None
+            if (g := group_with_aggregators(cluster, stages[j], [*group[j].aggregators, h]))
+            is not None
         ]
         best = min(found, key=lambda one: one[:2], default=None)
         if best is None or best[0] >= hopes[j] * (1 - LEAST_GAIN):
             del hopes[j]
             continue
         hopes[j], _, group[j] = best
-        free = [h for h in helpers if not any(h in g.helpers for g in group.values())]
+        free = [h for h in aggregators if not any(h in g.aggregators for g in group.values())]
     return tuple(
         ((group[j],),) if j in group else rounds for j, rounds in enumerate(plan.averaging)
     )

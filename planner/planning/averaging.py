@@ -27,7 +27,7 @@ def averaging_rounds(
     codec: Codec = Codec.NONE,
     *,
     levels: bool = False,
-    two_clocks: bool = False,
+    two_frequency: bool = False,
 ) -> StageAveraging:
     """Rounds of one stage, in which every device contributes.
 
@@ -48,7 +48,7 @@ def averaging_rounds(
             return AveragingGroup.equal(m)
         return adaptive_group(cluster, m, size)
 
-    if two_clocks:
+    if two_frequency:
         return two_frequency_rounds(cluster, group, make, vector_bytes, codec)
     rounds = [[tuple(group)]]
     if group_size is not None and len(group) > 1:

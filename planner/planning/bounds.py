@@ -45,7 +45,7 @@ def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
     request, cluster, workload = question.request, question.cluster, question.workload
     if request.calibration is not None or request.delayed:
         return None
-    if request.skips:
+    if request.partial_paths:
         if not question.ends_together or request.sync_every > 1:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)
@@ -81,7 +81,7 @@ def one_round(question: PlanningProblem, shape: Shape) -> AveragingBound:
         shape.sizes,
         [vector * wire for vector in vectors[: shape.stages]],
         equal_shares=request.shares == ShareRule.EQUAL,
-        helped=bool(question.helpers),
+        helped=bool(question.aggregators),
     )
 
 

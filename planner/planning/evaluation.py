@@ -72,7 +72,7 @@ def stage_averaging(
                 size,
                 codec,
                 levels=levels,
-                two_clocks=two,
+                two_frequency=two,
             ),
             size,
         )

@@ -68,12 +68,12 @@ def joint_bound(
     *,
     recomputes: bool = True,
     every: int = 1,
-    helped_in: Cluster | None = None,
-    two_clocks: bool = False,
+    aggregators_in: Cluster | None = None,
+    two_frequency: bool = False,
     measured: bool = False,
 ) -> StepBound | None:
     """Seconds that no plan's step beats."""
-    fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
+    fleet = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     workload = _of_steps(workload, every)
     asked = (workload, wire_ratio, recomputes, every)
     needs = StageRequirements(fleet, *asked)
@@ -127,17 +127,17 @@ def long_run_bound_s(
     wire_ratio: float = 1.0,
     *,
     every: int = 1,
-    helped_in: Cluster | None = None,
-    two_clocks: bool = False,
+    aggregators_in: Cluster | None = None,
+    two_frequency: bool = False,
 ) -> float:
     """Seconds a step that no plan beats in the long run; a single step may.
 
     From the end of its round to the end of its next one every stage does all its work of a step,
     so that the first t steps from rest take at least t times this.
     """
-    fleet = DevicePool.of(cluster, helped_in, two_clocks=two_clocks)
+    fleet = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     needs = StageRequirements(fleet, _of_steps(workload, every), wire_ratio, True, every)
-    lasting = needs.lasting()
+    lasting = needs.steady_state()
 
     def prices(price: Price) -> PriceAt:
         return lambda limit: _in_turn(_costs(needs, lasting, price, limit))
@@ -154,8 +154,8 @@ def plan_long_run_bound_s(question: PlanningProblem, plan: TrainingPlan) -> floa
         plan.workload,
         plan.codec.wire_ratio,
         every=plan.sync.every_steps,
-        helped_in=question.helped_in,
-        two_clocks=plan.two_clocks,
+        aggregators_in=question.aggregators_in,
+        two_frequency=plan.two_frequency,
     )
 
 
@@ -173,8 +173,8 @@ def _best(
 
 def _any_stage(needs: StageRequirements, price: Price) -> PriceAt:
     """What the cheapest split costs, whichever stage's round ended the step before."""
-    home, ends, beyond = needs.home(), needs.ending(), needs.beyond()
-    ahead = [needs.ahead(again) for again in needs.choices]
+    home, ends, beyond = needs.tail(), needs.boundary(), needs.downstream()
+    ahead = [needs.upstream(again) for again in needs.choices]
 
     def price_at(limit: float) -> float:
         before = np.min([_costs(needs, need, price, limit) for need in ahead], axis=0)

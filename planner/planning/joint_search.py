@@ -117,9 +117,9 @@ def _given(question: PlanningProblem, devices: int) -> Constraints:
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
     equal = request.shares == ShareRule.EQUAL
     parts = (stages, layers, request.recompute, request.in_flight, equal)
-    two_clocks = request.within is not None
+    two_frequency = request.within is not None
     return Constraints(
-        *parts, request.sync_every, request.delayed, two_clocks, ObjectiveFunction.of(request)
+        *parts, request.sync_every, request.delayed, two_frequency, ObjectiveFunction.of(request)
     )
 
 
@@ -284,7 +284,9 @@ class _Search:
         """
         plan, taken = self.best.plan, self.best.objective
         levels = (
-            plan is not None and any(map(is_hierarchical, plan.averaging)) and not plan.two_clocks
+            plan is not None
+            and any(map(is_hierarchical, plan.averaging))
+            and not plan.two_frequency
         )
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
@@ -628,7 +630,7 @@ class _Search:
             self.leader = draft
         self._update_parent(draft, plan.predicted.step_s)
         # with helpers it is priced twice
-        self._spend(draft, PASSES * (2 if self.question.helpers else 1))
+        self._spend(draft, PASSES * (2 if self.question.aggregators else 1))
         return value
 
     def _update_parent(self, draft: CandidatePlan, seconds: float) -> None:

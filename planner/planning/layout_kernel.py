@@ -57,7 +57,7 @@ class ModelArrays(NamedTuple):
         Bytes of gradients on the wire over those that they have.
     every, delayed, two_clocks
         H: one step in so many averages, beside the next if ``delayed``, and every step within
-        regions if ``two_clocks``.
+        regions if ``two_frequency``.
     by_cost, wait_usd_per_s
         Whether dollars are estimated, and what waiting is worth.
     most_held
@@ -89,7 +89,7 @@ class ModelArrays(NamedTuple):
     microbatches: float
     every: float
     delayed: bool
-    two_clocks: bool
+    two_frequency: bool
     by_cost: bool
     wait_usd_per_s: float
     most_held: float
@@ -585,7 +585,7 @@ def estimate(
                 averaged += paid
                 if paid > 0:
                     rare += paid / (held[links.region[c]] * held[links.region[d]])
-        if model.two_clocks:
+        if model.two_frequency:
             # one device a region, as it were
             averaged, members = rare, 0.0
             for r in range(len(held)):
@@ -620,7 +620,7 @@ def _stage_parameters(model: Any, state: Any, j: int) -> float:
 def _averages_tied(model: Any, state: Any) -> bool:
     """Whether first and last stage average what embedding and head share, after all else."""
     apart = model.tied_parameters > 0 and state.stages[0] > 1
-    return bool(apart and model.every == 1.0 and not model.delayed and not model.two_clocks)
+    return bool(apart and model.every == 1.0 and not model.delayed and not model.two_frequency)
 
 
 @kernel
@@ -697,7 +697,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         plain, enough = size / model.wire_ratio, longest - way
         if tied and j == 0:
             enough = ends - way
-        if model.two_clocks:
+        if model.two_frequency:
             within, between = two_frequency_s(
                 size, plain, row, links, scratch, max(each - way, 0.0)
             )

@@ -104,8 +104,8 @@ class Constraints:
     equal
         Whether shares of what is averaged are equal.
     every, delayed, two_clocks
-        One step in so many averages, beside the next one if ``delayed``; with ``two_clocks`` each
-        does within regions.
+        One step in so many averages, beside the next one if ``delayed``; with ``two_frequency``
+        each does within regions.
     """
 
     stages: int | None = None
@@ -115,7 +115,7 @@ class Constraints:
     equal: bool = False
     every: int = 1
     delayed: bool = False
-    two_clocks: bool = False
+    two_frequency: bool = False
     merit: ObjectiveFunction = BY_TIME
 
 
@@ -156,7 +156,7 @@ def model_of(workload: Workload, given: Constraints, most: int) -> ModelArrays:
         workload.batch_samples / samples,
         float(given.every),
         given.delayed,
-        given.two_clocks,
+        given.two_frequency,
         given.merit.by_cost,
         given.merit.wait_usd_per_s,
         math.inf if given.in_flight is None else float(given.in_flight),

@@ -86,8 +86,8 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
         raise ProblemError(
             f"stage is {stage}, and the plan has {len(groups)}, from 0; give one of these"
         )
-    helpers = [d for d, of in plan.averages_for.items() if of == stage]
-    members = sorted({*groups[stage], *helpers})
+    aggregators = [d for d, of in plan.averages_for.items() if of == stage]
+    members = sorted({*groups[stage], *aggregators})
     if len(members) == 1:
         raise ProblemError(f"stage {stage} is one device, which averages with nobody; give another")
     cluster, workload = plan.cluster, plan.workload
@@ -102,7 +102,7 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
         workload.batch_samples,
         plan.vector_bytes()[stage] * plan.codec.wire_ratio,
         network.bandwidth_bytes_per_s[np.ix_(members, members)],
-        can_compute=[d not in helpers for d in members],
+        can_compute=[d not in aggregators for d in members],
         can_aggregate=np.asarray(cluster.devices.can_aggregate)[members],
     )
     return problem, labels(cluster.network.ids[d] for d in members)

@@ -214,7 +214,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         self._normalise()
         if self.in_flight is not None and (
-            self.in_flight < 1 or (not self.skips and self.schedule != OperationOrder.EAGER_1F1B)
+            self.in_flight < 1
+            or (not self.partial_paths and self.schedule != OperationOrder.EAGER_1F1B)
         ):
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
@@ -231,16 +232,16 @@ class PlanRequest:
                 f"hour_usd is {self.hour_usd:g}, what waiting is worth beside dollars; ask for "
                 "objective 'cost', or leave it out"
             )
-        if self.objective == Objective.COST and not self.open:
+        if self.objective == Objective.COST and not self.is_joint:
             raise ProblemError(
                 "objective 'cost' searches the whole; leave out stages and path_stages, or give "
                 "wiring 'flow'"
             )
-        if self.skips:
+        if self.partial_paths:
             self._require_paths()
         else:
             self._require_straight()
-            if self.open:
+            if self.is_joint:
                 self._require_open()
 
     def _normalise(self) -> None:
@@ -442,11 +443,11 @@ class PlanRequest:
         return Sync(self.sync_every, self.outer, self.delayed)
 
     @property
-    def open(self) -> bool:
+    def is_joint(self) -> bool:
         """Whether the whole is searched, within what is fixed."""
         given = self.stages is not None or self.pipelines is not None
         straight = RequestedWiring.STRAIGHT if given else RequestedWiring.FLOW
-        return not self.skips and (self.wiring or straight) != RequestedWiring.STRAIGHT
+        return not self.partial_paths and (self.wiring or straight) != RequestedWiring.STRAIGHT
 
     @property
     def fixed_stages(self) -> int | None:
@@ -472,7 +473,7 @@ class PlanRequest:
     def shares(self) -> ShareRule:
         """``averaging`` with its default."""
         if self.averaging is None:
-            return ShareRule.ADAPTIVE if self.open else ShareRule.EQUAL
+            return ShareRule.ADAPTIVE if self.is_joint else ShareRule.EQUAL
         return ShareRule(self.averaging)
 
     @property
@@ -480,10 +481,12 @@ class PlanRequest:
         """Whether stages may average in two levels where devices share a site's line."""
         if self.group_size is not None or self.within is not None:
             return False
-        return self.averaging == ShareRule.ADAPTIVE or (self.averaging is None and not self.skips)
+        return self.averaging == ShareRule.ADAPTIVE or (
+            self.averaging is None and not self.partial_paths
+        )
 
     @property
-    def skips(self) -> bool:
+    def partial_paths(self) -> bool:
         """Whether paths are searched instead of straight pipelines."""
         return self.path_stages is not None
 
@@ -491,7 +494,7 @@ class PlanRequest:
     def head_place(self) -> Head:
         """``head`` with its default."""
         if self.head is None:
-            return Head.FIRST if self.skips else Head.LAST
+            return Head.FIRST if self.partial_paths else Head.LAST
         return Head(self.head)
 
     @property
@@ -541,7 +544,7 @@ class PlanRequest:
         tuple[int, ...]
             Indices of schedules.
         """
-        if not self.skips:
+        if not self.partial_paths:
             return (0,)
         every = FULL_EVERY if self.full_every is None else self.full_every
         always_full = self.path_stages == stages and self.swaps == 0
@@ -585,10 +588,14 @@ class PlanningProblem:
     given: Cluster | None = None
 
     @property
-    def helpers(self) -> tuple[int, ...]:
+    def aggregators(self) -> tuple[int, ...]:
         """Devices of ``given`` that may sum gradients without a stage, to save time."""
         asked = self.request
-        uses = asked.shares == ShareRule.ADAPTIVE and asked.group_size is None and not asked.skips
+        uses = (
+            asked.shares == ShareRule.ADAPTIVE
+            and asked.group_size is None
+            and not asked.partial_paths
+        )
         uses = uses and asked.objective == Objective.TIME and asked.within is None
         if self.given is None or not uses:
             return ()
@@ -606,9 +613,9 @@ class PlanningProblem:
         return self.request.group_size is None and self.request.within is None and not levels
 
     @property
-    def helped_in(self) -> Cluster | None:
-        """``given``, if there are `helpers`."""
-        return self.given if self.helpers else None
+    def aggregators_in(self) -> Cluster | None:
+        """``given``, if there are `aggregators`."""
+        return self.given if self.aggregators else None
 
     @classmethod
     def of(
@@ -649,7 +656,7 @@ class PlanningProblem:
         if asked.calibration is not None:
             try:
                 calibration = asked.calibration.completed(cluster, workload)
-                if asked.open:
+                if asked.is_joint:
                     cluster = calibrated(cluster, workload, calibration)
             except ProblemError:
                 raise

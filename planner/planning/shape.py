@@ -78,7 +78,7 @@ class Shape:
 def shape_of(question: PlanningProblem) -> Shape:
     """The shape that a request with a number of stages asks for."""
     _require_able(question.cluster)
-    if question.request.skips:
+    if question.request.partial_paths:
         sizes = _sizes_for_paths(question)
         microbatches = _microbatches_for_paths(question, sizes[0])
     else:

@@ -89,9 +89,9 @@ def plan(
         A pair of devices is not measured.
     """
     question = PlanningProblem.of(cluster, workload, request, seed, fields)
-    if question.request.open:
+    if question.request.is_joint:
         return _plan_jointly(question, stop)
-    if question.request.skips:
+    if question.request.partial_paths:
         return _one_shape(question, shape_of(question), stop)
     return _straight_pipelines(question, stop)
 
@@ -146,8 +146,8 @@ def _of_any_plan(question: PlanningProblem, workload: Workload) -> StepBound | N
         Codec(request.codec).wire_ratio,
         recomputes=request.recompute != (),
         every=request.sync_every,
-        helped_in=question.helped_in,
-        two_clocks=request.within is not None,
+        aggregators_in=question.aggregators_in,
+        two_frequency=request.within is not None,
         measured=request.calibration is not None,
     )
 
@@ -160,7 +160,7 @@ def _measured_bound(
     Of microbatches of ``samples`` and of their multiples.
     """
     request = question.request
-    if request.calibration is None or request.skips:
+    if request.calibration is None or request.partial_paths:
         return None
     if made.head_stage < len(made.stage_layers) - 1:
         return None
@@ -213,7 +213,7 @@ def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
     request, cluster = asked.request, asked.cluster
     if (
         request.recompute is not None
-        or request.skips
+        or request.partial_paths
         or request.schedule == OperationOrder.ONE_F_ONE_B
     ):
         return None
@@ -230,7 +230,7 @@ def _one_shape(
     rivals: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _skipping if question.request.skips else _straight
+    make = _skipping if question.request.partial_paths else _straight
     draft = make(question, shape, stop, run)
     for rival in rivals:
         if _is_of(rival, question, shape) and rival.step_s < draft.plan.predicted.step_s:

@@ -76,12 +76,12 @@ class DevicePool:
 
     @classmethod
     def of(
-        cls, cluster: Cluster, helped_in: Cluster | None = None, *, two_clocks: bool = False
+        cls, cluster: Cluster, aggregators_in: Cluster | None = None, *, two_frequency: bool = False
     ) -> DevicePool:
         """Of a cluster."""
-        regions = len(set(cluster.network.regions)) if two_clocks else 0
-        n, helped = len(cluster), helped_in is not None
-        levels = has_hierarchy(cluster) and not two_clocks
+        regions = len(set(cluster.network.regions)) if two_frequency else 0
+        n, helped = len(cluster), aggregators_in is not None
+        levels = has_hierarchy(cluster) and not two_frequency
         up, down = device_limits(cluster)
         if n == 1:
             columns = (cluster.flops, cluster.memory_bytes, up, down)
@@ -90,9 +90,9 @@ class DevicePool:
         latency = cluster.network.latency_s
         away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
         nearest = away.min(axis=0)
-        if helped_in is not None:
-            nearest = np.minimum(nearest, _helpers_away(cluster, helped_in))
-        if levels or two_clocks:
+        if aggregators_in is not None:
+            nearest = np.minimum(nearest, _helpers_away(cluster, aggregators_in))
+        if levels or two_frequency:
             nearest = np.full(n - 1, nearest.min())
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
@@ -135,11 +135,11 @@ class DevicePool:
         }
 
 
-def _helpers_away(cluster: Cluster, helped_in: Cluster) -> Floats:
+def _helpers_away(cluster: Cluster, aggregators_in: Cluster) -> Floats:
     """``float[N - 1]``: seconds to the m-nearest of the devices and back, of the best helper."""
-    network = helped_in.network
+    network = aggregators_in.network
     here = np.array([network.index_of(name) for name in cluster.network.ids])
-    sums = np.asarray(helped_in.devices.can_aggregate).copy()
+    sums = np.asarray(aggregators_in.devices.can_aggregate).copy()
     sums[here] = False
     both = (network.latency_s + network.latency_s.T)[np.ix_(sums, here)]
     return np.asarray(np.sort(both, axis=1)[:, 1:].min(axis=0))
@@ -306,15 +306,15 @@ class StageRequirements:
         self.unsent_s = np.where(sends, self.fleet.return_s, self.lag_s + self.home_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
 
-    def home(self) -> Requirement:
+    def tail(self) -> Requirement:
         """Of stages that do all after T, where T is the begin of the first stage's step."""
         return self._all(self.there_s, arrives=True)
 
-    def beyond(self) -> Requirement:
+    def downstream(self) -> Requirement:
         """Of stages that do all after T, where a stage before them, not the first, begins at T."""
         return self._all(self.next_s, arrives=True)
 
-    def ending(self) -> Requirement:
+    def boundary(self) -> Requirement:
         """Of the stage that begins at T, if it is not the first; its messages may be there.
 
         A stage of one device does not average, so a stage before it ends no earlier.
@@ -343,7 +343,7 @@ class StageRequirements:
             self.fits,
         )
 
-    def ahead(self, again: bool) -> Requirement:
+    def upstream(self, again: bool) -> Requirement:
         """Of stages before the one that begins at T."""
         room, back = self.room[again], self.backward[again]
         forward = np.maximum(self.count - room.cumsum(axis=1), 0.0)
@@ -368,7 +368,7 @@ class StageRequirements:
             self.fits,
         )
 
-    def lasting(self) -> Requirement:
+    def steady_state(self) -> Requirement:
         """Of any stage from the end of its round to that of its next one."""
         flops = self.forward + self.backward[0] + self.head
         sent = self.count * (self.into + self.out) + self.averaged

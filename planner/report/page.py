@@ -321,7 +321,7 @@ def _sync(plan: TrainingPlan) -> str:
 
 
 def _every_step(plan: TrainingPlan) -> str:
-    if plan.two_clocks:
+    if plan.two_frequency:
         return "averaged within regions"
     return "each device's own" if plan.sync.local_steps else "averaged"
 

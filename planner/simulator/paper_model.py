@@ -77,11 +77,11 @@ def closing_ops(plan: TrainingPlan, seconds: dict[int, float], start_s: float) -
     """
     ops = []
     longest = max(seconds.values(), default=0.0)
-    helpers: dict[int, list[int]] = {}
+    aggregators: dict[int, list[int]] = {}
     for d, stage in plan.averages_for.items():
-        helpers.setdefault(stage, []).append(d)
+        aggregators.setdefault(stage, []).append(d)
     for stage, group in enumerate(plan.assignment.groups):
-        for d in (*group, *helpers.get(stage, ())):
+        for d in (*group, *aggregators.get(stage, ())):
             if seconds[stage] > 0:
                 ops.append(Op(-1, d, "A", start_s, start_s + seconds[stage]))
             update = plan.compute_times.update_s[d]

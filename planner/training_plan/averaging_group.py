@@ -74,7 +74,7 @@ class AveragingGroup:
         return f"AveragingGroup({counted(len(self.members), 'member')}, {self.phase})"
 
     @property
-    def helpers(self) -> tuple[int, ...]:
+    def aggregators(self) -> tuple[int, ...]:
         """Members that get nothing back: they sum for those who hold the stage."""
         flags = zip(self.members, self.receives, strict=False)
         return tuple(d for d, gets in flags if not gets)

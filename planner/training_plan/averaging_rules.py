@@ -43,9 +43,9 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
         named = f"stage {j}" if j < stages else f"stages 0 and {plan.head_stage}"
         for r, averaging_groups in enumerate(rounds):
             where = f"{entry}.rounds[{r}]"
-            helpers = {d for g in averaging_groups for d in g.helpers}
+            aggregators = {d for g in averaging_groups for d in g.aggregators}
             members = sorted(d for g in averaging_groups for d in g.members)
-            trained = [d for d in members if d not in helpers]
+            trained = [d for d in members if d not in aggregators]
             some = {group.phase for group in averaging_groups} == {Phase.EXCHANGE}
             if some and (len(set(members)) < len(members) or not set(members) <= set(holders)):
                 yield (
@@ -64,13 +64,15 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     yield f"{where}: nobody contributes; let at least one member do"
                 else:
                     yield from _share_contradictions(plan, g, where)
-            if helpers and j == stages:
+            if aggregators and j == stages:
                 yield (
-                    f"{where}: device {min(helpers)} holds no stage; let such devices help stages"
+                    f"{where}: device {min(aggregators)} holds no stage; let such devices help "
+                    "stages"
                 )
-            elif helpers and len(rounds) > 1:
+            elif aggregators and len(rounds) > 1:
                 yield (
-                    f"{where}: device {min(helpers)} holds no stage, and there are {len(rounds)} "
+                    f"{where}: device {min(aggregators)} holds no stage, and there are "
+                    f"{len(rounds)} "
                     "rounds; let such devices help in a single round"
                 )
         wrong = list(_phase_contradictions(rounds, entry))
@@ -108,7 +110,7 @@ def _entry(plan: TrainingPlan, j: int) -> str:
 
 def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """All stages average on two clocks or none, and what is rarer than gradients are changes."""
-    if not plan.two_clocks:
+    if not plan.two_frequency:
         return
     other = [j for j, rounds in enumerate(plan.averaging) if not within(rounds)]
     if other:
@@ -172,8 +174,8 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
 
 def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """A device without a stage is in one group of one stage: no round waits for another."""
-    helpers = [d for rounds in plan.averaging for r in rounds for g in r for d in g.helpers]
-    for d in sorted(set(helpers)):
+    aggregators = [d for rounds in plan.averaging for r in rounds for g in r for d in g.aggregators]
+    for d in sorted(set(aggregators)):
         if d >= len(plan.cluster):
             yield f"averaging.stages: there is no device {d}; name one of the {len(plan.cluster)}"
         elif d in plan.stage_of:
@@ -181,8 +183,8 @@ def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
                 f"averaging.stages: device {d} holds stage {plan.stage_of[d]}, so it must get sums "
                 "back; correct receives"
             )
-        elif helpers.count(d) > 1:
-            yield f"averaging.stages: device {d} helps in {helpers.count(d)} groups; leave one"
+        elif aggregators.count(d) > 1:
+            yield f"averaging.stages: device {d} helps in {aggregators.count(d)} groups; leave one"
 
 
 def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
@@ -190,7 +192,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     group, rounds = plan.averaged_by(j), plan.averaging[j]
     place = {d: i for i, d in enumerate(group)}
     every = [g for groups in rounds for g in groups]
-    if any(d not in place and d not in g.helpers for g in every for d in g.members):
+    if any(d not in place and d not in g.aggregators for g in every for d in g.members):
         return  # already said
     if any(len(g.members) != len(g.shares) or not any(g.shares) for g in every):
         return

@@ -268,7 +268,7 @@ class TrainingPlan:
         return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
 
     @property
-    def two_clocks(self) -> bool:
+    def two_frequency(self) -> bool:
         """Whether groups average gradients in every step, and one another's changes every H."""
         return any(map(within, self.averaging))
 
@@ -348,7 +348,7 @@ class TrainingPlan:
             for j, rounds in enumerate(self.averaging)
             for groups in rounds
             for group in groups
-            for d in group.helpers
+            for d in group.aggregators
         }
 
     @property

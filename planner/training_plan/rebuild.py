@@ -29,12 +29,14 @@ def one_round(
         One round of one group.
     """
     rounds = plan.averaging[stage]
-    helpers = sorted({d for groups in rounds for g in groups for d in g.helpers} - set(gone))
-    members = (*devices, *helpers)
+    aggregators = sorted(
+        {d for groups in rounds for g in groups for d in g.aggregators} - set(gone)
+    )
+    members = (*devices, *aggregators)
     alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
     known = dict(zip(rounds[0][0].members, rounds[0][0].shares, strict=True)) if alone else {}
-    shares = _shares(plan, members, known, helpers)
-    contributes = (True,) * len(devices) + (False,) * len(helpers)
+    shares = _shares(plan, members, known, aggregators)
+    contributes = (True,) * len(devices) + (False,) * len(aggregators)
     return ((AveragingGroup(members, shares, contributes, contributes),),)
 
 
@@ -96,7 +98,7 @@ def _shares(
     plan: TrainingPlan,
     members: Sequence[int],
     known: Mapping[int, float],
-    helpers: Collection[int] = (),
+    aggregators: Collection[int] = (),
 ) -> tuple[float, ...]:
     """In the proportions of those that are known; who has none gets their mean, if it can sum."""
     able = np.asarray(plan.cluster.devices.can_aggregate)
@@ -104,7 +106,7 @@ def _shares(
         mean = sum(known.values()) / len(known)
         shares = [known.get(d, mean) * float(able[d]) for d in members]
     else:
-        shares = [float(able[d]) * (d not in helpers) for d in members]
+        shares = [float(able[d]) * (d not in aggregators) for d in members]
     if sum(shares) <= 0:
         shares = [float(able[d]) for d in members]
     if sum(shares) <= 0:  # nobody can sum; a device that is alone need not

@@ -203,7 +203,7 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
             "one, or let wiring be fixed"
         )
         return
-    if plan.two_clocks:
+    if plan.two_frequency:
         yield (
             "averaging.stages: devices that choose paths know how many samples they had, not those "
             "with whom they average in every step of H, found groups that average "

@@ -61,9 +61,9 @@ def test_plans_that_are_no_swarm(plan: TrainingPlan) -> None:
     """Skipped stages and helpers are refused in one line."""
     schedule = plan.schedules[0]
     cut = tuple(path[:1] for path in schedule.paths)
-    skips = plan.replace(schedules=(type(schedule)("x", schedule.head, cut, ()),))
+    partial_paths = plan.replace(schedules=(type(schedule)("x", schedule.head, cut, ()),))
     with pytest.raises(ProblemError, match="a path skips or swaps stages; take a plan"):
-        plan_scenario(skips)
+        plan_scenario(partial_paths)
 
 
 def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None:

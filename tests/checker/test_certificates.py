@@ -81,12 +81,14 @@ def test_a_witness_by_flops_proves_nothing_about_other_plans(plan: pl.TrainingPl
     measured = replace(plan.compute_times, source="measured")
     assert straight_step_bound_s(step.witness, plan.replace(compute_times=measured)) is None
     cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
-    skips = pl.plan(
+    partial_paths = pl.plan(
         cluster, tiny_workload(), stages=4, path_stages=2, full_every=0, stop=pl.MaxIterations(3)
     ).plan
-    assert skips is not None and skips.assignment.grid is not None
-    shape = {"layers": [list(part) for part in skips.stage_layers], "microbatch_samples": 1}
-    assert straight_step_bound_s({"kind": "straight step", "shapes": [shape]}, skips) is None
+    assert partial_paths is not None and partial_paths.assignment.grid is not None
+    shape = {"layers": [list(part) for part in partial_paths.stage_layers], "microbatch_samples": 1}
+    assert (
+        straight_step_bound_s({"kind": "straight step", "shapes": [shape]}, partial_paths) is None
+    )
 
 
 def test_least_of_shapes_is_recomputed() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from planner.executor.aggregator import Helper
 
 from planner.executor.binding import join
-from planner.executor.helper import Helper
 from planner.executor.learner import Learner
 from planner.executor.optimizing import Optimizing
 from planner.executor.ranks import Ranks
@@ -60,14 +60,14 @@ def main(words: Sequence[str]) -> int:
 
 def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
     """A rank without a stage; what it summed last is where a learner's gradients are."""
-    helper = Helper(plan, ranks.rank)
-    worker = Worker(plan, ranks, helper, tickets=ranks.store if pace == "own" else None)
+    aggregator = Helper(plan, ranks.rank)
+    worker = Worker(plan, ranks, aggregator, tickets=ranks.store if pace == "own" else None)
     records = list(worker.steps(steps))
     losses = worker.losses
     np.savez(
         out / f"{ranks.rank}.npz",
         losses=[] if losses is None else [losses.of(t) for t in range(steps)],
         given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
-        last=helper.gradients().numpy().copy(),
+        last=aggregator.gradients().numpy().copy(),
     )
     ranks.part()

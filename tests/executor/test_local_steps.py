@@ -127,7 +127,7 @@ def test_uneven_shares_and_rounds_of_pairs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_flow_through_unequal_stages(tmp_path: Path) -> None:
     """One device feeds two, two feed one; the stage between recomputes."""
-    from tests.planning.test_whole import flow_plan
+    from tests.planning.test_joint_search import flow_plan
 
     plan = flow_plan([[1, 0, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 3, 4]).replace(sync=DILOCO)
     assert len(set(plan.schedules[0].paths)) == 2 and plan.recompute[1]

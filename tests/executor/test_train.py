@@ -313,7 +313,7 @@ def test_skipping_and_full_iterations_take_turns(
 
 def test_a_flow_through_unequal_stages_trains_as_one_process(tmp_path: Path) -> None:
     """One device feeds two, two feed one; the stage between recomputes."""
-    from tests.planning.test_whole import flow_plan
+    from tests.planning.test_joint_search import flow_plan
 
     plan = flow_plan([[1, 0, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 3, 4])
     assert len(set(plan.schedules[0].paths)) == 2 and plan.recompute[1]

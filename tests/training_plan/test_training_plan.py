@@ -408,8 +408,8 @@ def test_what_stochastic_wiring_cannot_begin_with() -> None:
     assert "must visit all stages in order" in next(contradictions(short))
     (group,) = plan.averaging[0][0]
     every_step = ((replace(group, phase=Phase.WITHIN),), (replace(group, phase=Phase.EXCHANGE),))
-    two_clocks = plan.replace(averaging=(every_step, plan.averaging[1]), sync=Sync(4))
-    assert any("every step of H" in said for said in contradictions(two_clocks))
+    two_frequency = plan.replace(averaging=(every_step, plan.averaging[1]), sync=Sync(4))
+    assert any("every step of H" in said for said in contradictions(two_frequency))
 
 
 def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> TrainingPlan:

@@ -20,19 +20,19 @@ from tests.executor.test_train import execute, expected_gradient, single
 pytest.importorskip("torch")
 
 
-def helped_plan(grid: list[list[int]], helpers: dict[int, int], share: float) -> TrainingPlan:
+def helped_plan(grid: list[list[int]], aggregators: dict[int, int], share: float) -> TrainingPlan:
     """Around a grid; each helper, by its number among all devices, sums for a stage.
 
     Members of a stage share the rest unevenly.
     """
-    n = len(grid) * len(grid[0]) + len(helpers)
-    index = [d for d in range(n) if d not in helpers]
+    n = len(grid) * len(grid[0]) + len(aggregators)
+    index = [d for d in range(n) if d not in aggregators]
     network = random_network(n)
     plan = make_plan(grid, workload=tiny_workload(), network=network.subset(index))
-    able = [d not in helpers for d in range(n)]
+    able = [d not in aggregators for d in range(n)]
     plan = moved(plan, pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able)), index)
     averaging = list(plan.averaging)
-    for d, j in helpers.items():
+    for d, j in aggregators.items():
         members = plan.assignment.groups[j]
         rest = np.arange(1.0, len(members) + 1)
         rest *= (1 - share) / rest.sum()
@@ -42,10 +42,10 @@ def helped_plan(grid: list[list[int]], helpers: dict[int, int], share: float) ->
     return plan.replace(averaging=tuple(averaging))
 
 
-def summed(plan: TrainingPlan, helper: int, length: int) -> slice:
+def summed(plan: TrainingPlan, aggregator: int, length: int) -> slice:
     """The part of the vector that the helper sums."""
-    group = plan.averaging[plan.averages_for[helper]][0][0]
-    return slice(*share_ranges(length, group.shares)[group.members.index(helper)])
+    group = plan.averaging[plan.averages_for[aggregator]][0][0]
+    return slice(*share_ranges(length, group.shares)[group.members.index(aggregator)])
 
 
 CASES = {
@@ -86,8 +86,8 @@ def test_training_with_helpers_is_training_without(case: str, tmp_path: Path) ->
 def test_a_tied_matrix_counts_once() -> None:
     """The helper's vector is as long as those of the devices that it sums for."""
     import torch
+    from planner.executor.aggregator import Helper
 
-    from planner.executor.helper import Helper
     from planner.executor.learner import Learner
     from planner.executor.optimizing import Optimizing
 

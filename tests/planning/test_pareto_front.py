@@ -62,7 +62,7 @@ def test_regions_that_average_in_every_step() -> None:
         stop=pl.Effort(0.2),
     )
     assert front.refused == ()
-    kinds = {point.trains: point.plan.two_clocks for point in front.points}
+    kinds = {point.trains: point.plan.two_frequency for point in front.points}
     assert kinds == {(1, *["none"] * 3): False, (5, *["none"] * 3): False} | {
         (5, "none", "none", "region"): True
     }

@@ -24,7 +24,7 @@ from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
-from tests.planning.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
 
 DEAR = Prices(0.02e9, 0.09e9)
 """A byte of a tiny plan costs something."""

@@ -44,8 +44,8 @@ from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.planning.test_layouts import model
-from tests.planning.test_whole_bound import hand_made
-from tests.planning.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.test_joint_bound import hand_made
+from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.simulator.reference import Reference
 
 RARE = Sync(5, OuterOptimizer())
@@ -63,7 +63,9 @@ def test_rounds_of_uneven_regions() -> None:
     """Within each; as many slices between as the smallest has; each device gets the others."""
     cluster = pl.Cluster(regional_network([3, 2, 2]), pl.Devices(1e9, 16e9))
     links, vector = LinkResources.of(cluster), 4e8
-    made = averaging_rounds(cluster, range(7), "equal", None, vector, Codec.INT8, two_clocks=True)
+    made = averaging_rounds(
+        cluster, range(7), "equal", None, vector, Codec.INT8, two_frequency=True
+    )
     each, between, spread = made
     assert [group.members for group in each] == [(0, 1, 2), (3, 4), (5, 6)]
     assert [group.slice for group in between] == [(0.0, 0.5), (0.5, 1.0)]
@@ -74,7 +76,7 @@ def test_rounds_of_uneven_regions() -> None:
     # gradients as they are, 2 x 2/3 of them over a device's link; changes in 8 bits
     assert round_s(each[0], vector, links, Codec.INT8) == pytest.approx(4 / 3 * 0.4 + 0.002)
     assert within(made) == (each,)
-    one = averaging_rounds(cluster, (0, 1), "adaptive", None, vector, two_clocks=True)
+    one = averaging_rounds(cluster, (0, 1), "adaptive", None, vector, two_frequency=True)
     assert len(one) == 1 and {group.phase for group in one[0]} == {Phase.WITHIN}
 
 
@@ -83,14 +85,14 @@ def test_who_cannot_sum_holds_no_slice() -> None:
     network = regional_network([3, 2, 1])
     sums = [True, False, False, False, True, False]
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_aggregate=sums))
-    made = averaging_rounds(cluster, range(6), "adaptive", None, 1e6, two_clocks=True)
+    made = averaging_rounds(cluster, range(6), "adaptive", None, 1e6, two_frequency=True)
     assert [group.members for group in made[1]] == [(0, 4, 5)]
     plan = make_plan([[k] for k in range(6)], network=network)
     plan = plan.replace(cluster=cluster, averaging=(made,), sync=RARE)
-    assert from_dict(plan.to_dict()).two_clocks
+    assert from_dict(plan.to_dict()).two_frequency
     none = cluster.replace(devices=pl.Devices(1e12, 16e9, can_aggregate=[True] * 3 + [False] * 3))
     with pytest.raises(pl.ProblemError, match="nobody can aggregate"):
-        averaging_rounds(none, range(6), "adaptive", None, 1e6, two_clocks=True)
+        averaging_rounds(none, range(6), "adaptive", None, 1e6, two_frequency=True)
 
 
 def test_a_step_by_hand() -> None:
@@ -130,7 +132,7 @@ def on_two_clocks(seed: int, n: int, layers: int, every: int) -> TrainingPlan | 
     tried = list(layouts(n, layers))
     groups, split = tried[int(rng.integers(len(tried)))]
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
-    plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_clocks=True)
+    plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_frequency=True)
     return None if plan is None else plan.replace(sync=Sync(every, OuterOptimizer()))
 
 
@@ -180,7 +182,7 @@ def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:3]:
-        plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_clocks=True)
+        plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, two_frequency=True)
         if plan is None:
             continue
         assert bound is not None and bound.witness is not None
@@ -219,12 +221,12 @@ def test_a_device_a_region_is_as_good_as_its_bound() -> None:
     plan = hand_made(cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order)
     rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
-    bound = joint_bound(cluster, work, every=2, two_clocks=True)
+    bound = joint_bound(cluster, work, every=2, two_frequency=True)
     assert bound is not None and bound.witness is not None
     assert step_s(plan) == pytest.approx((12 + 15) / 2)
     assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
     assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
-    wrong = joint_bound(cluster, work, 1.1, every=2, two_clocks=True)
+    wrong = joint_bound(cluster, work, 1.1, every=2, two_frequency=True)
     assert wrong is not None and wrong.seconds > step_s(plan)
     assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
 
@@ -268,7 +270,7 @@ def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
         cluster, work, sync_every=10, within="region", stop=pl.Effort(0.2), seed=0, **fields
     )
     plan = result.plan
-    assert plan is not None and plan.two_clocks and pl.check(result, cluster) == []
+    assert plan is not None and plan.two_frequency and pl.check(result, cluster) == []
     assert result.bound is not None and result.objective is not None
     assert result.bound <= result.objective
     assert plan.sync == Sync(10, OuterOptimizer())
@@ -367,7 +369,7 @@ def test_the_estimate_is_that_of_the_rounds(
     each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     shares = "equal" if equal else "adaptive"
-    made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_clocks=True)
+    made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_frequency=True)
     assert rounds_s(within(made), 1e7, LinkResources.of(cluster)) <= each_s * (1 + 1e-6)
     rare = rounds_s(made[1:], 1e7, LinkResources.of(cluster), codec)
     assert rare <= rare_s * (1 + 1e-6)

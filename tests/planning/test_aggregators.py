@@ -26,16 +26,16 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Layer
 from tests.conftest import tiny_workload
-from tests.planning.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
 
 
 def star(
-    train: int, helpers: int, *, line: float = 1e6, help_line: float = 1e7, **devices: Any
+    train: int, aggregators: int, *, line: float = 1e6, help_line: float = 1e7, **devices: Any
 ) -> pl.Cluster:
     """Trainers with thin lines, helpers with thick ones, every pair 10 ms away."""
-    n = train + helpers
-    able = [True] * train + [False] * helpers
-    lines = [line] * train + [help_line] * helpers
+    n = train + aggregators
+    able = [True] * train + [False] * aggregators
+    lines = [line] * train + [help_line] * aggregators
     fields: dict[str, Any] = {
         "can_compute": able,
         "upload_bytes_per_s": lines,
@@ -173,21 +173,21 @@ def test_bounds_know_of_helpers() -> None:
         assert step is not None
         wrong = found.plan.replace(certificates={"step": step})
         assert any(violation.rule == "bound" for violation in pl.check(wrong))
-    helped, lonely = (long_run_bound_s(peers, work, helped_in=c) for c in (cluster, None))
+    helped, lonely = (long_run_bound_s(peers, work, aggregators_in=c) for c in (cluster, None))
     assert helped <= found.objective < lonely
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 2), st.integers(1, 3))
-def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers: int) -> None:
+def test_no_plan_with_helpers_is_faster(seed: int, n: int, aggregators: int, layers: int) -> None:
     """Any cluster, model, layout, wiring, order and shares; the checker proves the same."""
     rng = np.random.default_rng(seed)
-    whole = tiny_cluster(n + helpers, rng)
-    able = np.isin(np.arange(n + helpers), rng.permutation(n + helpers)[:n])
+    whole = tiny_cluster(n + aggregators, rng)
+    able = np.isin(np.arange(n + aggregators), rng.permutation(n + aggregators)[:n])
     whole = whole.replace(devices=replace(whole.devices, can_compute=able))
     cluster, work = whole.subset(np.flatnonzero(able).tolist()), tiny_model(layers, 4, rng)
-    bound = joint_bound(cluster, work, helped_in=whole)
-    lasting = long_run_bound_s(cluster, work, helped_in=whole)
+    bound = joint_bound(cluster, work, aggregators_in=whole)
+    lasting = long_run_bound_s(cluster, work, aggregators_in=whole)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:20]:
@@ -210,19 +210,19 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers:
 
 
 def with_random_helpers(
-    plan: TrainingPlan, whole: pl.Cluster, helpers: list[int], rng: np.random.Generator
+    plan: TrainingPlan, whole: pl.Cluster, aggregators: list[int], rng: np.random.Generator
 ) -> TrainingPlan:
     """Each sums a random share, maybe all, of a random stage's gradients."""
     index = [whole.network.index_of(name) for name in plan.cluster.network.ids]
-    cast = sorted([*index, *helpers])
+    cast = sorted([*index, *aggregators])
     place = {d: k for k, d in enumerate(cast)}
     made = moved(plan, whole.subset(cast), [place[d] for d in index])
     averaging = list(made.averaging)
-    for d in helpers:
+    for d in aggregators:
         # nobody helps with what two stages share
         j, share = int(rng.integers(len(made.stage_layers))), float(rng.choice([0.3, 0.7, 1.0]))
         group = averaging[j][0][0]
-        if share == 1.0 and group.helpers:
+        if share == 1.0 and group.aggregators:
             share = 0.5
         shares = (*(one * (1 - share) for one in group.shares), share)
         flags = (*group.receives, False)

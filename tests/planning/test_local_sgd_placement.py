@@ -28,7 +28,7 @@ from planner.simulator.simulator import cycle_steps_s, step_s, unlike_steps_s
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import random_network, regional_network, tiny_workload
-from tests.planning.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
 
 PERIODS = 3
 

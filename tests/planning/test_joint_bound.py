@@ -30,7 +30,7 @@ from planner.training_plan.sync import Sync
 from planner.workload import costs
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
-from tests.planning.whole_plans import (
+from tests.planning.joint_plans import (
     Groups,
     Layers,
     layouts,

@@ -92,13 +92,13 @@ def whole_plan(
     codec: Codec = Codec.NONE,
     tied: bool = True,
     levels: bool = True,
-    two_clocks: bool = False,
+    two_frequency: bool = False,
     measured: Calibration | None = None,
 ) -> TrainingPlan | None:
     """A plan with random wiring, order and shares; None where memory does not hold it.
 
     ``tied``: first and last stage average what they share.
-    ``levels``: stages may average in two. ``two_clocks``: all do so within regions and between.
+    ``levels``: stages may average in two. ``two_frequency``: all do so within regions and between.
     ``measured``: what operations take, if not their FLOPs.
     """
     used = sorted(d for group in groups for d in group)
@@ -132,7 +132,7 @@ def whole_plan(
         stage_layers=layers,
         schedules=(Schedule("any", Head.LAST, paths, order),),
         averaging=tuple(
-            _on_two_clocks(part, group, rng) if two_clocks else _rounds(part, group, rng, levels)
+            _on_two_clocks(part, group, rng) if two_frequency else _rounds(part, group, rng, levels)
             for group in groups
         ),
         predicted=Predicted(0.0, 0.0, 0.0),
@@ -141,7 +141,7 @@ def whole_plan(
         left_out=tuple(cluster.network.ids[d] for d in range(len(cluster)) if d not in place),
         codec=codec,
     )
-    if tied and plan.must_average_tied and not two_clocks:
+    if tied and plan.must_average_tied and not two_frequency:
         shared = _rounds(part, plan.averaged_by(len(groups)), rng, levels)
         plan = plan.replace(averaging=(*plan.averaging, shared))
     return plan.replace(predicted=simulate_cycle(plan)[0])
