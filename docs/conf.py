@@ -46,16 +46,15 @@ FILES = {"overview": "README.md", "extend": "CONTRIBUTING.md", "changes": "CHANG
 
 def _source(app: Any, page: str, source: list[str]) -> None:
     """Text of those pages; links that GitHub follows to files lead to pages."""
-    up = "../"
     if page in FILES:
         path = Path(app.srcdir).parent / FILES[page]
         app.env.note_dependency(str(path))
         source[0] = path.read_text().replace("](docs/", "](")
-        up = ""
+    up = "../" * page.count("/")
     for name, file in FILES.items():
-        source[0] = source[0].replace(f"]({up}{file}", f"]({name}.md")
+        source[0] = re.sub(rf"\]\((?:\.\./)*{file}", f"]({up}{name}.md", source[0])
     # files outside docs/ are no pages: name them instead
-    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)?(benchmarks/[^)]+)\)", r"\1 (`\2`)", source[0])
+    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)*((?:benchmarks/|CITATION)[^)]+)\)", r"\1 (`\2`)", source[0])
 
 
 def setup(app: Any) -> None:

@@ -51,7 +51,7 @@ def load_network(name_or_path: str | Path) -> Network:
     ----------
     name_or_path
         A name that `list_networks` has, or the path of a network file, ``.csv`` or ``.json``, or
-        of any file that ``planner networks`` reads (docs/probe.md), if it has both latency and
+        of any file that ``planner networks`` reads (docs/how-to/measure.md), if it has both latency and
         bandwidth.
 
     Returns

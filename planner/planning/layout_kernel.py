@@ -21,7 +21,7 @@ from planner.search.rng import next_below, next_unit
 IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
 law): on the clock they wait for each other. Below about 2, pipelines run dry
-(docs/whole-plan.md)."""
+(docs/explanation/joint-search.md)."""
 SHORT_IN_FLIGHT = 1.5
 """The same where memory allows no more: the stage is so much slower than by Little's law."""
 RECOMPUTED = 4.0 / 3.0

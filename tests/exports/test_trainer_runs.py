@@ -1,6 +1,6 @@
 """Other trainers read what is exported for them, and train with it.
 
-``PLANNER_TRAINERS_PYTHON`` names a Python that has them installed (docs/export.md).
+``PLANNER_TRAINERS_PYTHON`` names a Python that has them installed (docs/how-to/export.md).
 """
 
 from __future__ import annotations

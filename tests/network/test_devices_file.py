@@ -77,10 +77,10 @@ def test_count_replicates_a_place(tmp_path: Path) -> None:
         load_devices(path, network)
 
 
-def test_the_example_of_the_readme(tmp_path: Path) -> None:
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     """Its devices are in the network that it names, and compute in bf16."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = readme.partition("\nname,count,gpu")[2].partition("```")[0]
+    page = (Path(__file__).parents[2] / "docs/reference/devices-file.md").read_text()
+    rows = page.partition("\nname,count,gpu")[2].partition("```")[0]
     path = written(tmp_path, f"name,count,gpu{rows}")
     cluster = load_devices(path, pl.load_network("aws8_dtfm_worldwide_2022"), inside=INSIDE)
     assert len(cluster.network) == 6 and cluster.lacks(Dtype.BF16) == []
