@@ -54,7 +54,7 @@ def _source(app: Any, page: str, source: list[str]) -> None:
     for name, file in FILES.items():
         source[0] = re.sub(rf"\]\((?:\.\./)*{file}", f"]({up}{name}.md", source[0])
     # files outside docs/ are no pages: name them instead
-    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)*((?:benchmarks/|CITATION)[^)]+)\)", r"\1 (`\2`)", source[0])
+    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)*((?:benchmarks/|planner/|CITATION)[^)]*)\)", r"\1 (`\2`)", source[0])
 
 
 def setup(app: Any) -> None:
