@@ -54,7 +54,14 @@ def _source(app: Any, page: str, source: list[str]) -> None:
     for name, file in FILES.items():
         source[0] = re.sub(rf"\]\((?:\.\./)*{file}", f"]({up}{name}.md", source[0])
     # files outside docs/ are no pages: name them instead
-    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)*((?:benchmarks/|planner/|CITATION)[^)]*)\)", r"\1 (`\2`)", source[0])
+    outside = r"\[(`?)([^]]*)\]\((?:\.\./)*((?:benchmarks/|planner/|CITATION)[^)]*)\)"
+    source[0] = re.sub(outside, _named, source[0])
+
+
+def _named(link: re.Match[str]) -> str:
+    """The path of a file that a link leads to, after the link's text unless that is the path."""
+    is_path, text, target = link.groups()
+    return f"`{target}`" if is_path else f"{text} (`{target}`)"
 
 
 def setup(app: Any) -> None:
