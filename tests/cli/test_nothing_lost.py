@@ -436,7 +436,7 @@ def test_an_interrupted_run_tells_the_steps_that_were_done(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(local, "run_local", run_local)
-    monkeypatch.setattr("planner.cli.run_command.predict", lambda *_: [1.0])
+    monkeypatch.setattr("planner.cli.run_command.predict_on_host", lambda *_: [1.0])
     measured = SimpleNamespace(software={})
     monkeypatch.setattr("planner.cli.run_command.Calibration.load", lambda _: measured)
     words = ["run", str(made), "--json", "--calibration", "times.json"]

@@ -210,7 +210,7 @@ def test_what_no_bound_allows_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
         assert found is not None
         return found._replace(seconds=1e3 * found.seconds)
 
-    monkeypatch.setattr(planning, "whole_bound", higher)
+    monkeypatch.setattr(planning, "joint_bound", higher)
     cluster = pl.Cluster(random_network(2), pl.Devices(3e9, 16e9))
     result = pl.plan(cluster, tiny_workload(), sync_every=4, stop=pl.Effort(0.2))
     assert result.plan is not None and result.bound is None
