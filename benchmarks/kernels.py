@@ -10,7 +10,7 @@ first call: operations of the clock, of a plan with flows and one of straight pi
 the layout search with 8 and with 57 places; moves of the path search. With `--devices`, CPU and
 memory of the first command with so many; with `--seeds`, the median step that five named instances
 reach. Medians of the repeats, which take turns between the checkouts; all at the default effort of
-each.
+each. The other checkout must have the modules that the measurements import: 0.2.0 or later.
 """
 
 from __future__ import annotations

@@ -103,8 +103,10 @@ def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
         "",
         f"Regenerate with `python -m benchmarks.local_sgd`. Effort {effort:g}, seed {seed}, "
         "nothing else "
-        "fixed. Seconds of a step on the clock (docs/explanation/step-time-model.md), in the mean where one in several "
-        "averages; dollars with the prices that docs/how-to/save-money.md names. Ranks: consecutive ranks by "
+        "fixed. Seconds of a step on the clock (docs/explanation/step-time-model.md), in the "
+        "mean where one in several "
+        "averages; dollars with the prices that docs/how-to/save-money.md names. Ranks: "
+        "consecutive ranks by "
         "region, best number of stages, microbatch size and order, trained the same way. Each plan "
         "passed its check. Codecs and H change what is learned; who measured how much stands in "
         "docs/how-to/save-money.md.",

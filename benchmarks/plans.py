@@ -269,7 +269,8 @@ def report(rows: Sequence[Row], before: str) -> str:
         stamp(before),
         "",
         f"Regenerate with `python -m benchmarks.plans`. Asked: {'; '.join(asked)}. Seeds "
-        f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/explanation/step-time-model.md). Ratio: "
+        f"{', '.join(map(str, seeds))}. Step times in seconds on the clock "
+        "(docs/explanation/step-time-model.md). Ratio: "
         "the plan's step over the best baseline's; below 1 the plan is faster. Bound: of the step "
         "that is counted, the third. In the long run: the mean of 20 steps after it, and what no "
         "plan is faster than over many steps; a single one may live on a lead.",

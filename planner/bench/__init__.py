@@ -1,1 +1,1 @@
-"""The open benchmark: frozen instances, all methods, one checker (docs/reference/open-benchmark.md)."""
+"""The open benchmark: frozen instances, all methods, one checker."""

@@ -51,8 +51,8 @@ def load_network(name_or_path: str | Path) -> Network:
     ----------
     name_or_path
         A name that `list_networks` has, or the path of a network file, ``.csv`` or ``.json``, or
-        of any file that ``planner networks`` reads (docs/how-to/measure.md), if it has both latency and
-        bandwidth.
+        of any file that ``planner networks`` reads (docs/how-to/measure.md), if it has both latency
+        and bandwidth.
 
     Returns
     -------

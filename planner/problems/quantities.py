@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.problems.error import ProblemError
-from planner.utils import validate as values
+from planner.utils import validate
 from planner.utils.validate import Choice, Kind, numbers, short_repr
 
 
@@ -68,12 +68,12 @@ def seed_of(value: Any) -> int:
 
 def instance_of(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
     """A value of the kind that a function takes, refused if it is something else."""
-    return values.instance_of(kind, value, field, error=ProblemError)
+    return validate.instance_of(kind, value, field, error=ProblemError)
 
 
 def choice(kind: type[Choice], field: str, value: Any) -> Choice:
     """One of an enum's words, refused if it is none of them."""
-    return values.choice(kind, field, value, error=ProblemError)
+    return validate.choice(kind, field, value, error=ProblemError)
 
 
 def whole(field: str, value: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.training_plan import coercion as plain
+from planner.training_plan import coercion
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
 from planner.utils.text import counted
@@ -50,14 +50,14 @@ class AveragingGroup:
     phase: Phase = Phase.ALL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "members", plain.numbers("members", self.members))
+        object.__setattr__(self, "members", coercion.numbers("members", self.members))
         if not self.members:
             raise PlanError("members must hold a device at least, found none; leave the group out")
         shares = sequence("shares", self.shares, error=PlanError)
         shares = tuple(real("a share of an averaging group", x, 0, error=PlanError) for x in shares)
         object.__setattr__(self, "shares", shares)
         for name in ("contributes", "receives"):
-            object.__setattr__(self, name, plain.flags(name, getattr(self, name)))
+            object.__setattr__(self, name, coercion.flags(name, getattr(self, name)))
         if not self.receives:
             object.__setattr__(self, "receives", (True,) * len(self.members))
         cut = sequence("slice", self.slice, error=PlanError)

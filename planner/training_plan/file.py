@@ -15,8 +15,7 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
-from planner.training_plan import schema
-from planner.training_plan import upgrade as version1
+from planner.training_plan import schema, upgrade
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import WHOLE, AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase, Wiring
@@ -45,9 +44,9 @@ from planner.workload.workload import Workload
 def from_dict(data: Any) -> TrainingPlan:
     """Validate and build; raises `PlanError` at the first rule broken."""
     _require_version(data)
-    old = data["schema_version"] == version1.SCHEMA_VERSION
+    old = data["schema_version"] == upgrade.SCHEMA_VERSION
     if old:
-        data = version1.upgraded(data)
+        data = upgrade.upgraded(data)
     for error in schema.errors(data, schema.load_schema("plan")):
         raise PlanError(str(error))
     try:
@@ -134,9 +133,9 @@ def _require_version(data: Any) -> None:
         found = schema.show(data.get("format") if isinstance(data, dict) else data)
         raise PlanError(f"format: must be {FORMAT!r}, found {found}; give a file of planner plan")
     version = data.get("schema_version")
-    if version not in (version1.SCHEMA_VERSION, SCHEMA_VERSION):
+    if version not in (upgrade.SCHEMA_VERSION, SCHEMA_VERSION):
         raise PlanError(
-            f"schema_version: this release reads {version1.SCHEMA_VERSION} and {SCHEMA_VERSION}, "
+            f"schema_version: this release reads {upgrade.SCHEMA_VERSION} and {SCHEMA_VERSION}, "
             f"found {schema.show(version)}; install the release that wrote the plan, or make it "
             "again"
         )

@@ -14,7 +14,7 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
-from planner.training_plan import coercion as plain
+from planner.training_plan import coercion
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging, within
 from planner.training_plan.choices import Codec, RouterFeedback, Wiring
@@ -182,19 +182,19 @@ class TrainingPlan:
             if norm == 0:
                 raise PlanError("clip is 0; give the largest norm, above 0, or leave it out")
             object.__setattr__(self, "clip", norm)
-        layers = plain.pairs("stage_layers", self.stage_layers)
+        layers = coercion.pairs("stage_layers", self.stage_layers)
         for name, value in (
             ("seed", count("seed", self.seed, 0, error=PlanError)),
-            ("assignment", plain.assignment(self.assignment)),
+            ("assignment", coercion.assignment(self.assignment)),
             ("stage_layers", layers),
-            ("schedules", plain.all_of(Schedule, "schedules", self.schedules)),
+            ("schedules", coercion.all_of(Schedule, "schedules", self.schedules)),
             ("averaging", _averaging(self.averaging)),
-            ("certificates", plain.certificates(self.certificates)),
-            ("recompute", plain.flags("recompute", self.recompute) or (False,) * len(layers)),
-            ("left_out", plain.all_of(str, "left_out", self.left_out)),
-            ("cycle", plain.numbers("cycle", self.cycle)),
-            ("alternatives", plain.all_of(Alternative, "alternatives", self.alternatives)),
-            ("baselines", plain.all_of(Alternative, "baselines", self.baselines)),
+            ("certificates", coercion.certificates(self.certificates)),
+            ("recompute", coercion.flags("recompute", self.recompute) or (False,) * len(layers)),
+            ("left_out", coercion.all_of(str, "left_out", self.left_out)),
+            ("cycle", coercion.numbers("cycle", self.cycle)),
+            ("alternatives", coercion.all_of(Alternative, "alternatives", self.alternatives)),
+            ("baselines", coercion.all_of(Alternative, "baselines", self.baselines)),
         ):
             object.__setattr__(self, name, value)
         if not self.schedules:
@@ -478,7 +478,7 @@ def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
     found = []
     for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
         each = sequence(f"averaging[{j}]", rounds, error=PlanError)
-        found.append(tuple(plain.all_of(AveragingGroup, f"averaging[{j}]", one) for one in each))
+        found.append(tuple(coercion.all_of(AveragingGroup, f"averaging[{j}]", one) for one in each))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.training_plan import coercion as plain
+from planner.training_plan import coercion
 from planner.training_plan.choices import Head
 from planner.training_plan.encoding import order_of, order_text, paths_of, route_fields
 from planner.training_plan.error import PlanError
@@ -40,9 +40,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
-        object.__setattr__(self, "paths", plain.lists_of_numbers("paths", self.paths))
+        object.__setattr__(self, "paths", coercion.lists_of_numbers("paths", self.paths))
         rows = sequence("order", self.order, error=PlanError)
-        object.__setattr__(self, "order", tuple(plain.operations("order", row) for row in rows))
+        object.__setattr__(self, "order", tuple(coercion.operations("order", row) for row in rows))
         instance_of(str, self.name, "name", error=PlanError)
         if () in self.paths:
             raise PlanError(

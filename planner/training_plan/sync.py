@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.training_plan import coercion as plain
+from planner.training_plan import coercion
 from planner.training_plan.choices import OuterStep
 from planner.training_plan.error import PlanError
 from planner.utils.validate import choice, count, instance_of, real
@@ -91,7 +91,7 @@ class Sync:
         object.__setattr__(self, "every_steps", every)
         if self.outer is not None:
             instance_of(OuterOptimizer, self.outer, "outer", error=PlanError)
-        object.__setattr__(self, "delayed", plain.flag("delayed", self.delayed))
+        object.__setattr__(self, "delayed", coercion.flag("delayed", self.delayed))
         if self.delayed and not self.local_steps:
             raise PlanError(
                 "sync.delayed: averages changes of parameters a step later, found gradients "

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from planner.checker.dispatch import check
-from planner.cli import partial_output as spare
+from planner.cli import partial_output
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.planning.joint_search import _Search
@@ -26,7 +26,7 @@ from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, StopRun
 from planner.training_plan import file as plan_files
 from planner.training_plan.file import load_plan, save_plan
-from planner.utils import atomic_write as atomic
+from planner.utils import atomic_write
 from planner.utils.output_files import has_mark
 
 QUICK = [
@@ -346,7 +346,7 @@ def test_a_kill_leaves_the_best_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Beside the output, as a plan; the next run says so, and keeps it under another name."""
-    monkeypatch.setattr(spare, "EVERY_S", 0.0)
+    monkeypatch.setattr(partial_output, "EVERY_S", 0.0)
 
     def killed(plan: Any, path: Path) -> None:
         raise MemoryError
@@ -365,7 +365,7 @@ def test_a_kill_leaves_the_best_so_far(
     assert check(load_plan(killed_file)) == []
     assert sorted(one.name for one in tmp_path.iterdir()) == [path.name, killed_file.name]
     part.write_text("")
-    spare.Spare(path, bool, str)
+    partial_output.Spare(path, bool, str)
     assert (tmp_path / "plan.killed1.json").exists() and load_plan(killed_file)
 
 
@@ -381,12 +381,12 @@ def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
         if one is not young:
             os.utime(one, (time.time() - 60,) * 2)
     with held.open("rb") as file:
-        assert atomic._hold(file)
-        atomic.write_text(path, "whole")
+        assert atomic_write._hold(file)
+        atomic_write.write_text(path, "whole")
     assert path.read_text() == "whole"
     assert sorted(tmp_path.iterdir()) == sorted([path, young, held, other])
     young.unlink()
-    atomic.write_text(path, "again")
+    atomic_write.write_text(path, "again")
     assert sorted(tmp_path.iterdir()) == sorted([path, other])
 
 

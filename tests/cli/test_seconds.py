@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.checker.violation import Violation
-from planner.cli import time_budget as time_left
+from planner.cli import time_budget
 from planner.cli.main import main
 from planner.cli.output import BAD_INPUT
 from planner.cli.time_budget import TimeLeft
@@ -44,7 +44,7 @@ def test_what_is_spent_is_spent_from_the_begin() -> None:
 
 def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """By an alarm, which is gone afterwards."""
-    monkeypatch.setattr(time_left, "OVER_S", 0.0)
+    monkeypatch.setattr(time_budget, "OVER_S", 0.0)
     with pytest.raises(OutOfTime), TimeLeft(0.01).cut():
         while True:
             pass

@@ -86,8 +86,8 @@ def test_training_with_helpers_is_training_without(case: str, tmp_path: Path) ->
 def test_a_tied_matrix_counts_once() -> None:
     """The helper's vector is as long as those of the devices that it sums for."""
     import torch
-    from planner.executor.aggregator import Helper
 
+    from planner.executor.aggregator import Helper
     from planner.executor.learner import Learner
     from planner.executor.optimizing import Optimizing
 

@@ -22,8 +22,8 @@ from planner.planning.request import PlanningProblem, PlanRequest
 from planner.training_plan.file import from_dict, plan_text
 from planner.workload.costs import stage_costs
 from tests.conftest import random_network, regional_network, tiny_workload
-from tests.planning.test_joint_bound import ROUNDING, step_ends_s
 from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.test_joint_bound import ROUNDING, step_ends_s
 
 
 def cluster_of(n: int, flops: float = 1e9) -> pl.Cluster:

@@ -43,9 +43,9 @@ from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
-from tests.planning.test_layouts import model
-from tests.planning.test_joint_bound import hand_made
 from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.test_joint_bound import hand_made
+from tests.planning.test_layouts import model
 from tests.simulator.reference import Reference
 
 RARE = Sync(5, OuterOptimizer())

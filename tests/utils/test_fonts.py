@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from planner.utils import fonts as glyphs
+from planner.utils import fonts
 from planner.utils.atomic_write import write_picture
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -28,8 +28,8 @@ def test_letters_come_from_the_first_font_that_has_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     """And texts that need none keep theirs."""
-    monkeypatch.setattr(glyphs, "_others", lambda own: [FONTS / "cmr10.ttf", OTHER])
-    letter = min(c for c in glyphs._has(OTHER) - glyphs._has(OWN) if c > "\ue000")
+    monkeypatch.setattr(fonts, "_others", lambda own: [FONTS / "cmr10.ttf", OTHER])
+    letter = min(c for c in fonts._has(OTHER) - fonts._has(OWN) if c > "\ue000")
     made = figure(f"a{letter}")
     plain = made.text(0.1, 0.1, "plain")
     write_picture(tmp_path / "a.png", made, dpi=50)
@@ -43,8 +43,8 @@ def test_letters_that_no_font_has_are_told_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not once a letter."""
-    monkeypatch.setattr(glyphs, "_others", lambda own: [OTHER])
-    with pytest.warns(glyphs.MissingGlyphs, match=r"東京|京東") as told:
+    monkeypatch.setattr(fonts, "_others", lambda own: [OTHER])
+    with pytest.warns(fonts.MissingGlyphs, match=r"東京|京東") as told:
         write_picture(tmp_path / "a.png", figure(LACKED), dpi=50)
     assert len(told) == 1
     assert (tmp_path / "a.png").stat().st_size > 0
@@ -53,12 +53,12 @@ def test_letters_that_no_font_has_are_told_once(
 def test_fonts_that_cannot_be_read_have_no_letters(tmp_path: Path) -> None:
     """They are passed over."""
     (tmp_path / "bad.ttf").write_text("no font")
-    assert glyphs._has(tmp_path / "bad.ttf") == frozenset()
+    assert fonts._has(tmp_path / "bad.ttf") == frozenset()
 
 
 def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> None:
     """Boxes all look the same."""
-    if not any(set(LACKED) <= glyphs._has(path) for path in glyphs._others(OWN)):
+    if not any(set(LACKED) <= fonts._has(path) for path in fonts._others(OWN)):
         pytest.skip("no font here has them")
     pictures = []
     for letter in LACKED:
@@ -69,6 +69,6 @@ def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> Non
 
 def test_names_from_right_to_left_leave_their_line_in_order() -> None:
     """Others are as they are."""
-    assert [glyphs.in_line(name) for name in ("Tokyo", "東京", "a/0")] == ["Tokyo", "東京", "a/0"]
-    assert glyphs.in_line("دبي") == "\u200eدبي\u200e"
-    assert not {c for c in glyphs.in_line("דן") if c not in "דן"} - {"\u200e"}
+    assert [fonts.in_line(name) for name in ("Tokyo", "東京", "a/0")] == ["Tokyo", "東京", "a/0"]
+    assert fonts.in_line("دبي") == "\u200eدبي\u200e"
+    assert not {c for c in fonts.in_line("דן") if c not in "דן"} - {"\u200e"}
