@@ -37,7 +37,7 @@ def _table_1(setup: int) -> AveragingProblem:
 
 
 def _albert() -> AveragingProblem:
-    """Section 4.2: sixteen slow peers and four helpers, 20 samples a second a T4."""
+    """Section 4.2: sixteen slow peers and four aggregators, 20 samples a second a T4."""
     speeds = np.array([0.2] * 4 + [0.1] * 8 + [0.05] * 4 + [1.0] * 4) * GBIT
     samples = [20.0] * 16 + [0.0] * 4
     return AveragingProblem(samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES)

@@ -1,4 +1,4 @@
-"""Whole plans, priced on the one clock: instances and methods."""
+"""Whole plans, priced on the one simulator: instances and methods."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class PlanProblem:
-    """A whole plan for a cluster and a workload; the objective is its step on the clock.
+    """A whole plan for a cluster and a workload; the objective is its step in the simulator.
 
     Free are the decisions that leave the arithmetic of training as it is
     (`planner.bench.judge`).

@@ -1,4 +1,4 @@
-"""Whether an answer is made of what it must be, which who writes a solver may first get wrong."""
+"""Type checks of answers, which may come from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on DT-FM's cost, computed again from the problem and the kind of argument."""
+"""Recomputes bounds on DT-FM's cost."""
 
 from __future__ import annotations
 

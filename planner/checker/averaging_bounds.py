@@ -1,4 +1,4 @@
-"""Bounds on the rate of averaging, computed again from the problem and the kind of argument."""
+"""Recomputes bounds on the rate of averaging."""
 
 from __future__ import annotations
 

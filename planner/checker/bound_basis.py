@@ -1,4 +1,4 @@
-"""What the bounds of a plan stand on: what was computed again, and whose word was taken."""
+"""What the bounds of a plan rest on: recomputed, or taken from a solver."""
 
 from __future__ import annotations
 

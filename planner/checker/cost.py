@@ -1,4 +1,4 @@
-"""What a step costs, counted again message by message."""
+"""Recomputes the cost of a step, message by message."""
 
 from __future__ import annotations
 

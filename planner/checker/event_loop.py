@@ -1,6 +1,6 @@
 """The checker's clock at work: what happens next, until nothing does; compiled where numba is.
 
-Written from the definition (docs/explanation/step-time-model.md), apart from the clock that it
+Written from the definition (docs/explanation/step-time-model.md), apart from the simulator that it
 judges. Rates are settled line by line: every scarce line has a level at which its own pairs just
 fill it; the pairs of the lowest such line get that level, or their most, and the other lines share
 what then is left.

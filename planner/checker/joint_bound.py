@@ -1,4 +1,4 @@
-"""The bound on the step of any plan, computed again from its definition.
+"""Recomputes the bound on the step of every plan.
 
 The witness says what devices there are and at which price each counts. A step of D seconds is
 excluded if, however the layers are split into stages, what the stages need between two step ends
@@ -99,7 +99,7 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
 
 
 def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase) -> bool:
-    """Whether a stage averages in two levels, and every site has a part in every exchange."""
+    """Whether a stage averages hierarchically, and every site has a part in every exchange."""
     if [{group.phase for group in groups} for groups in rounds] != [
         {first},
         {Phase.EXCHANGE},
@@ -188,7 +188,7 @@ def _covers(devices: _Devices, plan: TrainingPlan, measured: bool) -> bool:
     if (pair_rates(plan)[both][apart] > devices.hop_rate).any():
         return False
     away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
-    # one that trains has a group's m - 1 others to talk to, a helper has m
+    # one that trains has a group's m - 1 others to talk to, an aggregator has m
     less = devices.back_s[1:k]
     return not ((away[trains, : k - 1] < less).any() or (away[helps, 1:k] < less).any())
 
@@ -313,8 +313,8 @@ class _Stage:
         # a matrix of two stages is averaged after what each has to itself
         split = of.apart and (a == 0) != (b == of.last)
         vector = (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * of.wire
-        # with helpers those who train still send m vectors in all, if they sum nothing themselves;
-        # so do they until sites have exchanged
+        # with aggregators those who train still send m vectors in all, if they sum nothing
+        # themselves; so do they until sites have exchanged
         least = of.helped or of.levels
         self.averaged = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
         slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)

@@ -1,4 +1,4 @@
-"""Bounds on paths, computed again from the problem and the few words of a witness.
+"""Recomputes bounds on paths from their witnesses.
 
 Written from the definitions of `PathProblem`, plainly and slowly. A witness only says where to
 look: which start device, or which stage. All numbers come from the problem.

@@ -1,4 +1,4 @@
-"""The bounds in a plan's certificates, computed again where a witness says from what."""
+"""Recomputes the bounds in a plan's certificates from their witnesses."""
 
 from __future__ import annotations
 

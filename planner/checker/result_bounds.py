@@ -1,4 +1,4 @@
-"""The bound of a solver's result, computed again where it carries a witness."""
+"""Recomputes the bound of a solver's result from its witness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound on a straight plan's step, computed again from its definition.
+"""Recomputes the bound on a straight plan's step.
 
 Between two step ends: the devices of some stage begin together at the first of them. One microbatch
 walks from there to the last stage and home; at one stage of the walk all microbatches queue. Then
@@ -207,7 +207,7 @@ def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])
     partners = members - 1
-    if shares == "helped":  # by helpers anywhere; a member sends and gets the whole at least
+    if shares == "helped":  # by aggregators anywhere; a member sends and gets the whole at least
         return vector / min(up, down)
     if shares == "equal":
         share = vector / members

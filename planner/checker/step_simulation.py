@@ -1,4 +1,4 @@
-"""What a plan's steps take, worked out again from the clock's definition.
+"""Recomputes step times from the definition of the step-time model.
 
 A device does one operation at a time in the plan's order. Messages of an ordered pair leave one
 after the other; the pairs that send share uploads, downloads and sites' lines max-min fair. A round
@@ -6,7 +6,7 @@ of averaging begins with its last member and takes its fullest resource's second
 pipeline has queued there, and the longest latency there and back; messages that come later keep
 their rates, and it slows down for them. Steps follow without a barrier.
 
-Here a plan is written down as arrays; `planner.checker.event_loop` lets the clock run.
+Here a plan is written down as arrays; `planner.checker.event_loop` lets the simulator run.
 """
 
 from __future__ import annotations

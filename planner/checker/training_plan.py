@@ -99,7 +99,7 @@ def _other_devices(name: str) -> Violation:
 
 
 def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
-    """A device's limit, or what the clock takes for it: its fastest measured pair."""
+    """A device's limit, or what the simulator takes for it: its fastest measured pair."""
     stated = getattr(cluster.devices, name)
     if stated is not None:
         return np.asarray(stated, dtype=np.float64)

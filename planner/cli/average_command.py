@@ -147,7 +147,7 @@ def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
 
 
 def _written(written: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """The plan that was saved: what it takes on the clock, and where it is."""
+    """The plan that was saved: what it takes in the simulator, and where it is."""
     violations = check(load_plan(written))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")

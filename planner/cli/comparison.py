@@ -1,4 +1,4 @@
-"""What ``planner plan`` compares a plan with beside random placements: what needs no planner."""
+"""Baselines of a plan in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clock says of a plan beside its times: the fullest link, and limits that it assumes."""
+"""What the simulator says of a plan beside its times: fullest link and assumed limits."""
 
 from __future__ import annotations
 

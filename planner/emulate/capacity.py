@@ -1,4 +1,4 @@
-"""What this machine can carry, and by how much a plan's bytes must shrink for it."""
+"""What this machine can carry, and how much a plan must shrink for it."""
 
 from __future__ import annotations
 

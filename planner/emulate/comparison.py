@@ -1,4 +1,4 @@
-"""Predicted and executed side by side: parts of a step, operations, links."""
+"""Compares predicted and executed steps, operations and links."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _operations(
     for step in steps:
         of_step: dict[tuple[int, int, str], Operation] = {}
         for op in step.operations:
-            # on two clocks steps have unlike rounds: what they take is in `Parts`
+            # on two frequencies steps have unlike rounds: what they take is in `Parts`
             if op.kind != "A" or not plan.two_frequency:
                 known = of_step.get(op[:3], op)
                 start_s, end_s = min(known.start_s, op.start_s), max(known.end_s, op.end_s)

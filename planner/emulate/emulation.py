@@ -1,4 +1,4 @@
-"""A plan on an emulated network: run it, and hold what was predicted against it."""
+"""Runs a plan on an emulated network and compares it with the prediction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Emulation:
     Attributes
     ----------
     prediction, comparison
-        What the clock says, and both side by side.
+        What the simulator says, and both side by side.
     typical
         A step of the cycle's first schedule, from rest unless none was: neither fast nor slow.
     carried
@@ -80,7 +80,7 @@ class EmulationSettings:
     real_compute
         Train the real model, on this machine's processors.
     jitter_s
-        By how much latencies vary, about once a message; the clock knows nothing of it.
+        By how much latencies vary, about once a message; the simulator knows nothing of it.
     """
 
     speed: float = 1.0

@@ -92,7 +92,7 @@ class Step:
         shared = {d: [done[d].pop()] for d in tied if d in done}
         found: dict[int, float] = {}
         for j, rounds in enumerate(plan.averaging):
-            # on two clocks a device does so twice
+            # on two frequencies a device does so twice
             mine = {d: ops for d, ops in (done if j < stages else shared).items() if ops}
             starts_of = {d: ops[0].start_s for d, ops in mine.items()}
             ends_of = {d: ops[-1].end_s for d, ops in mine.items()}

@@ -1,4 +1,4 @@
-"""What the emulated network imposes: rates, delays, and limits that pairs share."""
+"""The emulated network: rates, delays and shared limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EmulatedLinks(NamedTuple):
 def links_of(
     cluster: Cluster, speed: float = 1.0, shrink: float = 1.0, jitter_s: float = 0.0
 ) -> EmulatedLinks:
-    """Everything that the clock assumes about a cluster's network, defaults included."""
+    """Everything that the simulator assumes about a cluster's network, defaults included."""
     network = cluster.network
     n = len(network)
     rate = np.array(network.bandwidth_bytes_per_s) * (speed / shrink)

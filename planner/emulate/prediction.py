@@ -1,4 +1,4 @@
-"""What the clock says of a plan, in the form in which it is compared."""
+"""The simulator's prediction in the form that is compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.workload.calibration import Calibration
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan on the clock.
+    """A plan in the simulator.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How busy this machine's processors are."""
+"""Utilisation of this machine's processors."""
 
 from __future__ import annotations
 

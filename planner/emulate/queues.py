@@ -1,4 +1,4 @@
-"""Queues of packets, a pair each, served at max-min fair rates; then each packet travels.
+"""Packet queues, one per pair, served at max-min fair rates, with delays.
 
 A packet without payload, an acknowledgement that is, does not wait: two windows of megabytes that
 face each other through one queue hold up each other's acknowledgements and leave the link idle,

@@ -1,4 +1,4 @@
-"""The ranks of a plan, each a process in its device's namespace, and what they recorded."""
+"""Starts a plan's ranks in their namespaces and reads what they recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An emulation in lines for people, and as data."""
+"""Reports an emulation as text and as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Chrome trace: a step as predicted, as its ranks executed it, and as the switch carried it.
+"""Chrome trace of a step: predicted, executed, and as the switch carried it.
 
 The switch saw averaging too, and knows nothing of operations: it is the third, independent witness.
 """

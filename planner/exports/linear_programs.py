@@ -1,4 +1,4 @@
-"""The linear programmes that a plan stands on, as files of solvers."""
+"""The linear programs that a plan stands on, as files of solvers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Write = Callable[[TrainingPlan, ExportOptions], str]
 
 
 def flow_programme(form: str) -> Write:
-    """Writer of the linear programme of a plan's flow of microbatches."""
+    """Writer of the linear program of a plan's flow of microbatches."""
 
     @_refusing
     def write(plan: TrainingPlan, _: ExportOptions) -> str:

@@ -1,4 +1,4 @@
-"""What an export may be told beside the plan."""
+"""Options of exports."""
 
 from __future__ import annotations
 

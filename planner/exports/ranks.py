@@ -1,4 +1,4 @@
-"""Who is who: a rank map, and a host file."""
+"""Rank map and host file."""
 
 from __future__ import annotations
 

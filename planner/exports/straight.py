@@ -1,4 +1,4 @@
-"""Straight pipelines of a plan, and what trainers other than our executor cannot express."""
+"""Straight pipelines as other trainers need them, and what they cannot express."""
 
 from __future__ import annotations
 

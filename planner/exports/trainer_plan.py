@@ -1,4 +1,4 @@
-"""A plan as another trainer carries it out: mesh of ranks, order of work, predicted step."""
+"""A plan as another trainer runs it: rank mesh, order of work, predicted step."""
 
 from __future__ import annotations
 

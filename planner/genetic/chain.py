@@ -1,4 +1,4 @@
-"""Threshold bound for any network: what the links below a level make possible.
+"""Threshold bound for any network: what links below a level allow.
 
 Order the boundaries of a plan by their level (eq. 3), largest first. Taking them away one after the
 other leaves fewer and fewer boundaries *kept*, and when the set Q is kept, all its levels are at

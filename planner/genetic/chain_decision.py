@@ -1,4 +1,4 @@
-"""The decision behind the chain bound, on single devices (CP-SAT)."""
+"""Decision problem behind the chain bound, on single devices (CP-SAT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stopping rule hears of while an assignment is searched."""
+"""What a stopping criterion sees while an assignment is searched."""
 
 from __future__ import annotations
 

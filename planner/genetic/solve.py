@@ -83,7 +83,7 @@ def solve_assignment(
         raise ProblemError(f"method is {short_repr(method)}; it must be one of {words}") from None
     instance_of(AssignmentProblem, problem)
     seed = seed_of(seed)
-    # CP-SAT comes with the methods that use it, before the clock starts
+    # CP-SAT comes with the methods that use it, before the simulator starts
     from planner.genetic.auto import Auto, prove_by_classes
     from planner.genetic.classes import interchangeable
 
@@ -121,7 +121,7 @@ def steps_per_effort(method: Method, tables: Tables) -> float:
 
 @cache
 def compile_kernels(evolution: bool) -> None:
-    """Compile before the clock starts, once per process and from the disk cache if it is there.
+    """Compile before the simulator starts, once per process and from the disk cache if it is there.
 
     The first solve of a new installation waits some seconds here, so that a time limit is spent on
     the problem.

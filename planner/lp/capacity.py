@@ -1,4 +1,4 @@
-"""The largest total rate R for given contributors, without an LP where no pair limit binds.
+"""Largest total rate for given contributors, in closed form if no pair limit binds.
 
 For contributors K with k = |K| and a total rate H, reducer i is capped by
 

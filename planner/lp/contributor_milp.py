@@ -1,4 +1,4 @@
-"""The mixed-integer programme for the contributors c, solved by HiGHS.
+"""The mixed-integer program for the contributors c, solved by HiGHS.
 
 Between an incumbent and a bound the total rate H lies in an interval [L, U], which makes the
 linearised products c_i H tight. With x_i = c_i r_i, y_i = (1 - c_i) r_i and k = sum_i c_i::

@@ -8,7 +8,7 @@ taking subsets. Four stages share one incumbent; the first that closes the gap e
 2. a fractional knapsack at a series of rates gives a bound and sets to try; if a gap remains, the
    same with the contributors counted, and exchanges of a few peers;
 3. single contributors, whose download limit is different;
-4. a mixed-integer programme (HiGHS) between incumbent and bound, pair rows added when broken.
+4. a mixed-integer program (HiGHS) between incumbent and bound, pair rows added when broken.
 """
 
 from __future__ import annotations

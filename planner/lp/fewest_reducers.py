@@ -1,7 +1,7 @@
-"""Among equally fast plans, one with the fewest reducers: fewer messages for the same rate.
+"""Among equally fast plans, one with the fewest reducers.
 
 Where no pair limit binds, the reducers are the peers with the largest caps. Where one does, a
-mixed-integer programme counts them. The answer is the same every time; nothing else is promised of
+mixed-integer program counts them. The answer is the same every time; nothing else is promised of
 it.
 """
 

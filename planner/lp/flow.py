@@ -1,4 +1,4 @@
-"""Microbatches as a flow through stages: the rates at which every link and device keeps up.
+"""Linear program for the flow of microbatches through stages.
 
 Variables are the parts of all microbatches that take each edge, and the period, the seconds in
 which one microbatch of all passes. In the mean a device and a link are busy no longer than the
@@ -152,7 +152,7 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
 
 
 def last_programme(flow: StageFlow, microbatches: float) -> FlowProgramme:
-    """The linear programme whose optimum `solve_flow` gives."""
+    """The linear program whose optimum `solve_flow` gives."""
     return _last(flow, microbatches)[0]
 
 
@@ -180,7 +180,7 @@ def _from_s(flow: StageFlow, part: Floats) -> Floats:
 
 
 def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProgramme:
-    """The linear programme where microbatches are so long away from each node on."""
+    """The linear program where microbatches are so long away from each node on."""
     from scipy.sparse import coo_array
 
     nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])

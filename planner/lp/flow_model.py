@@ -1,4 +1,4 @@
-"""The flow's linear programme as a PuLP model whose rows and columns say what they are."""
+"""The flow's linear program as a readable PuLP model."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Reducer rates of trainers that helpers sum for, as a plan's clock counts them.
+"""Reducer rates with aggregators, as the simulator counts them.
 
-All trainers contribute and get every sum back; a helper gives nothing and gets nothing back. (In
-DeDLOC's problem a peer that does not contribute gets the sums too.) With T the m trainers, R the
-sum of all rates and u, d, t limits of uploads, downloads and pairs:
+All trainers contribute and get every sum back; an aggregator gives nothing and gets nothing back.
+(In DeDLOC's problem a peer that does not contribute gets the sums too.) With T the m trainers, R
+the sum of all rates and u, d, t limits of uploads, downloads and pairs:
 
     R + (m - 2) r_i <= u_i, d_i         a trainer i: shares to others, its own sums to them
-    m r_h <= u_h, d_h                   a helper h
+    m r_h <= u_h, d_h                   an aggregator h
     r_i + r_k <= t_ik                   two trainers
-    r_h <= t_ih, t_hi                   a trainer and a helper
+    r_h <= t_ih, t_hi                   a trainer and an aggregator
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def helped_rates(
     link
         ``float[n, n]``, bytes per second of ordered pairs; the diagonal is ignored.
     helps
-        ``bool[n]``: the helpers; the others train, and there are at least two of them.
+        ``bool[n]``: the aggregators; the others train, and there are at least two of them.
     sums
         ``bool[n]``: who can sum.
 

@@ -1,4 +1,4 @@
-"""The paper's programmes word for word, as PuLP models: slow, readable, the oracle of the tests.
+"""The paper's programs word for word, as PuLP models: slow, readable, the test oracle.
 
 Rates are in bytes per second divided by `Literal.unit`, so that solvers see numbers near 1; P is
 divided alike, so that xi stays in steps per second times `Literal.pace`.

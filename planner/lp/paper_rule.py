@@ -1,4 +1,4 @@
-"""The paper's own rule: LP (5), then eq. 6; and what the shares it gives really attain."""
+"""The paper's rule: LP (5), then eq. 6, and the rate that its shares attain."""
 
 from __future__ import annotations
 

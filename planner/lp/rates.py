@@ -1,6 +1,6 @@
 """Reducer rates r_i for given contributors: the executable form of eq. 1 once c is fixed.
 
-A linear programme in n + 1 variables (r and R). Its pair limits ``c_i r_j + r_i <= t_ij`` seldom
+A linear program in n + 1 variables (r and R). Its pair limits ``c_i r_j + r_i <= t_ij`` seldom
 bind, so they enter lazily; where none does, `planner.lp.capacity` has already solved it.
 """
 

@@ -1,4 +1,4 @@
-"""Planning again when peers join or leave."""
+"""Replanning when peers join or leave."""
 
 from __future__ import annotations
 

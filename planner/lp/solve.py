@@ -1,4 +1,4 @@
-"""`solve_averaging`: the front door of this room."""
+"""`solve_averaging`."""
 
 from __future__ import annotations
 

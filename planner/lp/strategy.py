@@ -82,7 +82,7 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     helped = float(shares[aggregators].sum())
     rest = max(1.0 - even - helped, 0.0)
     parts = {Strategy.ALL_REDUCE: even, Strategy.BYTEPS: 0.0, Strategy.PARAMETER_SERVER: rest}
-    # one helper that dwarfs what any contributor sums is a server, equal services are BytePS
+    # one aggregator that dwarfs what any contributor sums is a server, equal services are BytePS
     largest = float(contributing.max(initial=0.0))
     if int(aggregators.sum()) == 1 and helped > 2 * largest:
         parts[Strategy.PARAMETER_SERVER] += helped

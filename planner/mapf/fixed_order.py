@@ -1,4 +1,4 @@
-"""Compiled schedule in the order of given times: most steps of the search, in linear time.
+"""Compiled schedule for a fixed order of operations, in linear time.
 
 Operations are taken in ascending order of their keys, a key being a time to follow but never less
 than that of the step before. One whose device is full (TC1, live memory) stands aside until an

@@ -1,4 +1,4 @@
-"""The best paths so far, as arrays, shared between the parts of a solve."""
+"""Incumbent paths as arrays, shared between the parts of a solve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon a start device can let in its microbatches: its memory, F and B in each other's way."""
+"""Bound from start devices: how soon their memory admits the next microbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling the kernels before a solve's clock starts."""
+"""Compiles kernels before a solve's clock starts."""
 
 from __future__ import annotations
 

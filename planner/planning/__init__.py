@@ -1,4 +1,4 @@
-"""From a cluster and a workload to one checked plan: calls the solvers, in order."""
+"""From a cluster and a workload to a checked plan: calls the solvers in order."""
 
 from planner.planning.request import PlanRequest
 from planner.planning.solve import plan

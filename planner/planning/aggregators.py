@@ -1,9 +1,9 @@
-"""Devices that hold no stage but sum gradients: which of them help which stage to average.
+"""Chooses aggregators: devices without a stage that sum gradients for one.
 
-A device that cannot compute but can aggregate is a helper. It helps one stage at most, so that no
-round waits for another. Greedily: the stage whose rounds take longest by themselves gets the helper
-that shortens them most, until none shortens any. The plan with helpers is taken where its step on
-the clock is shorter.
+A device that cannot compute but can aggregate is an aggregator. It helps one stage at most, so that
+no round waits for another. Greedily: the stage whose rounds take longest by themselves gets the
+aggregator that shortens them most, until none shortens any. The plan with aggregators is taken
+where its step on the simulator is shorter.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from planner.training_plan.shares import shares_of
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 LEAST_GAIN = 1e-9
-"""Relative, of a round that a helper shortens."""
+"""Relative, of a round that an aggregator shortens."""
 
 
 def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
-    """The plan with the helpers that make its step shorter, and all others left out."""
+    """The plan with the aggregators that make its step shorter, and all others left out."""
     whole, names = question.given or question.cluster, plan.cluster.network.ids
     aggregators = question.aggregators
     here = [whole.network.index_of(name) for name in names]
@@ -123,7 +123,7 @@ def group_with_aggregators(
 def _helped(
     plan: TrainingPlan, aggregators: Sequence[int]
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
-    """The plan's averaging, with helpers where they make it shorter."""
+    """The plan's averaging, with aggregators where they make it shorter."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
     size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
     held = plan.averaging[: len(plan.stage_layers)]

@@ -1,4 +1,4 @@
-"""The averaging part of a plan: equal shares or DeDLOC's adaptive ones, in one or more rounds."""
+"""Averaging groups and rounds of a plan: equal shares, or DeDLOC's adaptive ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def adaptive_group(
 ) -> AveragingGroup:
     """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
 
-    Equal ones of all who can sum where these take no longer on the clock, which counts latency too.
+    Equal ones of all who can sum where these take no longer in the simulator, which counts latency
+    too.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""What averaging takes at least on the clock, whoever is in which stage's group."""
+"""Lower bounds on averaging time, whatever the groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def averaging_bound(
     In a group of m, a member gives m - 1 others their shares and returns its own to them. With
     equal shares every pair carries 2/m of the vector, so the pair with its (m-1)-nearest partner
     does. With any shares, what a member sends, (1 - s) + s (m - 1) of the vector, is at least the
-    vector, and so is what it receives. With helpers too, which may be near and have fast pairs.
+    vector, and so is what it receives. With aggregators too, which may be near and have fast pairs.
     """
     n = len(cluster)
     up, down = device_limits(cluster)

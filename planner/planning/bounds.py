@@ -1,4 +1,5 @@
-"""Lower bounds on the step time on the clock, whatever the assignment and the order of operations.
+"""Lower bounds on the step time in the simulator, whatever the assignment and the order of
+operations.
 
 Compute times by FLOPs, updates free. Let T be the end of a step and j the stage of the device whose
 averaging ends then. That device begins its next step at T; with one round over the whole stage all

@@ -1,4 +1,4 @@
-"""Devices as fast as they were measured to be.
+"""Clusters whose devices have their measured speed.
 
 Searches, and the bound on any plan, know of a device's FLOP/s and of no single operation; what a
 plan is priced with are the measured seconds themselves.

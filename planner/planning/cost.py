@@ -1,4 +1,4 @@
-"""What a plan costs, and what is least in it: seconds or dollars."""
+"""Cost of a plan, and the objective: seconds or dollars."""
 
 from __future__ import annotations
 

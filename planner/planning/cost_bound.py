@@ -1,4 +1,4 @@
-"""What a step costs at least, whatever the plan, in the mean over many steps."""
+"""Lower bound on the mean cost of a step, for every plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A lower bound on the mean step of any plan with skipped stages and given stage sizes.
 
-It holds on the clock for every arrangement, every choice of paths and every order of operations
+It holds in the simulator for every arrangement, every choice of paths and every order of operations
 within the devices' memory.
 """
 

@@ -1,4 +1,4 @@
-"""Places: devices that nothing tells apart, as the search over layouts sees a cluster."""
+"""Device classes: groups of devices that nothing distinguishes."""
 
 from __future__ import annotations
 

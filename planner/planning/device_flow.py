@@ -1,8 +1,8 @@
-"""From a flow between places to one between their devices: over many pairs, or over few.
+"""From a flow between device classes to a flow between devices, over many pairs or few.
 
 Alike devices of a place share its work evenly in any case. Over all pairs each link carries least;
 over few, microbatches follow one another along the same devices and wait for each other less. Which
-of them is faster only the clock can say.
+of them is faster only the simulator can say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan from decisions: its averaging, its compute times, its predicted step; no certificates."""
+"""Evaluates decisions: averaging, compute times and predicted step of a plan."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def stage_averaging(
     """How every stage averages, and bytes of its vector; at last what first and last stage share.
 
     Where embedding and head share a matrix, are on two stages and devices do not update by
-    themselves, that is a vector of its own, averaged over both stages in one round or two levels.
+    themselves, that is a vector of its own, averaged over both stages in one round or hierarchical
+    averaging.
     """
     cluster, request = question.cluster, question.request
     codec, stages = Codec(request.codec), len(groups)

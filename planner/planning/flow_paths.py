@@ -1,7 +1,7 @@
 """Paths that follow a flow: every device hands microbatches on in fixed proportions, evenly mixed.
 
 After S. Ryabinin et al., "SWARM Parallelism" (2023), Algorithm 1, whose weighted round robin the
-plan carries out in advance: with proportions from a linear programme instead of response times.
+plan carries out in advance: with proportions from a linear program instead of response times.
 """
 
 from __future__ import annotations

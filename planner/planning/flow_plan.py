@@ -1,4 +1,4 @@
-"""A layout made into a plan: its flow, paths that follow it, their order, averaging."""
+"""From a layout to a candidate plan: flow, paths, order and averaging."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LayoutContext:
         where dollars count.
     averaging_s, within_s, update_s
         Per stage, seconds of its averaging when nothing slows it down; of what of it is every
-        step's, on two clocks; and its longest update.
+        step's, on two frequencies; and its longest update.
     """
 
     layout: Layout
@@ -265,6 +265,6 @@ class CandidatePlan:
         return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
-        """The plan, priced on the clock."""
+        """The plan, priced in the simulator."""
         p = self.prepared
         return evaluated(p.question, p.shape, p.assignment, p.times, (self.schedule,))

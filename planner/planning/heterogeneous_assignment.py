@@ -1,4 +1,4 @@
-"""Assignment for devices that differ in speed or memory.
+"""Assignment for devices of different speed or memory.
 
 DT-FM's cost knows the network only (its own stated limitation, section 8). Here layers follow the
 devices (`planner.planning.layer_split`), and devices of different speed change places as long as

@@ -1,4 +1,4 @@
-"""Averaging in two levels: sums within sites, slices of them between sites, and back.
+"""Hierarchical averaging: sums within sites, slices of them between sites, and back.
 
 Whoever averages over a line that several devices share sends each device's vector over it. Summed
 within the site first, it carries one. The k-th device of every site sums the k-th slice there, the

@@ -1,17 +1,17 @@
-"""A lower bound on the step time on the clock over all plans: everything but the batch is open.
+"""Lower bound on the step time of every plan.
 
 Any devices take part, in any number of stages with any layers and any sizes; every microbatch goes
 through one device of each stage, wired and ordered in any way, with or without recomputation; each
-stage averages in one round of its devices or, where these share sites' lines, in two levels, or on
-two clocks; all contribute, with any shares. Compute times by FLOPs, or measured ones that are no
-shorter; updates free, or with them a mean over many steps; head and loss with the last stage.
+stage averages in one round of its devices or, where these share sites' lines, hierarchically, or on
+two frequencies; all contribute, with any shares. Compute times by FLOPs, or measured ones that are
+no shorter; updates free, or with them a mean over many steps; head and loss with the last stage.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
 after T. What a stage of m devices must do before the next step ends is in `whole_needs`. In two
-levels, and on two clocks, T is the end of the last exchange: all sites of a stage exchange at the
-same moment, and begin their next step no earlier. A step by itself may be shorter than the bound by
-what it spreads sums faster than the one before.
+levels, and on two frequencies, T is the end of the last exchange: all sites of a stage exchange at
+the same moment, and begin their next step no earlier. A step by itself may be shorter than the
+bound by what it spreads sums faster than the one before.
 
 Where one step in H averages, a step is taken for H of them, with as many microbatches, from the
 end of one that averages to the end of the next: the bound is a mean over these.

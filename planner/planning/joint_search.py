@@ -1,7 +1,7 @@
-"""The whole plan: who takes part, stages, layers, groups, paths and averaging at once.
+"""Joint search over devices, stages, layers, groups, paths and averaging.
 
 Layouts are searched by an estimate of their step, the best are drafted with the paths of their flow
-and served on the clock, the best of these priced in steps that chain. Then all again from other
+and served in the simulator, the best of these priced in steps that chain. Then all again from other
 starts, until the limit: a plan is there after the first round.
 """
 
@@ -47,7 +47,7 @@ often runners-up that are better take its place."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
 OPERATIONS_PER_EFFORT, MAKING = 800_000, 25_000
-"""That the clock serves in a unit of effort, and as many as a draft costs beside them."""
+"""That the simulator serves in a unit of effort, and as many as a draft costs beside them."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
 DRAFTS, CHAINED, PRICED = 6, 8, 2
@@ -142,7 +142,7 @@ class _Search:
         given = _given(question, int(self.places.size.sum()))
         self.random = np.random.default_rng((question.seed, 1))
         self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed, given)
-        # compiled before the clock starts
+        # compiled before the simulator starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
         self.best: Incumbent[TrainingPlan] = Incumbent(
@@ -150,7 +150,7 @@ class _Search:
         )
         if bound is not None:
             self.best.raise_bound(*bound)
-        # a mean over many steps, which the clock puts together from some
+        # a mean over many steps, which the simulator puts together from some
         calibration = question.request.calibration
         self.lasting = question.request.sync_every > 1 or self.merit.by_cost
         self.lasting |= calibration is not None and calibration.updates
@@ -229,7 +229,7 @@ class _Search:
         return list(dict.fromkeys(layouts))
 
     def _refutes(self, value: float) -> bool:
-        """Whether many steps cannot be what the clock says of the few it looks at.
+        """Whether many steps cannot be what the simulator says of the few it looks at.
 
         Without averaging, devices that are ahead leave their links to those behind; not for long.
         """
@@ -615,7 +615,7 @@ class _Search:
         return bool(drafts) and self.run.check() is not None
 
     def _price(self, draft: CandidatePlan) -> float:
-        """Seconds of its step on the clock, or dollars; the best plan so far is kept."""
+        """Seconds of its step in the simulator, or dollars; the best plan so far is kept."""
         busy = draft.without_idle() if self.routed else draft.layout
         if busy != draft.layout:
             # who chooses paths begins with a part for each device
@@ -629,7 +629,7 @@ class _Search:
         elif self.best.offer(value, plan):
             self.leader = draft
         self._update_parent(draft, plan.predicted.step_s)
-        # with helpers it is priced twice
+        # with aggregators it is priced twice
         self._spend(draft, PASSES * (2 if self.question.aggregators else 1))
         return value
 

@@ -1,4 +1,4 @@
-"""Layers over stages that differ: the slowest stage fastest, or memory evenly filled."""
+"""Cuts layers over unequal stages: fastest slowest stage, or evenly filled memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout: which places give how many devices to which stage, and which layers a stage has."""
+"""A layout: how many devices of each class hold which layers."""
 
 from __future__ import annotations
 

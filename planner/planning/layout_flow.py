@@ -1,4 +1,4 @@
-"""The flow of microbatches through a layout, as a linear programme over its places."""
+"""Flow of microbatches through a layout, as a linear program over device classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.workload.costs import StageCosts, split_costs
 SPARE, LACK = 1.6, 0.2
 """A pair that is busy most of the period makes messages wait for each other: each should have time
 for so many times its messages, and what the worst lacks counts like so much of a longer period. On
-the clock pipelines of six layouts took 0.94 to 1.02 times as long with it."""
+the simulator pipelines of six layouts took 0.94 to 1.02 times as long with it."""
 
 
 ANY = 1e12
@@ -60,7 +60,7 @@ def flow_of(
     in_flight: float,
     most_held: float = math.inf,
 ) -> tuple[FlowNodes, StageFlow]:
-    """The linear programme of a layout: alike devices of a stage share its work evenly.
+    """The linear program of a layout: alike devices of a stage share its work evenly.
 
     Returns
     -------

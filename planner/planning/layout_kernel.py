@@ -1,10 +1,10 @@
-"""Compiled search over layouts: an estimate of the step, and annealing on it.
+"""Compiled search over layouts: step-time estimate and simulated annealing.
 
 In seconds, or in dollars of devices and messages. Seconds are M x period + the way of one
 microbatch there and back + the longest averaging, or its share where only every H-th step averages.
 The period is that of the fullest stage, boundary or memory when every device takes microbatches in
 proportion to what it can do, whatever pipeline they came through. It leaves out how messages wait
-for each other in detail: the clock decides between the best layouts.
+for each other in detail: the simulator decides between the best layouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.search.rng import next_below, next_unit
 
 IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
-law): on the clock they wait for each other. Below about 2, pipelines run dry
+law): in the simulator they wait for each other. Below about 2, pipelines run dry
 (docs/explanation/joint-search.md)."""
 SHORT_IN_FLIGHT = 1.5
 """The same where memory allows no more: the stage is so much slower than by Little's law."""
@@ -232,7 +232,7 @@ def averaging_s(
     """Seconds in which a stage of such devices averages so many bytes on the wire.
 
     ``plain``: as many as they are within a site. In one round of all or, where sites' lines are
-    shared, in two levels if that is faster; see `planner.planning.hierarchical_averaging`. The
+    shared, hierarchically if that is faster; see `planner.planning.hierarchical_averaging`. The
     bytes over each site's line are added to ``scratch.averaged_bytes``. Nothing faster than
     ``enough`` seconds is looked for.
     """

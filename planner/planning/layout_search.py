@@ -1,4 +1,4 @@
-"""Search over layouts by their estimated step: annealing, first for every number of stages."""
+"""Search over layouts by estimated step time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linear programmes that a plan stands on, taken from the plan itself."""
+"""The linear programs behind a plan, rebuilt from the plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Straight pipelines that average once in several steps: eq. 1 counts averaging in every step.
+"""Placement of straight pipelines that average every H steps, which eq. 1 does not model.
 
 With fewer bytes it still counts each step's latencies in full, and keeps devices that average near
-each other where pipelines should be. So several arrangements are priced on the clock.
+each other where pipelines should be. So several arrangements are priced in the simulator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.search.stop import MaxIterations, StoppingCriterion
 def place_for_local_sgd(
     question: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Placement:
-    """The best on the clock of some arrangements of equal devices.
+    """The best in the simulator of some arrangements of equal devices.
 
     The optimum of eq. 1, that of eq. 1 with the bytes that a step averages in the mean, and ranks
     region by region with either degree outermost.

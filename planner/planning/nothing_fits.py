@@ -1,4 +1,4 @@
-"""Why no layout fits: the smallest need that is too large, and what would help."""
+"""Explains why no layout fits: the smallest requirement that is too large, and remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages x pipelines x microbatch sizes to choose from (DT-FM, 10.2, did by hand)."""
+"""Candidate numbers of stages, pipelines and microbatch sizes (DT-FM, 10.2)."""
 
 from __future__ import annotations
 

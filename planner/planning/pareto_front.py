@@ -1,4 +1,4 @@
-"""Which plans are worth a thought: none is both faster and cheaper."""
+"""Pareto front of plans over step time and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search for a part of a plan, of which the stopping rule hears as of whole plans."""
+"""Stopping criterion for the search of a part, evaluated on the whole plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of stages that microbatches may skip: what can be better than as many in each."""
+"""Layers of stages that microbatches may skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan whose microbatches skip stages: arrangements and layers are tried on the clock.
+"""A plan whose microbatches skip stages: arrangements and layers are tried in the simulator.
 
 SkipPipe arranges for full pipelines first (3.2) and searches paths then; that is the first trial.
 Other layers are tried on it, then an arrangement that is searched together with paths and
@@ -89,7 +89,7 @@ class _Search:
     ) -> None:
         self.question, self.shape, self.stop, self.run = question, shape, stop, run
         self.interrupted = False
-        self.pricing_s = 0.0  # that the clock took last; a limit in seconds leaves it
+        self.pricing_s = 0.0  # that the simulator took last; a limit in seconds leaves it
         self.best: _Trial | None = None
         self.refused: ProblemError | None = None
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
@@ -193,7 +193,7 @@ class _Search:
         share: float,
         before: Sequence[Result[PathPlan]],
     ) -> tuple[TrainingPlan, list[Result[PathPlan]]]:
-        """Paths, in the solver's order or in that of devices that serve them on the clock."""
+        """Paths, in the solver's order or in that of devices that serve them in the simulator."""
         question = self.question
         times = compute_times(question, shape, assignment)
 
@@ -225,7 +225,7 @@ class _Search:
         times: ComputeTimes,
         schedules: Sequence[Schedule],
     ) -> tuple[Schedule, ...]:
-        """The same paths, B before H before F as they come on the clock."""
+        """The same paths, B before H before F as they come in the simulator."""
         question, groups = self.question, assignment.groups
         cluster, workload = question.cluster, question.workload
         room = memory_room(cluster, workload, shape, groups, question.request.in_flight)

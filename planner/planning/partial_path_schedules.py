@@ -1,4 +1,4 @@
-"""Schedules whose microbatches skip stages, with full iterations between (SkipPipe)."""
+"""Schedules with partial paths, and full iterations between them (SkipPipe)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A plan from an averaging of peers: each that computes holds the whole model (DeDLOC, 3.2).
+"""A plan from an averaging problem: each computing peer holds the whole model (DeDLOC, 3.2).
 
 Microbatches of one sample go to the peers in proportion to their speeds, shares are the solution's.
-A peer that only sums is a helper; one that does neither is left out.
+A peer that only sums is an aggregator; one that does neither is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lower bound on the step of a given placement in straight pipelines, whatever the order.
+"""Lower bound on the step of a given placement in straight pipelines, for every order.
 
 As in `planner.planning.bounds`: T is the end of a step and j the stage of the device whose update
 ends then. With one round over its stage, the devices of stage j begin their next step no earlier.

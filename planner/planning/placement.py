@@ -1,4 +1,4 @@
-"""Which device holds which stage: what every plan begins with."""
+"""Placement of stages on devices, the first part of a straight plan."""
 
 from __future__ import annotations
 

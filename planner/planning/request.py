@@ -1,4 +1,4 @@
-"""What is asked of a plan: a field for every decision, fixed by the user or left open."""
+"""The planning request: one field per decision, fixed by the user or left open."""
 
 from __future__ import annotations
 
@@ -478,7 +478,7 @@ class PlanRequest:
 
     @property
     def levels(self) -> bool:
-        """Whether stages may average in two levels where devices share a site's line."""
+        """Whether stages may average hierarchically where devices share a site's line."""
         if self.group_size is not None or self.within is not None:
             return False
         return self.averaging == ShareRule.ADAPTIVE or (
@@ -607,7 +607,7 @@ class PlanningProblem:
     def ends_together(self) -> bool:
         """Whether all devices of a stage end their averaging at the same time, whatever is chosen.
 
-        Not in several rounds, not in two levels, and not on two clocks.
+        Not in several rounds, not hierarchically, and not on two frequencies.
         """
         levels = self.request.levels and has_hierarchy(self.cluster)
         return self.request.group_size is None and self.request.within is None and not levels

@@ -1,4 +1,4 @@
-"""Stages, their sizes and layers, and microbatches that fit a cluster, and what they ask for."""
+"""Shape of a plan: stages, sizes, layers and microbatches that fit a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`planner.plan`: the whole at once, or for one shape or the best of many, part by part."""
+"""`planner.plan`: solves the joint problem, one shape, or the best of several shapes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _measured_bound(
     if made.head_stage < len(made.stage_layers) - 1:
         return None
     bound = _of_any_plan(question, made.workload.replace(microbatch_samples=samples))
-    # a mean over many steps, which the few that the clock looks at may be below
+    # a mean over many steps, which the few that the simulator looks at may be below
     lasting = request.sync_every > 1 or request.calibration.updates
     if bound is not None and lasting and bound.seconds > made.predicted.step_s:
         return None

@@ -5,14 +5,15 @@ and download, a stage whose vector has v bytes
 
 - averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so that a round of
   all takes at least 2 (m - 1) v over the sum of c, and v over each c; then come the latencies. Its
-  reducers talk to all others, so to their (m - 1)-nearest. Where helpers may sum parts, members
-  send m v in all at least, and a helper talks to its m-nearest. In two levels the exchange ends at
-  the same time for all of a stage, and counts as the round's end: until then members send m v in
-  all at least, each v, some pair is used both ways, and all devices begin their next step later.
-  On two clocks too, and from the last operation to there R regions send 2 (R - 1) v, so 2 v at
-  least; in all H steps the devices of a region send 2 (m - 1) v in each beside, so that the more
-  regions there are the less is sent in all. What embedding and head share, where they are on two
-  stages, is averaged by these after the rest in every step, and its time is not counted;
+  reducers talk to all others, so to their (m - 1)-nearest. Where aggregators may sum parts, members
+  send m v in all at least, and an aggregator talks to its m-nearest. In hierarchical averaging the
+  exchange ends at the same time for all of a stage, and counts as the round's end: until then
+  members send m v in all at least, each v, some pair is used both ways, and all devices begin their
+  next step later. On two frequencies too, and from the last operation to there R regions send 2 (R
+  - 1) v, so 2 v at least; in all H steps the devices of a region send 2 (m - 1) v in each beside,
+  so that the more regions there are the less is sent in all. What embedding and head share, where
+  they are on two stages, is averaged by these after the rest in every step, and its time is not
+  counted;
 - works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
   leaves; some device has its share of whole microbatches. The last operation is followed by the
   averaging, or by the way of its microbatch home;
@@ -58,9 +59,9 @@ class DevicePool:
     helped
         Whether other devices may sum gradients too.
     levels
-        Whether a stage may average in two levels.
+        Whether a stage may average hierarchically.
     regions
-        How many there are, where stages average on two clocks; otherwise 0.
+        How many there are, where stages average on two frequencies; otherwise 0.
     """
 
     flops: Floats
@@ -136,7 +137,7 @@ class DevicePool:
 
 
 def _helpers_away(cluster: Cluster, aggregators_in: Cluster) -> Floats:
-    """``float[N - 1]``: seconds to the m-nearest of the devices and back, of the best helper."""
+    """``float[N - 1]``: seconds to the m-nearest devices and back, for the best aggregator."""
     network = aggregators_in.network
     here = np.array([network.index_of(name) for name in cluster.network.ids])
     sums = np.asarray(aggregators_in.devices.can_aggregate).copy()

@@ -1,9 +1,9 @@
-"""Straight pipelines: which microbatch takes which pipeline, and in which order devices work.
+"""Straight pipelines: assignment of microbatches and order of operations.
 
 Three orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and eager 1F1B, which takes
 backward passes first and starts forward passes as long as memory holds them, so that slow links are
 hidden behind more microbatches in flight (Zhuang et al. 2023 use the same idea between clusters).
-Its order comes from the clock, where messages wait for links.
+Its order comes from the simulator, where messages wait for links.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def eagerly_ordered(
     links: LinkResources,
     room: Mapping[int, int],
 ) -> Schedule:
-    """List scheduling on the clock: devices take B before H before F, first come first served.
+    """List scheduling in the simulator: devices take B before H before F, first come first served.
 
     Parameters
     ----------

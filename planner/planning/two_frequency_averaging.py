@@ -1,4 +1,5 @@
-"""Averaging on two clocks: gradients within regions every step, parameters between them every H.
+"""Averaging on two frequencies: gradients within regions every step, parameters between them every
+H.
 
 All devices of a region stay equal, so that each can speak for it: nothing is reduced before regions
 exchange. The k-th device of every region averages the k-th slice with the others of that number,

@@ -1,4 +1,4 @@
-"""The questions that solvers answer, as frozen data with their exact cost."""
+"""Optimisation problems as frozen data with their exact cost."""
 
 from planner.problems.arranged_paths import ArrangedPathProblem
 from planner.problems.assignment import AssignmentProblem

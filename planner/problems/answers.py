@@ -1,4 +1,4 @@
-"""The parts of a plan: what each solver decides, as frozen data."""
+"""Answers of solvers as frozen data."""
 
 from __future__ import annotations
 

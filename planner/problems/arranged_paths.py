@@ -1,4 +1,4 @@
-"""Which device holds which stage and which devices every microbatch visits, asked together."""
+"""Path problem whose arrangement of devices is open, too."""
 
 from __future__ import annotations
 

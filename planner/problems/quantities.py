@@ -1,4 +1,4 @@
-"""Numbers that problems are made of: whole ones, and one for all or one per item."""
+"""Validation of problem fields: scalars, or one value per item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critical path of a step's pipeline part: what its last operation waited for, and so on."""
+"""Critical path of a step's pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes where a pair of regions or devices of a region are slower, or one is lost."""
+"""Step times if links or devices were slower, or a device were lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that goes into a plan file beside a part: how good it is, and what says so."""
+"""Certificate of a part of a plan: objective, bound and what it rests on."""
 
 from __future__ import annotations
 

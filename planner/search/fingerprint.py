@@ -1,4 +1,4 @@
-"""A short hash of a problem, to name it in messages."""
+"""Short hash of a problem, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best plan of a solve beside the best bound: every solver keeps both here.
+"""Incumbent and best bound of a solve.
 
 A bound is lowered (raised, when maximising) once, here, by more than rounding can account for. One
 that is then still on the wrong side of a plan's objective is a wrong proof, and never hidden: it

@@ -1,4 +1,4 @@
-"""What a solver returns: a plan with a status, an objective and a proven bound."""
+"""Result of a solver: plan, status, objective and proven bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging rounds: what each sends over which resource, and how long it takes by itself."""
+"""Averaging rounds: bytes over each resource, and duration on an idle network."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class AveragingRounds(NamedTuple):
 def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
     """Bytes that every member sends every other in a round.
 
-    Member i gives member k the share that k sums, and gets back its sum unless it is a helper. A
-    round may do one part of that only, with a slice of the vector.
+    Member i gives member k the share that k sums, and gets back its sum unless it is an aggregator.
+    A round may do one part of that only, with a slice of the vector.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
-    a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is a helper.
+    a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is an aggregator.
     """
     share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
     gets = np.array(group.gets, dtype=float)

@@ -1,4 +1,4 @@
-"""Rows of coloured bars over time as a small SVG that stands in any page."""
+"""Coloured bars over time as a small SVG."""
 
 from __future__ import annotations
 

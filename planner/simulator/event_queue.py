@@ -1,4 +1,4 @@
-"""Events to come, as a binary heap in arrays, for compiled code.
+"""Event queue of the compiled simulator: a binary heap in arrays.
 
 Of events at the same moment, the one that was pushed first comes first. Some events are forecasts
 that others change, such as when a message will have left: each of them has a slot, and is

@@ -1,4 +1,4 @@
-"""What a plan needs and takes when all its ranks run on this machine."""
+"""Predicted time and memory of a plan whose ranks all run on this machine."""
 
 from __future__ import annotations
 

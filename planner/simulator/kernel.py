@@ -1,4 +1,4 @@
-"""The clock's compiled event loop: devices, links that queue and share, averaging rounds.
+"""The simulator's compiled event loop: devices, links that queue and share, averaging rounds.
 
 Messages wait in one queue a pair; the first of each queue is on its way, at a rate that is max-min
 fair among the active pairs of the resources it shares. A pair's rate is changed by others only
@@ -791,7 +791,7 @@ def run(
     processors: ProcessorState,
     queue: EventQueue,
 ) -> None:
-    """Let the clock run until nothing more can happen; ``times`` is filled in place."""
+    """Let the simulator run until nothing more can happen; ``times`` is filled in place."""
     total, n = len(work.device), len(work.update_s)
     for t in range(len(rules.steps)):
         for row in range(rules.steps[t] * n, (rules.steps[t] + 1) * n):

@@ -1,4 +1,4 @@
-"""How full each link is: what a step sends over it, in seconds of its capacity."""
+"""Load of each link: seconds for which a step's bytes fill it."""
 
 from __future__ import annotations
 

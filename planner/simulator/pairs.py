@@ -1,4 +1,4 @@
-"""The ordered pairs that messages of the pipeline use, as arrays."""
+"""Ordered pairs of devices that exchange messages, as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging on the papers' clock: eq. 2 of DT-FM, after the whole pipeline."""
+"""Averaging time by DT-FM's eq. 2, after the whole pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     """Seconds of averaging per stage: eq. 2 of DT-FM with both directions kept apart.
 
     In the first half every contributor sends each member its share, in the second every member
-    sends its sum to all others but helpers; a device's messages go one after the other.
+    sends its sum to all others but aggregators; a device's messages go one after the other.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A plan as arrays: operations, messages and averaging rounds, as the compiled clock reads them."""
+"""A plan as arrays of operations, messages and averaging rounds for the simulator."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class OperationTable(NamedTuple):
 
 
 class Program(NamedTuple):
-    """All that the clock needs to know of a plan.
+    """All that the simulator needs to know of a plan.
 
     Attributes
     ----------
     pairs, work
         Messages' pairs, and operations.
     rounds
-        Of a step that averages: where it does so on two clocks, those of every step before the
+        Of a step that averages: where it does so on two frequencies, those of every step before the
         others.
     within
-        Those of the other steps: of every step on two clocks, otherwise none.
+        Those of the other steps: of every step on two frequencies, otherwise none.
     """
 
     pairs: Pairs

@@ -1,4 +1,4 @@
-"""What carries messages: ordered pairs, and the up- and downlinks that pairs share.
+"""What carries messages: pairs of devices, and the up- and downlinks that they share.
 
 A resource is a capacity and the ordered pairs that use it. Resource numbers: uploads of the N
 devices, their downloads, then the sites' uploads and downloads. An ordered pair is a resource of

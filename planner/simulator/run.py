@@ -1,4 +1,4 @@
-"""Running the compiled clock: its arrays, made and read."""
+"""Runs the compiled simulator: allocates its arrays and reads them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The clock: what a plan's step takes on a cluster.
+"""The simulator: what a plan's step takes on a cluster.
 
 A device works through its operations in the plan's order, one at a time, while messages travel.
 Every ordered pair sends one message after the other; a device's up- and download and a site's line
 are shared max-min fair by the pairs that are active. A group averages as soon as its last member is
 ready, while other stages still work, and steps follow each other without a barrier. With
 ``links="unlimited"`` messages do not slow each other down, and averaging follows the whole
-pipeline: the clock of the papers.
+pipeline: the simulator of the papers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def simulate(
         Which of the plan's schedules the timeline shows.
     links
         ``"queued"``: messages wait for those before them, links share their capacity.
-        ``"unlimited"``: the papers' clock, in which every message has its pair's whole bandwidth
+        ``"unlimited"``: the paper model, in which every message has its pair's whole bandwidth
         and averaging takes eq. 2 of DT-FM after the whole pipeline.
     cores
         Operations that run at full speed at the same time; more slow each other down evenly.

@@ -1,4 +1,4 @@
-"""What the compiled clock keeps: its rules, where devices and links are, and what happened when."""
+"""State of the compiled simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ABSENT: Any = np.int64(-1)
 
 
 class RunOptions(NamedTuple):
-    """How the clock runs.
+    """How the simulator runs.
 
     Attributes
     ----------

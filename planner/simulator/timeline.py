@@ -1,4 +1,4 @@
-"""Operations with times, simulated or executed alike, and their pictures.
+"""Timelines of operations, simulated or executed, and their pictures.
 
 A `Timeline` of an execution comes from the executor on nodes without matplotlib, so drawing imports
 it only when asked.

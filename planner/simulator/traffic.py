@@ -1,4 +1,4 @@
-"""What a plan sends from each device to each other in a step."""
+"""Bytes that a plan sends between each pair of devices in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of each stretch of time is busy: what a picture shows of bars too narrow to see."""
+"""Busy share of time bins, for pictures whose bars would be too narrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which peers move, as an integer programme (HiGHS): for peers of several kinds.
+"""Chooses moves of peers by a mixed-integer program (HiGHS).
 
 Columns: how many of each kind leave and enter each stage, and the rates of the slowest stage after
 the moves and during them.

@@ -1,4 +1,4 @@
-"""Moves that are planned together: throughput won against bytes of state that they download.
+"""Plans moves of peers together: throughput gained against bytes downloaded.
 
 Beside Algorithm 2's one peer at a time: as many as are worth it at once, and none that is not.
 Over a horizon of H seconds, of which movers download for d,
@@ -14,7 +14,7 @@ and moves that only undo a decline, and stop at what is to be kept, are the fewe
 
 Of equal peers the best moves follow from looking at every rate that the slowest stage could have.
 Of peers of several kinds rates are tried in steps, and peers chosen one after the other to reach
-them. In small swarms where that may be far from the best an integer programme is solved too. Its
+them. In small swarms where that may be far from the best an integer program is solved too. Its
 moves are taken only where they win much more: the best for the moment are many, and the next event
 comes before they have paid (on traces they did less than moves that are nearly as good).
 """
@@ -32,7 +32,7 @@ from planner.swarm.rebalancing import Floats, Ints, StageMove, StageRates
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
 PROGRAMME = 24
-"""Stages times kinds up to which the integer programme is solved: tenths of a second."""
+"""Stages times kinds up to which the integer program is solved: tenths of a second."""
 MUCH = 0.05
 """Of the value: what the programme must be able to win, and win, over rates in steps."""
 STEPS = 32
@@ -180,7 +180,7 @@ class PlannedMoves:
         return best
 
     def _best(self, stages: StageRates) -> tuple[Ints, Ints]:
-        """By the integer programme."""
+        """By the integer program."""
         # with HiGHS, which the policy of one peer at a time does without
         from planner.swarm.move_milp import solve_moves
 

@@ -1,4 +1,4 @@
-"""A trace of peers, played with a policy that moves them between stages (SWARM, 4.4 and I).
+"""Replays a trace of peers under a rebalancing policy (SWARM, 4.4 and I).
 
 Between two events the pipeline goes as fast as its slowest stage. What is unspecified in the paper
 is a choice here: where a new peer enters, which peer a leaving one is, and whether a move takes

@@ -1,4 +1,4 @@
-"""Peers that come and go: traces from files, and made ones after SWARM's description (4.4, I).
+"""Traces of peers that join and leave: from files, or generated (SWARM, 4.4, I).
 
 The paper replays "the number of active T4 nodes" of 32 hours of training as events, each a time and
 a change in the number of peers. It prints a picture of them and not the numbers; a generator stands

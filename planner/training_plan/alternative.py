@@ -1,4 +1,4 @@
-"""What a plan's decisions would cost otherwise."""
+"""Runner-up decisions of a plan and what they would cost."""
 
 from __future__ import annotations
 

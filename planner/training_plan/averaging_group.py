@@ -1,4 +1,4 @@
-"""Who averages what with whom: groups, and the rounds of a stage."""
+"""Averaging groups, and the rounds of a stage."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class AveragingGroup:
     contributes
         Per member, c_k: whether it gives its gradients.
     receives
-        Per member, whether it gets the sums of others: all who hold the stage do, a helper that
-        only sums does not. Empty: all do.
+        Per member, whether it gets the sums of others: all who hold the stage do, an aggregator
+        that only sums does not. Empty: all do.
     slice
         ``(start, stop)``, fractions: the part of the vector that the group works on, and that its
         shares are shares of.
     phase
-        What its round does. Averaging in two levels is a round of groups that reduce, one of groups
-        that exchange, one of groups that spread. On two clocks groups average gradients `within` in
-        every step, and what is exchanged and spread are changes of parameters.
+        What its round does. Hierarchical averaging is a round of groups that reduce, one of
+        groups that exchange, one of groups that spread. On two frequencies groups average gradients
+        `within` in every step, and what is exchanged and spread are changes of parameters.
 
     References
     ----------
@@ -129,7 +129,7 @@ StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
 
 
 def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
-    """Whether a stage averages in two levels."""
+    """Whether a stage averages hierarchically."""
     return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
 
 

@@ -1,4 +1,4 @@
-"""Rules of a plan's averaging: who sums what, in which rounds, and that it is the sum of all."""
+"""Validation of a plan's averaging."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _entry(plan: TrainingPlan, j: int) -> str:
 
 
 def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """All stages average on two clocks or none, and what is rarer than gradients are changes."""
+    """All stages average on two frequencies or none does; the rarer one averages changes."""
     if not plan.two_frequency:
         return
     other = [j for j, rounds in enumerate(plan.averaging) if not within(rounds)]
@@ -128,7 +128,7 @@ def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str) -> Iterator[str]:
-    """Averaging in two levels is three rounds: reduce or within, exchange, spread.
+    """Hierarchical averaging has three rounds: reduce or within, exchange, spread.
 
     Or a round within alone, where that is all of the stage.
     """
@@ -235,7 +235,7 @@ def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int
 def _weights_in_levels(
     rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]
 ) -> Iterator[Floats]:
-    """The same in two levels, for every part of the vector that no group cuts."""
+    """The same hierarchically, for every part of the vector that no group cuts."""
     cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
     for begin in sorted(cuts)[:-1]:
         weights = np.eye(len(place))

@@ -1,4 +1,4 @@
-"""The words that a plan chooses from."""
+"""Enumerations of the values that plan fields can have."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class OuterStep(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """What a group's round does: all of an averaging, or one part of it in two levels.
+    """What a group's round does: all of an averaging, or one part of it hierarchically.
 
-    On two clocks the first level is every step's, and the others are those of every H-th.
+    On two frequencies the first level is every step's, and the others are those of every H-th.
     """
 
     ALL = "all"

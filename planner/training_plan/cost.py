@@ -1,4 +1,4 @@
-"""What a step of a plan costs."""
+"""Cost of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a notebook shows it: its stages and what was decided. `planner.report` has the page."""
+"""HTML representation of a plan in notebooks."""
 
 from __future__ import annotations
 

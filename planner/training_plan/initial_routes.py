@@ -1,4 +1,4 @@
-"""Where devices that choose paths begin: the plan's paths, pair by pair."""
+"""Initial routing weights of devices that choose paths, from the plan's paths."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
     Returns
     -------
     tuple[int, ...]
-        The device alone, unless the plan averages on two clocks.
+        The device alone, unless the plan averages on two frequencies.
     """
     groups = (group for groups in within(plan.averaging[plan.stage_of[device]]) for group in groups)
     return next((group.members for group in groups if device in group.members), (device,))

@@ -56,8 +56,9 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
 
     Each microbatch that a lost device would have done goes to the device of its stage that would
     be done with it first, and all others stay where they were. Devices hold no more microbatches
-    at a time than before. Stages that have lost a device average in one round, or on two clocks as
-    they did, shares in the proportions that they had. Predicted times are the old plan's.
+    at a time than before. Stages that have lost a device average in one round, or on two
+    frequencies as they did, shares in the proportions that they had. Predicted times are the old
+    plan's.
     """
     ids = plan.cluster.network.ids
     for name in lost:

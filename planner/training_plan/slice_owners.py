@@ -1,4 +1,4 @@
-"""Who holds which slice of a vector between sites, or between regions."""
+"""Who owns which slice of a vector between sites or regions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often gradients are averaged, and the outer step that follows where that is not always."""
+"""How often gradients are averaged, and the outer optimizer."""
 
 from __future__ import annotations
 

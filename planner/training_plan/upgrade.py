@@ -1,4 +1,4 @@
-"""Plan files of schema 1, in the form of this release.
+"""Upgrades plan files of schema 1.
 
 They held the network's matrices, every path and every operation in full, and no recomputation.
 """

@@ -1,4 +1,4 @@
-"""How activations and their gradients are written on the wire between stages."""
+"""Encodings of activations between stages."""
 
 from __future__ import annotations
 

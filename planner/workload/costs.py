@@ -1,4 +1,4 @@
-"""What a stage costs: FLOPs to seconds, bytes to room in memory.
+"""Costs of a stage: seconds from FLOPs, memory from bytes.
 
 The only place for these formulas, but for `planner.checker`, which has its own.
 """

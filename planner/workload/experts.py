@@ -1,4 +1,4 @@
-"""Feed-forward parts of which a token visits a few: mixtures of experts."""
+"""Mixture-of-experts layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a model: layers, what a stage of them costs, and how a transformer is built."""
+"""Layers of a model, and how a transformer is built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which formats a model is computed, sent, averaged and kept."""
+"""Formats of compute, messages, gradients and parameters."""
 
 from __future__ import annotations
 

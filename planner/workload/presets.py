@@ -1,4 +1,4 @@
-"""Workloads of the papers, and what of a workload may be changed."""
+"""Workloads of the papers."""
 
 from __future__ import annotations
 

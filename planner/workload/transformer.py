@@ -1,4 +1,4 @@
-"""Any decoder-only transformer of known sizes: its layers' parameters, FLOPs and bytes.
+"""Decoder-only transformers: parameters, FLOPs and bytes of each layer.
 
 Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
 token; attention adds ``4 w q`` per token (scores and values, q: all heads' sizes, w: the tokens of

@@ -1,4 +1,4 @@
-"""DT-FM's rule as a planner of its own: the least communication cost (eq. 1) decides."""
+"""DT-FM as a planner: minimises communication cost (eq. 1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planner.search.stop import StoppingCriterion
 
 @dataclass(frozen=True)
 class DtfmRule:
-    """What DT-FM's rule decides, priced on the clock.
+    """What DT-FM's rule decides, priced in the simulator.
 
     Attributes
     ----------

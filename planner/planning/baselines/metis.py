@@ -1,4 +1,4 @@
-"""Metis' rule as a planner of its own: stages of unlike widths, loads by speed, its estimate."""
+"""Metis as a planner: unequal stages, load by speed, its own estimate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class MetisRule:
-    """What Metis' rule decides, priced on the clock.
+    """What Metis' rule decides, priced in the simulator.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Plans that need no planner: the search starts from them, and a plan is compared with them."""
+"""Baselines: where the search starts, and what a plan is compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is compared with: placements drawn at random."""
+"""Random placements to compare a plan with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAILOR's rule as a planner of its own: stages within regions, the least estimate decides."""
+"""SAILOR as a planner: stages within regions, least estimated time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Grid = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SailorRule:
-    """What SAILOR's rule decides, priced on the clock.
+    """What SAILOR's rule decides, priced in the simulator.
 
     Attributes
     ----------

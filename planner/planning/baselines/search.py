@@ -1,4 +1,4 @@
-"""The best of placements that a rule fixes: priced on the clock, save what a bound excludes."""
+"""Search over placements made by a rule: simulates those that a bound does not exclude."""
 
 from __future__ import annotations
 
