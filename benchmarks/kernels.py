@@ -166,8 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, nargs="+", default=[], help="multiples of 8")
     parser.add_argument("--seeds", nargs="+", default=[])
     parser.add_argument("--out", type=Path)
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(given)
+    args = parser.parse_args(argv)
     checkouts = {"before": args.before} if args.before else {}
     checkouts |= {"here": ROOT}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
@@ -187,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         f"Python {platform.python_version()}, {versions}; {platform.machine()}, "
         f"{os.cpu_count()} cores; medians of {args.repeats}. Made by `python -m "
-        f"benchmarks.kernels {' '.join(given)}`.",
+        f"benchmarks.kernels {' '.join(_words(args))}`.",
         "",
     ]
     text = "\n".join([*head, *table, ""])
@@ -195,6 +194,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         args.out.write_text(text)
     return 0
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """The options of a run, to repeat it."""
+    words = ["--before", "CHECKOUT"] if args.before else []
+    words += ["--repeats", str(args.repeats)]
+    for name in ("devices", "seeds"):
+        if getattr(args, name):
+            words += [f"--{name}", *map(str, getattr(args, name))]
+    return words
 
 
 if __name__ == "__main__":
