@@ -35,7 +35,7 @@ from planner.bench.world import world
 from planner.cli.main import main as planner_main
 from tests.bench.run_bench import bench
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmark.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "open-benchmark.md"
 SMALL = "assignment/gcp12-unequal"
 WAVE = "paths/gcp12-3x4-skip"
 PEERS = "rebalancing/peers40-4"
