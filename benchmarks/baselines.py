@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         assert result.plan is not None and result.objective is not None
         problems = pl.check(result.plan, cluster)
-        question = PlanningProblem.of(cluster, workload, None, 0, {})
-        more = Baselines.of(question, pl.Effort(20 * args.effort))
+        problem = PlanningProblem.of(cluster, workload, None, 0, {})
+        more = Baselines.of(problem, pl.Effort(20 * args.effort))
         baseline = min((one.step_s for one in more), default=float("inf"))
         straight = best_straight_s(cluster, workload, args.effort)
         least = min(baseline, straight)

@@ -46,9 +46,9 @@ def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
         schedule=best.order,
         recompute="all" if best.recompute else (),
     )
-    question = PlanningProblem.of(cluster, workload, request, SEED, {})
+    problem = PlanningProblem.of(cluster, workload, request, SEED, {})
     grid = ranks_grid(region_order(cluster.network), best.stages, outermost)
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
+    return straight_plan(problem, shape_of(problem), AssignmentPlan.of_grid(grid))
 
 
 def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, TrainingPlan]:

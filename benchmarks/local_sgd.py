@@ -72,7 +72,7 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
     if violations:
         raise RuntimeError(f"{name}, {way}: {violations[0]}")
     try:
-        ranks = ranks_by_region(instance.question(request, seed)).best[1].step_s
+        ranks = ranks_by_region(instance.problem(request, seed)).best[1].step_s
     except ProblemError:
         ranks = None
     groups = sorted({len(group) for group in made.assignment.groups})

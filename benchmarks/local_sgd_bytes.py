@@ -50,9 +50,9 @@ def measure(name: str) -> Row:
     """What a plan of two stages of four sends, by its messages and by the formulas."""
     work, n = Workload.preset(name), STAGES * PEERS
     cluster = Cluster(Network(np.full((n, n), 0.01), np.full((n, n), 1e9)), Devices(1e14, 1e12))
-    question = PlanningProblem(cluster, work, PlanRequest(stages=STAGES))
+    problem = PlanningProblem(cluster, work, PlanRequest(stages=STAGES))
     grid = AssignmentPlan.of_grid(np.arange(n).reshape(PEERS, STAGES))
-    plan = straight_plan(question, shape_of(question), grid)
+    plan = straight_plan(problem, shape_of(problem), grid)
     assert grid.groups is not None and work.architecture is not None
     stage = np.array([plan.stage_of[d] for d in range(n)])
     sent, within = sent_bytes(plan), stage[:, None] == stage

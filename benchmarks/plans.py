@@ -152,7 +152,7 @@ NAMES = (
 )
 
 
-def seedless(question: PlanningProblem) -> dict[str, Baseline]:
+def seedless(problem: PlanningProblem) -> dict[str, Baseline]:
     """What is the same for every seed: ranks in order, one region, SAILOR's rule.
 
     Returns
@@ -162,31 +162,31 @@ def seedless(question: PlanningProblem) -> dict[str, Baseline]:
     """
 
     def ranks() -> list[Baseline]:
-        found = ranks_by_region(question)
+        found = ranks_by_region(problem)
         return [
             Baseline(None, "does not fit") if p is None else _fixed(p, found.tally)
             for p in (found.pipeline, found.data)
         ]
 
     def region() -> list[Baseline]:
-        alone = one_region(question)
+        alone = one_region(problem)
         return [_fixed(alone.plan, alone.tally, f"{alone.name}: ")]
 
     def sailor() -> list[Baseline]:
-        rule = sailor_rule(question)
+        rule = sailor_rule(problem)
         before = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
         return [_fixed(rule.plan, SearchCounts(), before)]
 
     found = [
         *_tried(ranks, 2),
         *_tried(region),
-        *_tried(lambda: [_fixed(*ranks_by_neighbour(question))]),
+        *_tried(lambda: [_fixed(*ranks_by_neighbour(problem))]),
         *_tried(sailor),
     ]
     return dict(zip(NAMES[:5], found, strict=True))
 
 
-def seeded(question: PlanningProblem, effort: float) -> dict[str, Baseline]:
+def seeded(problem: PlanningProblem, effort: float) -> dict[str, Baseline]:
     """DT-FM's rule, whose assignments are searched.
 
     Returns
@@ -196,7 +196,7 @@ def seeded(question: PlanningProblem, effort: float) -> dict[str, Baseline]:
     """
 
     def dtfm() -> list[Baseline]:
-        rule = dtfm_rule(question, Effort(effort))
+        rule = dtfm_rule(problem, Effort(effort))
         before = f"cost {rule.cost_s:.2f} s: "
         return [_fixed(rule.plan, SearchCounts(), before), _fixed(rule.tried, SearchCounts())]
 
@@ -247,7 +247,7 @@ def measure(
         step_s, bound_s, gap = result.objective, result.bound, result.gap
         settled_s = steady_step_s(made)
         if request.is_joint:
-            long_s = plan_long_run_bound_s(instance.question(request, seed), made)
+            long_s = plan_long_run_bound_s(instance.problem(request, seed), made)
         sizes = sorted({len(group) for group in made.assignment.groups})
         about = (
             f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
@@ -386,9 +386,9 @@ def _measured(
         for seed in args.seeds:
             row = kept.get((name, seed, asked))
             if row is None:
-                question = instances()[name].question(request, seed)
-                same = same or seedless(question)
-                baselines = same | seeded(question, args.rule_effort)
+                problem = instances()[name].problem(request, seed)
+                same = same or seedless(problem)
+                baselines = same | seeded(problem, args.rule_effort)
                 row = measure(name, request, stop, seed, asked, baselines)
                 if INTERRUPTS.asked:
                     return

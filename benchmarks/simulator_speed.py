@@ -58,9 +58,9 @@ def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> Tra
     gpu = Devices.of_gpu("A100")
     cluster = Cluster(network, Devices(gpu.flops, gpu.memory_bytes, upload_bytes_per_s=upload))
     workload = Workload.preset("gpt3-1.3b", batch_samples=microbatches)
-    question = PlanningProblem(cluster, workload, PlanRequest(stages=8), seed)
+    problem = PlanningProblem(cluster, workload, PlanRequest(stages=8), seed)
     grid = np.random.default_rng(seed).permutation(devices).reshape(-1, 8)
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
+    return straight_plan(problem, shape_of(problem), AssignmentPlan.of_grid(grid))
 
 
 def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: int) -> Row:

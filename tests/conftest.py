@@ -80,8 +80,8 @@ def make_plan(
     request = PlanRequest(
         stages=len(grid[0]), schedule=schedule, head=head, network_name="random", clip=clip
     )
-    question = PlanningProblem(cluster, workload, request, seed)
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
+    problem = PlanningProblem(cluster, workload, request, seed)
+    return straight_plan(problem, shape_of(problem), AssignmentPlan.of_grid(grid))
 
 
 def levels(

@@ -200,9 +200,9 @@ def plan_for(pipelines: int, seed: int = 0) -> TrainingPlan:
         "tiny", arch, precision="fp32", batch_samples=8, microbatch_samples=1
     )
     request = PlanRequest(stages=3, schedule="1f1b", network_name="alike")
-    question = PlanningProblem(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)
+    problem = PlanningProblem(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)
     grid = [[3 * k, 3 * k + 1, 3 * k + 2] for k in range(pipelines)]
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
+    return straight_plan(problem, shape_of(problem), AssignmentPlan.of_grid(grid))
 
 
 def saved(run: Run, pipelines: int = 2, seed: int = 0) -> tuple[str, list[str]]:

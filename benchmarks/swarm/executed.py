@@ -146,9 +146,9 @@ def pipelines(
     )
     cluster = Cluster(network, devices)
     request = PlanRequest(stages=stages, stage_layers="even", recompute="all", in_flight=held)
-    question = PlanningProblem.of(cluster, work, request, 0, {})
+    problem = PlanningProblem.of(cluster, work, request, 0, {})
     grid = AssignmentPlan.of_grid(np.arange(n).reshape(-1, stages).tolist())
-    return straight_plan(question, shape_of(question), grid)
+    return straight_plan(problem, shape_of(problem), grid)
 
 
 def wired(plan: TrainingPlan, routing: Routing | None) -> TrainingPlan:

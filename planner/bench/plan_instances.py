@@ -94,7 +94,7 @@ class PlanInstance:
     workload: str
     changes: Mapping[str, int] = field(default_factory=dict)
 
-    def question(self, request: PlanRequest, seed: int) -> PlanningProblem:
+    def problem(self, request: PlanRequest, seed: int) -> PlanningProblem:
         """What is asked of plan and baselines alike."""
         return PlanningProblem.of(self.cluster(), self.model(), request, seed, {})
 

@@ -10,10 +10,10 @@ from planner.planning.baselines.search import BaselinePlan, SearchCounts
 from planner.planning.request import Objective, PlanningProblem
 
 
-def compared(question: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
+def compared(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
     """Ranks by region on all devices, and the fastest region alone."""
     data |= {"ranks_by_region": None, "one_region": None}
-    if question.request.objective == Objective.COST:
+    if problem.request.objective == Objective.COST:
         data["ranks_by_region_refused"] = "not searched with --objective cost"
         return
     if known.ranks is None:
@@ -24,7 +24,7 @@ def compared(question: PlanningProblem, known: Baselines, data: dict[str, Any]) 
     region = known.region
     if region is None:
         data["one_region_refused"] = _short(known.region_refused)
-    elif region.plan.devices < len(question.cluster):  # else it is the same as ranks by region
+    elif region.plan.devices < len(problem.cluster):  # else it is the same as ranks by region
         data["one_region"] = {"name": region.name, **_decided(region)}
 
 

@@ -453,11 +453,11 @@ def run(args: argparse.Namespace) -> int:
             lambda: _bound_long_run(made, asked, data),
         )
     if drawn:
-        question = replace(asked, workload=made.workload)
+        problem = replace(asked, workload=made.workload)
         part(
             "comparing with random placements",
             "compared with random ones",
-            lambda: _random(question, made, drawn, data, share(0.3)),
+            lambda: _random(problem, made, drawn, data, share(0.3)),
         )
     if not args.no_pictures:
         part("drawing", "drawn", lambda: _draw(made, timeline, args.out, data["written"]))
@@ -529,7 +529,7 @@ def _page(made: TrainingPlan, path: Path, written: list[str]) -> None:
 
 
 def _random(
-    question: PlanningProblem, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
+    problem: PlanningProblem, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
 ) -> None:
     from planner.planning.baselines.random_placements import random_placements
     from planner.planning.shape import Shape
@@ -543,7 +543,7 @@ def _random(
         made.recompute,
     )
     began = time.perf_counter()
-    found = random_placements(question, shape, drawn, lambda: time.perf_counter() - began > most_s)
+    found = random_placements(problem, shape, drawn, lambda: time.perf_counter() - began > most_s)
     data["random"] = asdict(found)
 
 

@@ -30,10 +30,10 @@ LEAST_GAIN = 1e-9
 """Relative, of a round that an aggregator shortens."""
 
 
-def with_aggregators(question: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
+def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the aggregators that make its step shorter, and all others left out."""
-    whole, names = question.given or question.cluster, plan.cluster.network.ids
-    aggregators = question.aggregators
+    whole, names = problem.given or problem.cluster, plan.cluster.network.ids
+    aggregators = problem.aggregators
     here = [whole.network.index_of(name) for name in names]
     best = _only(plan, whole, here)
     if not aggregators:

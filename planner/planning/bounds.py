@@ -41,19 +41,19 @@ class StepBound(NamedTuple):
     witness: Witness | None
 
 
-def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
+def step_bound(problem: PlanningProblem, shape: Shape) -> StepBound | None:
     """A bound for every placement with this shape; None where compute times were measured."""
-    request, cluster, workload = question.request, question.cluster, question.workload
+    request, cluster, workload = problem.request, problem.cluster, problem.workload
     if request.calibration is not None or request.delayed:
         return None
     if request.partial_paths:
-        if not question.ends_together or request.sync_every > 1:
+        if not problem.ends_together or request.sync_every > 1:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)
         visited = {0: request.path_stages or 0, 1: shape.stages}
         lengths = [visited[k] for k in cycle]
         each = shape.microbatches // shape.starts
-        averaging = one_round(question, shape)
+        averaging = one_round(problem, shape)
         seconds = cycle_bound_s(
             cluster, workload, shape.sizes, each, lengths, averaging, shape.layers, shape.recompute
         )
@@ -66,40 +66,40 @@ def step_bound(question: PlanningProblem, shape: Shape) -> StepBound | None:
     if any(shape.recompute):
         stages["recompute"] = list(shape.recompute)
     witness = {"kind": "straight step", "shapes": [stages]}
-    seconds = straight_bound_s(question, shape)
+    seconds = straight_bound_s(problem, shape)
     return StepBound(seconds, "fullest stage, link or device between two step ends", witness)
 
 
-def one_round(question: PlanningProblem, shape: Shape) -> AveragingBound:
+def one_round(problem: PlanningProblem, shape: Shape) -> AveragingBound:
     """Bounds on averaging in one round over each stage."""
-    request = question.request
+    request = problem.request
     wire = Codec(request.codec).wire_ratio
     # what two stages share comes after, in a round whose time is not counted
     apart = not request.sync.local_steps
-    vectors = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
+    vectors = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     return averaging_bound(
-        question.cluster,
+        problem.cluster,
         shape.sizes,
         [vector * wire for vector in vectors[: shape.stages]],
         equal_shares=request.shares == ShareRule.EQUAL,
-        helped=bool(question.aggregators),
+        helped=bool(problem.aggregators),
     )
 
 
-def straight_bound_s(question: PlanningProblem, shape: Shape) -> float:
+def straight_bound_s(problem: PlanningProblem, shape: Shape) -> float:
     """Seconds that no placement in straight pipelines beats.
 
     With averaging in one round every pipeline has a device that begins at T, so the one with most
     microbatches counts; otherwise one pipeline does, with the fewest. The latter is so in steps
     that do not average too.
     """
-    averages_s = _step_s(question, shape, together=question.ends_together)
-    return question.request.sync.mean_s(_step_s(question, shape, together=False), averages_s)
+    averages_s = _step_s(problem, shape, together=problem.ends_together)
+    return problem.request.sync.mean_s(_step_s(problem, shape, together=False), averages_s)
 
 
-def _step_s(question: PlanningProblem, shape: Shape, *, together: bool) -> float:
+def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
     """Of one step, at whose begin the devices of a stage begin together or one does."""
-    cluster, costs = question.cluster, shape.costs(question.workload)
+    cluster, costs = problem.cluster, shape.costs(problem.workload)
     together = together and shape.starts > 1
     fewest, more = divmod(shape.microbatches, shape.starts)
     count = fewest + (1 if together and more else 0)
@@ -109,7 +109,7 @@ def _step_s(question: PlanningProblem, shape: Shape, *, together: bool) -> float
         return walk.home_s(0, 0)  # nobody averages, so stage 0 ends last
     if not together:
         return min(walk.home_s(j, 0) for j in stages)
-    averaging = one_round(question, shape)
+    averaging = one_round(problem, shape)
     return min(
         max(
             max(walk.home_s(j, q) + float(averaging.stage_s[q]) for q in stages),

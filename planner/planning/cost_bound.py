@@ -12,12 +12,12 @@ from planner.planning.request import PlanningProblem
 from planner.workload.costs import stage_costs
 
 
-def cost_bound(question: PlanningProblem, step: StepBound | None) -> StepBound | None:
+def cost_bound(problem: PlanningProblem, step: StepBound | None) -> StepBound | None:
     """Dollars: each FLOP on the device that does it for least, and waiting for the shortest step.
 
     A device is paid for all of a step, and is busy for part of it at most.
     """
-    cluster, workload, request = question.cluster, question.workload, question.request
+    cluster, workload, request = problem.cluster, problem.workload, problem.request
     if request.calibration is not None:
         return None
     whole = stage_costs(workload, 0, len(workload.layers), with_head=True)

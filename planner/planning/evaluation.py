@@ -19,29 +19,29 @@ from planner.workload.compute_times import ComputeTimes
 
 
 def straight_plan(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan:
     """The plan of straight pipelines for an assignment with a grid."""
-    return _with_times(_straight(question, shape, assignment))
+    return _with_times(_straight(problem, shape, assignment))
 
 
-def straight_step_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
+def straight_step_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
     """The predicted step of `straight_plan` alone, in seconds."""
-    return step_s(_straight(question, shape, assignment))
+    return step_s(_straight(problem, shape, assignment))
 
 
-def _straight(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
-    times = compute_times(question, shape, assignment)
-    schedule = straight_schedule(question, shape, assignment, times)
-    return _unpriced(question, shape, assignment, times, (schedule,))
+def _straight(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+    times = compute_times(problem, shape, assignment)
+    schedule = straight_schedule(problem, shape, assignment, times)
+    return _unpriced(problem, shape, assignment, times, (schedule,))
 
 
 def compute_times(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> ComputeTimes:
     """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs."""
-    cluster, workload, groups = question.cluster, question.workload, assignment.groups
-    calibration = question.request.calibration
+    cluster, workload, groups = problem.cluster, problem.workload, assignment.groups
+    calibration = problem.request.calibration
     if calibration is None:
         return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
     return calibration.compute_times(
@@ -50,7 +50,7 @@ def compute_times(
 
 
 def stage_averaging(
-    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
+    problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> list[tuple[StageAveraging, float]]:
     """How every stage averages, and bytes of its vector; at last what first and last stage share.
 
@@ -58,10 +58,10 @@ def stage_averaging(
     themselves, that is a vector of its own, averaged over both stages in one round or hierarchical
     averaging.
     """
-    cluster, request = question.cluster, question.request
+    cluster, request = problem.cluster, problem.request
     codec, stages = Codec(request.codec), len(groups)
     apart = not request.sync.local_steps
-    sizes = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
+    sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     levels, two = request.levels, request.within is not None
     found = [
         (
@@ -96,49 +96,47 @@ def stage_averaging(
 
 
 def evaluated(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
     schedules: tuple[Schedule, ...],
 ) -> TrainingPlan:
     """The plan with these schedules, its averaging and its simulated times."""
-    return _with_times(_unpriced(question, shape, assignment, times, schedules))
+    return _with_times(_unpriced(problem, shape, assignment, times, schedules))
 
 
 def chained_step_s(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
     schedule: Schedule,
 ) -> float:
     """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`."""
-    return first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
+    return first_step_s(_unpriced(problem, shape, assignment, times, (schedule,)))
 
 
 def _unpriced(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
     schedules: tuple[Schedule, ...],
 ) -> TrainingPlan:
-    request = question.request
+    request = problem.request
     return TrainingPlan(
-        cluster=question.cluster,
+        cluster=problem.cluster,
         network_name=request.network_name,
-        workload=question.workload,
-        seed=question.seed,
+        workload=problem.workload,
+        seed=problem.seed,
         compute_times=times,
         assignment=assignment,
         stage_layers=shape.layers,
         recompute=shape.recompute,
         schedules=schedules,
         cycle=request.cycle(shape.stages),
-        averaging=tuple(
-            rounds for rounds, _ in stage_averaging(question, shape, assignment.groups)
-        ),
+        averaging=tuple(rounds for rounds, _ in stage_averaging(problem, shape, assignment.groups)),
         codec=Codec(request.codec),
         clip=request.clip,
         sync=request.sync,

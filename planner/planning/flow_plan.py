@@ -55,7 +55,7 @@ class LayoutContext:
     """
 
     layout: Layout
-    question: PlanningProblem
+    problem: PlanningProblem
     shape: Shape
     assignment: AssignmentPlan
     times: ComputeTimes
@@ -74,10 +74,10 @@ class LayoutContext:
 
     @classmethod
     def of(
-        cls, question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+        cls, problem: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
     ) -> LayoutContext:
         """Of the devices that take part."""
-        whole, workload = question.cluster, question.workload
+        whole, workload = problem.cluster, problem.workload
         chosen = layout.groups(places)
         used = sorted(d for group in chosen for d in group)
         number = {d: k for k, d in enumerate(used)}
@@ -90,23 +90,23 @@ class LayoutContext:
             Head.LAST,
             layout.recompute,
         )
-        asked = replace(question, cluster=cluster)
-        room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
+        asked = replace(problem, cluster=cluster)
+        room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
-        nodes, flow = flow_of(places, layout, costs, in_flight, most_held(question))
+        nodes, flow = flow_of(places, layout, costs, in_flight, most_held(problem))
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(asked, shape, assignment), LinkResources.of(cluster)
-        codec = Codec(question.request.codec)
+        codec = Codec(problem.request.codec)
         averaging = stage_averaging(asked, shape, groups)
         averaging_s, within_s = (
             tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
             for part in (tuple, within)
         )
-        merit, paid = ObjectiveFunction.of(question.request), np.zeros((len(cluster), len(cluster)))
+        merit, paid = ObjectiveFunction.of(problem.request), np.zeros((len(cluster), len(cluster)))
         averaging_usd = 0.0
         if merit.by_cost:
-            paid = question.request.prices.usd_per_byte(cluster.network)
-            sent = averaged_bytes(averaging, codec, len(cluster), question.request.sync_every)
+            paid = problem.request.prices.usd_per_byte(cluster.network)
+            sent = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)
             averaging_usd = float((paid * sent).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
@@ -118,7 +118,7 @@ class LayoutContext:
     def spreads(self) -> tuple[Spread, ...]:
         """Those that these stages can have; the one that is mostly the best comes first."""
         alike = len({len(group) for group in self.assignment.groups}) == 1
-        rarely = self.question.request.sync_every > 1
+        rarely = self.problem.request.sync_every > 1
         first = Spread.FEW if rarely or self.flow.lines is not None else Spread.EVEN
         rest = (one for one in Spread if one is not first and (alike or one is not Spread.PAIRED))
         return first, *rest
@@ -152,7 +152,7 @@ class LayoutContext:
             }
         starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
         paths = mixed_paths(groups, starts, edges, shape.microbatches)
-        sent = sent_bytes(shape.costs(self.question.workload), groups, len(self.links))
+        sent = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
         took, late = [], np.ones(len(self.flow.stage))
@@ -163,7 +163,7 @@ class LayoutContext:
             for v in np.unique(at[busy]):
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
-        sync = self.question.request.sync
+        sync = self.problem.request.sync
         ends = alone + self.averaging_s[: len(alone)]
         # what first and last stage share comes after their own
         shared_s = sum(self.averaging_s[len(ends) :])
@@ -180,7 +180,7 @@ class LayoutContext:
         if not self.merit.by_cost:
             return 0.0
         through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
-        costs = self.shape.costs(self.question.workload)
+        costs = self.shape.costs(self.problem.workload)
         found = self.averaging_usd
         for j, cost in enumerate(costs[:-1]):
             found += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
@@ -234,7 +234,7 @@ class CandidatePlan:
     def value(self) -> float:
         """What is to be least: seconds, or dollars."""
         p = self.prepared
-        return p.merit.value(p.question.cluster, self.seconds, self.messages_usd)
+        return p.merit.value(p.problem.cluster, self.seconds, self.messages_usd)
 
     @property
     def layout(self) -> Layout:
@@ -261,10 +261,10 @@ class CandidatePlan:
         if self.chained:
             return self
         p = self.prepared
-        with_next = chained_step_s(p.question, p.shape, p.assignment, p.times, self.schedule)
+        with_next = chained_step_s(p.problem, p.shape, p.assignment, p.times, self.schedule)
         return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan, priced in the simulator."""
         p = self.prepared
-        return evaluated(p.question, p.shape, p.assignment, p.times, (self.schedule,))
+        return evaluated(p.problem, p.shape, p.assignment, p.times, (self.schedule,))

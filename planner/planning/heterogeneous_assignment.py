@@ -21,12 +21,12 @@ from planner.search.stop import StopRun
 Groups = tuple[tuple[int, ...], ...]
 
 
-def estimated_step_s(question: PlanningProblem, shape: Shape, groups: Groups) -> float:
+def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> float:
     """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
 
     Of data parallelism the share that falls on a step, where one in several averages.
     """
-    cluster, workload = question.cluster, question.workload
+    cluster, workload = problem.cluster, problem.workload
     try:
         layers = balanced_split(cluster, workload, groups, shape.head_stage, shape.recompute)
     except ProblemError:
@@ -37,16 +37,16 @@ def estimated_step_s(question: PlanningProblem, shape: Shape, groups: Groups) ->
         each * costs.busy_s(min(float(cluster.flops[d]) for d in group))
         for group, costs in zip(groups, fitted.costs(workload), strict=True)
     )
-    problem = assignment_problem(cluster, workload, fitted)
-    seldom = 1 - 1 / question.request.sync_every
-    return problem.cost(groups) - seldom * problem.data_parallel_s(groups) + busiest
+    subproblem = assignment_problem(cluster, workload, fitted)
+    seldom = 1 - 1 / problem.request.sync_every
+    return subproblem.cost(groups) - seldom * subproblem.data_parallel_s(groups) + busiest
 
 
-def improve_groups(question: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
     """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
-    cluster = question.cluster
+    cluster = problem.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
-    best, cost = groups, estimated_step_s(question, shape, groups)
+    best, cost = groups, estimated_step_s(problem, shape, groups)
     improved = True
     with run.interruptible():
         while improved and run.update() is None:
@@ -68,20 +68,20 @@ def improve_groups(question: PlanningProblem, shape: Shape, groups: Groups, run:
                     continue
                 swap = {a: b, b: a}
                 tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
-                found = estimated_step_s(question, shape, tried)
+                found = estimated_step_s(problem, shape, tried)
                 if found < cost * (1 - 1e-9):
                     best, cost, improved = tried, found, True
     return best
 
 
-def sorted_by_speed(question: PlanningProblem, shape: Shape) -> Groups:
+def sorted_by_speed(problem: PlanningProblem, shape: Shape) -> Groups:
     """Stages of like devices, slowest first: the start that ignores the network."""
-    order = np.lexsort((question.cluster.memory_bytes, question.cluster.flops))
+    order = np.lexsort((problem.cluster.memory_bytes, problem.cluster.flops))
     stages = order.reshape(shape.stages, shape.starts).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
-def match_stages(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
+def match_stages(subproblem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
     """The grid that realises the bottleneck matchings of given groups."""
     from planner.matching import bottleneck_assignment
 
@@ -89,6 +89,6 @@ def match_stages(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) ->
     grid[:, 0] = groups[0]
     for j in range(len(groups) - 1):
         right = np.array(groups[j + 1])
-        _, columns = bottleneck_assignment(problem.hop_s(j)[np.ix_(grid[:, j], right)])
+        _, columns = bottleneck_assignment(subproblem.hop_s(j)[np.ix_(grid[:, j], right)])
         grid[:, j + 1] = right[columns]
     return AssignmentPlan.of_grid(grid)

@@ -145,16 +145,16 @@ def long_run_bound_s(
     return _best(fleet, prices, needs.scale_s)[0] / every
 
 
-def plan_long_run_bound_s(question: PlanningProblem, plan: TrainingPlan) -> float | None:
+def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
     """What no plan is faster than over many steps, as a found one averages."""
-    if question.request.group_size is not None or question.request.delayed:
+    if problem.request.group_size is not None or problem.request.delayed:
         return None
     return long_run_bound_s(
-        optimistic(question.cluster, plan.workload, question.request.calibration),
+        optimistic(problem.cluster, plan.workload, problem.request.calibration),
         plan.workload,
         plan.codec.wire_ratio,
         every=plan.sync.every_steps,
-        aggregators_in=question.aggregators_in,
+        aggregators_in=problem.aggregators_in,
         two_frequency=plan.two_frequency,
     )
 

@@ -82,39 +82,39 @@ IDLE = (
 
 
 def search_jointly(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     stop: StoppingCriterion,
     bound: StepBound | None = None,
     baselines: Sequence[TrainingPlan] = (),
 ) -> Result[TrainingPlan]:
     """The fastest plan found with every decision open that the request leaves open."""
-    search = _Search(question, stop, bound, baselines)
+    search = _Search(problem, stop, bound, baselines)
     found = search.result()
     samples = found.plan.workload.microbatch_samples if found.plan is not None else None
-    if samples in (None, question.workload.microbatch_samples) or search.run.reason not in (
+    if samples in (None, problem.workload.microbatch_samples) or search.run.reason not in (
         *(None, "effort spent", "iteration limit"),
     ):
         return found
     # a baseline with larger microbatches is the best: layouts with these are searched, too
-    workload = question.workload.replace(microbatch_samples=samples)
-    larger = replace(question, workload=workload)
+    workload = problem.workload.replace(microbatch_samples=samples)
+    larger = replace(problem, workload=workload)
     more = _Search(larger, stop.portion(LARGER), bound, baselines).result()
     return min(found, more, key=lambda one: one.objective or math.inf)
 
 
-def _given(question: PlanningProblem, devices: int) -> Constraints:
+def _given(problem: PlanningProblem, devices: int) -> Constraints:
     """What the request fixes of layouts."""
-    request, stages = question.request, question.request.fixed_stages
-    most = min(devices, len(question.workload.layers))
+    request, stages = problem.request, problem.request.fixed_stages
+    most = min(devices, len(problem.workload.layers))
     if stages is not None and not 1 <= stages <= most:
         raise ProblemError(
             f"stages must be 1 to {most}, the devices that can compute or the layers, found "
             f"{stages}; ask for another number"
         )
-    microbatches_of(question.workload, 1)
+    microbatches_of(problem.workload, 1)
     if stages is not None:
         request.recomputing(stages)
-    layers = None if request.stage_layers is None else layers_of(question, stages or 0)
+    layers = None if request.stage_layers is None else layers_of(problem, stages or 0)
     equal = request.shares == ShareRule.EQUAL
     parts = (stages, layers, request.recompute, request.in_flight, equal)
     two_frequency = request.within is not None
@@ -128,33 +128,33 @@ class _Search:
 
     def __init__(
         self,
-        question: PlanningProblem,
+        problem: PlanningProblem,
         stop: StoppingCriterion,
         bound: StepBound | None,
         baselines: Sequence[TrainingPlan] = (),
     ) -> None:
-        self.question, self.stop = question, stop
-        self.merit = ObjectiveFunction.of(question.request)
-        prices = question.request.prices if self.merit.by_cost else None
-        by_region = question.request.within is not None
-        self.places = DeviceClasses.of(question.cluster, prices, by_region=by_region)
-        wire = Codec(question.request.codec).wire_ratio
-        given = _given(question, int(self.places.size.sum()))
-        self.random = np.random.default_rng((question.seed, 1))
-        self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed, given)
+        self.problem, self.stop = problem, stop
+        self.merit = ObjectiveFunction.of(problem.request)
+        prices = problem.request.prices if self.merit.by_cost else None
+        by_region = problem.request.within is not None
+        self.places = DeviceClasses.of(problem.cluster, prices, by_region=by_region)
+        wire = Codec(problem.request.codec).wire_ratio
+        given = _given(problem, int(self.places.size.sum()))
+        self.random = np.random.default_rng((problem.seed, 1))
+        self.layouts = LayoutSearch(self.places, problem.workload, wire, problem.seed, given)
         # compiled before the simulator starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
         self.best: Incumbent[TrainingPlan] = Incumbent(
-            self.run, question.cluster, method="layouts, flow", seed=question.seed
+            self.run, problem.cluster, method="layouts, flow", seed=problem.seed
         )
         if bound is not None:
             self.best.raise_bound(*bound)
         # a mean over many steps, which the simulator puts together from some
-        calibration = question.request.calibration
-        self.lasting = question.request.sync_every > 1 or self.merit.by_cost
+        calibration = problem.request.calibration
+        self.lasting = problem.request.sync_every > 1 or self.merit.by_cost
         self.lasting |= calibration is not None and calibration.updates
-        self.routed = question.request.wiring == RequestedWiring.STOCHASTIC
+        self.routed = problem.request.wiring == RequestedWiring.STOCHASTIC
         self.refuted: list[tuple[float, TrainingPlan]] = []
         self.leader: CandidatePlan | None = None
         self.everybody: CandidatePlan | None = None
@@ -195,7 +195,7 @@ class _Search:
 
     def _allowed(self, plan: TrainingPlan) -> bool:
         """Whether a baseline has what the request fixes."""
-        request, stages = self.question.request, len(plan.stage_layers)
+        request, stages = self.problem.request, len(plan.stage_layers)
         layers, flight = self.layouts.given.layers, request.in_flight
         return (
             (request.fixed_stages is None or request.fixed_stages == stages)
@@ -207,7 +207,7 @@ class _Search:
     def _offer_baselines(self) -> None:
         """Baselines are candidates like all others, priced on the same clock."""
         for one in self.baselines:
-            plan = with_cost(with_aggregators(self.question, one), self.question.request)
+            plan = with_cost(with_aggregators(self.problem, one), self.problem.request)
             value = self.merit.of_plan(plan)
             if not self._refutes(value):
                 self.best.offer(value, plan)
@@ -215,7 +215,7 @@ class _Search:
     def _baseline_layouts(self) -> list[Layout]:
         """Who holds what in the baselines, so that the search goes on from them."""
         place_of = {d: c for c, members in enumerate(self.places.members) for d in members}
-        ids = self.question.cluster.network.index_of
+        ids = self.problem.cluster.network.index_of
         layouts = []
         for plan in self.baselines:
             names, counts = plan.cluster.network.ids, []
@@ -238,7 +238,7 @@ class _Search:
 
     def _take_refuted(self) -> None:
         """Where nothing else was found, the best of what the bound speaks against, without it."""
-        cluster, seed = self.question.cluster, self.question.seed
+        cluster, seed = self.problem.cluster, self.problem.seed
         self.best = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
         for value, plan in self.refuted:
             self.best.offer(value, plan)
@@ -246,7 +246,7 @@ class _Search:
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
         rivals = self._rivals()
-        best, request = self.leader, self.question.request
+        best, request = self.leader, self.problem.request
         for words, draft in rivals:
             yield self._alternative(words, draft.value)
         if best is None or not self._asks_again(best):
@@ -291,7 +291,7 @@ class _Search:
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )
-        equal = self.question.request.replace(averaging=ShareRule.EQUAL)
+        equal = self.problem.request.replace(averaging=ShareRule.EQUAL)
         draft = self._drafted_again(best, best.layout, equal)
         if draft is None:
             return
@@ -337,7 +337,7 @@ class _Search:
     ) -> CandidatePlan | None:
         """The best with one thing otherwise, spread like it; None where memory does not hold it."""
         try:
-            asked = replace(self.question, request=request)
+            asked = replace(self.problem, request=request)
             prepared = LayoutContext.of(asked, self.places, layout, IN_FLIGHT)
             return prepared.draft(slower=best.slower, spread=best.spread).with_next_step()
         except ProblemError:
@@ -350,7 +350,7 @@ class _Search:
 
     def _idle(self, draft: CandidatePlan) -> int:
         """Devices that could compute and hold no stage."""
-        return int(self.places.size.sum()) - len(draft.prepared.question.cluster)
+        return int(self.places.size.sum()) - len(draft.prepared.problem.cluster)
 
     def _trials(self) -> float:
         """That the limit allows the layout search."""
@@ -403,8 +403,8 @@ class _Search:
     def _by_rank(self) -> list[Layout]:
         """Of what ranks in order would do, the best as estimated; none where nothing fits."""
         numbers, given = self.layouts.numbers, self.layouts.given.layers
-        layers = {s: given or self.question.workload.even_split(s) for s in numbers}
-        network = self.question.cluster.network
+        layers = {s: given or self.problem.workload.even_split(s) for s in numbers}
+        network = self.problem.cluster.network
         order = region_order(network)
         first = self._ranked(order, layers)
         better = [self.layouts.with_better_layers(one.layout) for one in first]
@@ -430,7 +430,7 @@ class _Search:
         least: float,
     ) -> list[ScoredLayout]:
         """The best where one region or device works alone, if all others are estimated slower."""
-        regions = self.question.cluster.network.regions
+        regions = self.problem.cluster.network.regions
         names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
         parts = [[d for d in order if regions[d] == name] for name in names]
         parts += [[members[0]] for members in self.places.members]
@@ -493,7 +493,7 @@ class _Search:
     def _other_recomputation(self, layout: Layout) -> list[Layout]:
         """On no stage, on one less or on all, where memory makes the flow no slower by much."""
         on = [j for j, does in enumerate(layout.recompute) if does]
-        if self.question.request.recompute is not None or not on:
+        if self.problem.request.recompute is not None or not on:
             return []
         stages = range(len(layout.recompute))
         fewer = [tuple(k in on and k != j for k in stages) for j in on]
@@ -507,7 +507,7 @@ class _Search:
         return [one for one in other if self._pipeline_s(one, LEAST_IN_FLIGHT) <= most]
 
     def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
-        return pipeline_s(self.question, self.places, layout, in_flight)
+        return pipeline_s(self.problem, self.places, layout, in_flight)
 
     def _draft(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
         """The best of some; None where there was one before or memory does not hold it.
@@ -518,7 +518,7 @@ class _Search:
             return None
         self.drafted.add(layout)
         try:
-            prepared = LayoutContext.of(self.question, self.places, layout, IN_FLIGHT)
+            prepared = LayoutContext.of(self.problem, self.places, layout, IN_FLIGHT)
             first, *others = prepared.spreads
             best = self._made(prepared, spread=first)
         except ProblemError as error:
@@ -622,7 +622,7 @@ class _Search:
             self.refused = self.refused or ProblemError(IDLE)
             again = self._draft(busy, always=True)
             return math.inf if again is None else self._price(again.with_next_step())
-        plan = with_cost(with_aggregators(self.question, draft.plan()), self.question.request)
+        plan = with_cost(with_aggregators(self.problem, draft.plan()), self.problem.request)
         value = self.merit.of_plan(plan)
         if self._refutes(value):
             self.refuted.append((value, plan))
@@ -630,7 +630,7 @@ class _Search:
             self.leader = draft
         self._update_parent(draft, plan.predicted.step_s)
         # with aggregators it is priced twice
-        self._spend(draft, PASSES * (2 if self.question.aggregators else 1))
+        self._spend(draft, PASSES * (2 if self.problem.aggregators else 1))
         return value
 
     def _update_parent(self, draft: CandidatePlan, seconds: float) -> None:

@@ -112,21 +112,21 @@ def _lines(places: DeviceClasses, here: Ints, there: Ints, size: Floats) -> Shar
     return SharedLines(line, edge, size[edge] / places.line[line])
 
 
-def most_held(question: PlanningProblem) -> float:
+def most_held(problem: PlanningProblem) -> float:
     """Microbatches that a device may hold as asked, infinite for any."""
-    asked = question.request.in_flight
+    asked = problem.request.in_flight
     return math.inf if asked is None else float(asked)
 
 
 def pipeline_s(
-    question: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+    problem: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
 ) -> float:
     """What the pipelines of a layout take when its flow is spread evenly over the step."""
-    workload = question.workload
+    workload = problem.workload
     costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples
     try:
-        flow = flow_of(places, layout, costs, in_flight, most_held(question))[1]
+        flow = flow_of(places, layout, costs, in_flight, most_held(problem))[1]
         rates = solve_flow(flow, microbatches)
     except ProblemError:
         return math.inf

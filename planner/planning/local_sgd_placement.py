@@ -20,7 +20,7 @@ from planner.search.stop import MaxIterations, StoppingCriterion
 
 
 def place_for_local_sgd(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Placement:
     """The best in the simulator of some arrangements of equal devices.
 
@@ -30,26 +30,26 @@ def place_for_local_sgd(
     from planner.genetic.solve import solve_assignment
 
     half = stop.portion(0.5)
-    first = place_stages(question, shape, half)
+    first = place_stages(problem, shape, half)
     reason = first.certificate.stop_reason
-    problem = assignment_problem(question.cluster, question.workload, shape)
+    subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     seldom = AssignmentProblem(
-        question.cluster.network,
+        problem.cluster.network,
         stage_sizes=shape.sizes,
-        activation_bytes=problem.activation_bytes,
-        gradient_bytes=np.array(problem.gradient_bytes) / question.request.sync_every,
+        activation_bytes=subproblem.activation_bytes,
+        gradient_bytes=np.array(subproblem.gradient_bytes) / problem.request.sync_every,
     )
     limit = MaxIterations(0) if reason == "interrupted" else half
-    second = solve_assignment(seldom, limit, question.seed, question.request.method).plan
+    second = solve_assignment(seldom, limit, problem.seed, problem.request.method).plan
     assert second is not None
-    ranks = region_order(question.cluster.network)
+    ranks = region_order(problem.cluster.network)
     grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
     # pipelines that eq. 3 asks for, of the stages that ranks have
-    by_rank = [match_stages(problem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
+    by_rank = [match_stages(subproblem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
     found = [first.assignment, second, *by_rank]
-    plans = [straight_plan(question, shape, one) for one in found]
+    plans = [straight_plan(problem, shape, one) for one in found]
     best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
     certificate = (
-        evaluate_placement(question, shape, found[best], reason) if best else first.certificate
+        evaluate_placement(problem, shape, found[best], reason) if best else first.certificate
     )
     return Placement(shape, found[best], certificate, plans[best])

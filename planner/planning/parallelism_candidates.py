@@ -41,17 +41,17 @@ class Candidate:
     refused: str = ""
 
     @classmethod
-    def of(cls, question: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
+    def of(cls, problem: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
         """A shape that was planned."""
-        return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
+        return replace(cls.refusal(problem, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
-    def refusal(cls, question: PlanningProblem, why: str) -> Candidate:
+    def refusal(cls, problem: PlanningProblem, why: str) -> Candidate:
         """A shape that does not fit."""
-        stages = question.request.stages
+        stages = problem.request.stages
         assert isinstance(stages, int)
-        samples = question.workload.microbatch_samples
-        return cls(stages, len(question.cluster) // stages, samples, None, None, why)
+        samples = problem.workload.microbatch_samples
+        return cls(stages, len(problem.cluster) // stages, samples, None, None, why)
 
     @property
     def why(self) -> str:
@@ -86,14 +86,14 @@ def _shape(stages: int, pipelines: int, samples: int) -> str:
     )
 
 
-def candidates(question: PlanningProblem) -> list[PlanningProblem]:
+def candidates(problem: PlanningProblem) -> list[PlanningProblem]:
     """The question for all stages and microbatch sizes that divide devices and batch.
 
     Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
     of the size that was asked for.
     """
-    n, workload = len(question.cluster), question.workload
-    fixed, batch = question.request.microbatch_samples is not None, workload.batch_samples
+    n, workload = len(problem.cluster), problem.workload
+    fixed, batch = problem.request.microbatch_samples is not None, workload.batch_samples
     found = []
     for stages in range(1, min(n, len(workload.layers)) + 1):
         if n % stages:
@@ -102,9 +102,9 @@ def candidates(question: PlanningProblem) -> list[PlanningProblem]:
         while batch % size == 0 and batch // size >= n // stages:
             found.append(
                 replace(
-                    question,
+                    problem,
                     workload=workload.replace(microbatch_samples=size),
-                    request=question.request.replace(stages=stages),
+                    request=problem.request.replace(stages=stages),
                 )
             )
             if fixed:

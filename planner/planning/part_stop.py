@@ -20,7 +20,7 @@ Later = Callable[[], tuple[float, TrainingPlan]]
 class PartialSearchStop(Around):
     """A criterion that hears of assignments as of the straight plans that they make."""
 
-    question: PlanningProblem
+    problem: PlanningProblem
     shape: Shape
 
     def found(self, objective: float, plan: Any) -> None:
@@ -31,7 +31,7 @@ class PartialSearchStop(Around):
             return
 
         def later() -> tuple[float, TrainingPlan]:
-            made = straight_plan(self.question, self.shape, plan.assignment_plan())
+            made = straight_plan(self.problem, self.shape, plan.assignment_plan())
             return made.predicted.step_s, made
 
         self.inner.found(objective, later)

@@ -19,19 +19,17 @@ LIMITS = 24
 """On averaging, for each of which the quickest layers are looked at."""
 
 
-def splits(
-    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
-) -> list[Layers]:
+def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]) -> list[Layers]:
     """Layers worth a try for devices of stages: the shape's own first.
 
     Others make least: the slowest stage's computing for the microbatches that visit it; that and
     the slowest averaging; what one stage takes for both.
     """
-    if question.request.stage_layers is not None:
+    if problem.request.stage_layers is not None:
         return [shape.layers]
-    layers = len(question.workload.layers)
-    computing, averaging = _computing_s(question, shape, groups), _averaging_s(question, groups)
-    cluster, workload = question.cluster, question.workload
+    layers = len(problem.workload.layers)
+    computing, averaging = _computing_s(problem, shape, groups), _averaging_s(problem, groups)
+    cluster, workload = problem.cluster, problem.workload
     smallest = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
     again = shape.recompute or (False,) * shape.stages
 
@@ -73,16 +71,16 @@ def _ranges(layers: int) -> list[tuple[int, int]]:
     return [(a, b) for a in range(layers) for b in range(a + 1, layers + 1)]
 
 
-def visited_share(question: PlanningProblem, shape: Shape) -> float:
+def visited_share(problem: PlanningProblem, shape: Shape) -> float:
     """Of all layers, those that a microbatch visits, in the mean over the cycle."""
     count = [stop - start for start, stop in shape.layers]
-    share = _visiting(question, shape)
+    share = _visiting(problem, shape)
     return sum(n * s for n, s in zip(count, share, strict=True)) / sum(count)
 
 
-def _visiting(question: PlanningProblem, shape: Shape) -> list[float]:
+def _visiting(problem: PlanningProblem, shape: Shape) -> list[float]:
     """Of the microbatches, those that visit each stage, in the mean over the cycle (CC3)."""
-    path_stages, cycle = question.request.path_stages or 0, question.request.cycle(shape.stages)
+    path_stages, cycle = problem.request.path_stages or 0, problem.request.cycle(shape.stages)
     full = cycle.count(1) / len(cycle)
     if shape.stages == 1:
         return [1.0]
@@ -91,24 +89,24 @@ def _visiting(question: PlanningProblem, shape: Shape) -> list[float]:
 
 
 def _computing_s(
-    question: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
+    problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
     """Start devices have as many microbatches each; those of another stage by their speed."""
-    speed = [[float(question.cluster.flops[d]) for d in group] for group in groups]
+    speed = [[float(problem.cluster.flops[d]) for d in group] for group in groups]
     rate = [len(speed[0]) * min(speed[0]), *(sum(of) for of in speed[1:])]
-    visits = [share * shape.microbatches for share in _visiting(question, shape)]
+    visits = [share * shape.microbatches for share in _visiting(problem, shape)]
     return lambda j, costs: visits[j] * costs.busy_s(rate[j])
 
 
 def _averaging_s(
-    question: PlanningProblem, groups: Sequence[Sequence[int]]
+    problem: PlanningProblem, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
     """A round of equal shares; its seconds grow with the bytes from what latency takes.
 
     In the mean, where one step in several averages.
     """
-    every = question.request.sync_every
-    links, wire = LinkResources.of(question.cluster), Codec(question.request.codec).wire_ratio
+    every = problem.request.sync_every
+    links, wire = LinkResources.of(problem.cluster), Codec(problem.request.codec).wire_ratio
     alike = [AveragingGroup.equal(tuple(group)) for group in groups]
     away = [round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in alike]
     giga = [round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in alike]

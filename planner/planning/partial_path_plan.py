@@ -75,19 +75,19 @@ class _Trial(NamedTuple):
 
 
 def partial_path_plan(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
 ) -> PartialPathPlan:
     """The best plan that was tried."""
-    return _Search(question, shape, stop, run).result()
+    return _Search(problem, shape, stop, run).result()
 
 
 class _Search:
     """Plans that were tried, the best of them first."""
 
     def __init__(
-        self, question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+        self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
     ) -> None:
-        self.question, self.shape, self.stop, self.run = question, shape, stop, run
+        self.problem, self.shape, self.stop, self.run = problem, shape, stop, run
         self.interrupted = False
         self.pricing_s = 0.0  # that the simulator took last; a limit in seconds leaves it
         self.best: _Trial | None = None
@@ -96,12 +96,12 @@ class _Search:
 
     def result(self) -> PartialPathPlan:
         """All trials, then the best one's paths with what is left."""
-        arranged = place_stages(self.question, self.shape, self.stop.portion(ARRANGING))
+        arranged = place_stages(self.problem, self.shape, self.stop.portion(ARRANGING))
         self.interrupted = arranged.certificate.stop_reason == "interrupted"
         groups = arranged.assignment.groups
         self._try(groups, self.shape.layers, FIRST)
         self._try_layers(groups)
-        if self.best is not None and self.question.request.path_method == PathMethod.AUTO:
+        if self.best is not None and self.problem.request.path_method == PathMethod.AUTO:
             other = self._joint(self.best)
             if other is not None:
                 self._try_layers(other)
@@ -114,10 +114,8 @@ class _Search:
         same = best.plan.assignment.groups == groups and best.shape.layers == self.shape.layers
         if not same:
             reason = certificate.stop_reason
-            certificate = evaluate_placement(
-                self.question, best.shape, best.plan.assignment, reason
-            )
-        paths = paths_certificate(self.question, best.plan, best.solved, self.run)
+            certificate = evaluate_placement(self.problem, best.shape, best.plan.assignment, reason)
+        paths = paths_certificate(self.problem, best.plan, best.solved, self.run)
         return PartialPathPlan(
             best.plan,
             best.shape,
@@ -128,7 +126,7 @@ class _Search:
 
     def _try_layers(self, groups: Groups) -> None:
         """Every cut of the layers that is worth a try on these devices."""
-        several = splits(self.question, self.shape, groups)
+        several = splits(self.problem, self.shape, groups)
         if self.best is not None:
             several = list(dict.fromkeys([self.best.shape.layers, *several]))
         for layers in several:
@@ -141,8 +139,8 @@ class _Search:
         if self.interrupted or self.run.check() is not None:
             return None
         groups = best.plan.assignment.groups
-        problem = arranged_problem(self.question, best.shape)
-        found = arrange_paths(problem, self.stop.portion(TOGETHER), self.question.seed, groups)
+        subproblem = arranged_problem(self.problem, best.shape)
+        found = arrange_paths(subproblem, self.stop.portion(TOGETHER), self.problem.seed, groups)
         self.interrupted |= found.stop_reason == "interrupted"
         return None if found.plan is None else found.plan.groups
 
@@ -171,8 +169,8 @@ class _Search:
 
     def _offer(self, shape: Shape, plan: TrainingPlan, solved: list[Result[PathPlan]]) -> _Trial:
         # layers that are skipped more often must pay for it: no credit for less training
-        even = visited_share(self.question, self.shape)
-        credit = min(1.0, visited_share(self.question, shape) / even)
+        even = visited_share(self.problem, self.shape)
+        credit = min(1.0, visited_share(self.problem, shape) / even)
         trial = _Trial(plan, shape, solved, plan.predicted.step_s / credit)
         if self.best is None or trial.merit_s < self.best.merit_s:
             self.best = trial
@@ -183,8 +181,8 @@ class _Search:
         """With a grid where stages are equal, as eq. 1 has it."""
         if len(set(map(len, groups))) > 1:
             return AssignmentPlan.of_groups(groups)
-        problem = assignment_problem(self.question.cluster, self.question.workload, shape)
-        return match_stages(problem, groups)
+        subproblem = assignment_problem(self.problem.cluster, self.problem.workload, shape)
+        return match_stages(subproblem, groups)
 
     def _priced(
         self,
@@ -194,8 +192,8 @@ class _Search:
         before: Sequence[Result[PathPlan]],
     ) -> tuple[TrainingPlan, list[Result[PathPlan]]]:
         """Paths, in the solver's order or in that of devices that serve them in the simulator."""
-        question = self.question
-        times = compute_times(question, shape, assignment)
+        problem = self.problem
+        times = compute_times(problem, shape, assignment)
 
         def next_stop(found: Sequence[Result[PathPlan]]) -> StoppingCriterion:
             self.interrupted |= any(one.stop_reason == "interrupted" for one in found)
@@ -206,15 +204,15 @@ class _Search:
             return self.stop.portion(part, min(part * self.stop.seconds(), left_s))
 
         schedules, solved = partial_path_schedules(
-            question, shape, assignment, times, next_stop, before
+            problem, shape, assignment, times, next_stop, before
         )
         began = time.perf_counter()
-        made = evaluated(question, shape, assignment, times, schedules)
+        made = evaluated(problem, shape, assignment, times, schedules)
         self.pricing_s = time.perf_counter() - began
         in_time = self.run.check() is None and self.run.remaining_s > self.pricing_s
-        if question.request.path_method == PathMethod.AUTO and in_time:
+        if problem.request.path_method == PathMethod.AUTO and in_time:
             served = self._served(shape, assignment, times, schedules)
-            other = evaluated(question, shape, assignment, times, served)
+            other = evaluated(problem, shape, assignment, times, served)
             made = min(made, other, key=lambda plan: plan.predicted.step_s)
         return made, solved
 
@@ -226,9 +224,9 @@ class _Search:
         schedules: Sequence[Schedule],
     ) -> tuple[Schedule, ...]:
         """The same paths, B before H before F as they come in the simulator."""
-        question, groups = self.question, assignment.groups
-        cluster, workload = question.cluster, question.workload
-        room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
+        problem, groups = self.problem, assignment.groups
+        cluster, workload = problem.cluster, problem.workload
+        room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
         links = LinkResources.of(cluster)
         return tuple(eagerly_ordered(one, times, sent, links, room) for one in schedules)

@@ -30,7 +30,7 @@ NextStop = Callable[[Sequence[Result[PathPlan]]], StoppingCriterion]
 
 
 def partial_path_schedules(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -51,16 +51,16 @@ def partial_path_schedules(
     """
     from planner.mapf.solve import solve_paths
 
-    usual = path_problem(question, shape, assignment, times)
+    usual = path_problem(problem, shape, assignment, times)
     questions = [usual]
-    if 1 in question.request.cycle(shape.stages):
+    if 1 in problem.request.cycle(shape.stages):
         questions.append(usual.replace(path_stages=shape.stages, max_swaps=0))
     solved: list[Result[PathPlan]] = []
     schedules = []
-    method = question.request.path_method
+    method = problem.request.path_method
     for k, asked in enumerate(questions):
         first = before[k].plan if before else None
-        result = solve_paths(asked, next_stop(solved), question.seed, method, first)
+        result = solve_paths(asked, next_stop(solved), problem.seed, method, first)
         if result.plan is None:
             remedy = "give stages more devices, or devices more memory"
             if result.status != Status.INFEASIBLE:
@@ -76,13 +76,13 @@ def partial_path_schedules(
 
 
 def path_problem(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
     """The iteration's path problem: the plan's compute times, live memory, links that queue."""
-    cluster, workload, request = question.cluster, question.workload, question.request
+    cluster, workload, request = problem.cluster, problem.workload, problem.request
     assert request.path_stages is not None
     room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
-    problem = PathProblem.from_assignment(
+    subproblem = PathProblem.from_assignment(
         cluster,
         workload,
         assignment,
@@ -95,21 +95,21 @@ def path_problem(
         stage_layers=shape.layers,
         recompute=shape.recompute,
     )
-    return problem.replace(
+    return subproblem.replace(
         forward_s=times.forward_s, backward_s=times.backward_s, head_s=times.head_s
     )
 
 
-def arranged_problem(question: PlanningProblem, shape: Shape) -> ArrangedPathProblem:
+def arranged_problem(problem: PlanningProblem, shape: Shape) -> ArrangedPathProblem:
     """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
 
     Compute times are those by FLOPs: what was measured is known for one stage a device.
     """
-    cluster, workload, request = question.cluster, question.workload, question.request
+    cluster, workload, request = problem.cluster, problem.workload, problem.request
     assert request.path_stages is not None
     wire = Codec(request.codec).wire_ratio
     vectors = [costs.gradient_bytes * wire for costs in shape.costs(workload)]
-    problem = ArrangedPathProblem.from_workload(
+    subproblem = ArrangedPathProblem.from_workload(
         cluster,
         workload,
         shape.sizes,
@@ -122,21 +122,21 @@ def arranged_problem(question: PlanningProblem, shape: Shape) -> ArrangedPathPro
         recompute=shape.recompute,
     )
     most = shape.microbatches if request.in_flight is None else request.in_flight
-    return problem.replace(
-        memory=np.minimum(problem.memory, most),
+    return subproblem.replace(
+        memory=np.minimum(subproblem.memory, most),
         fixed_sizes=True,
         averaging=GroupAveraging.of(cluster, vectors, request.sync_every),
     )
 
 
-def _name(problem: PathProblem) -> str:
-    stages = len(problem.stage_devices)
-    full = problem.path_stages == stages and problem.max_swaps == 0
-    return "full" if full else f"{problem.path_stages} of {stages} stages"
+def _name(subproblem: PathProblem) -> str:
+    stages = len(subproblem.stage_devices)
+    full = subproblem.path_stages == stages and subproblem.max_swaps == 0
+    return "full" if full else f"{subproblem.path_stages} of {stages} stages"
 
 
 def paths_certificate(
-    question: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    problem: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(
@@ -147,8 +147,8 @@ def paths_certificate(
     if all(result.witness is not None for result in solved):
         witness = {
             "kind": "cycle",
-            "in_flight": question.request.in_flight,
-            "max_swaps": question.request.swaps,
+            "in_flight": problem.request.in_flight,
+            "max_swaps": problem.request.swaps,
             "schedules": [dict(result.witness or {}) for result in solved],
         }
     share = [made.cycle.count(k) / len(made.cycle) for k in range(len(solved))]

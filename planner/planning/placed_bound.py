@@ -23,14 +23,14 @@ from planner.training_plan.choices import Codec
 Floats = NDArray[np.float64]
 
 
-def placed_bound_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
+def placed_bound_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
     """Seconds that no order of operations beats with these devices in these places."""
     assert assignment.grid is not None
     grid = assignment.grid
     pipelines, stages = grid.shape
-    times = compute_times(question, shape, assignment)
+    times = compute_times(problem, shape, assignment)
     update_s = np.array(times.update_s)[grid].max(axis=0)
-    way = _Way.of(question, shape, grid, times.forward_s, times.head_s, times.backward_s)
+    way = _Way.of(problem, shape, grid, times.forward_s, times.head_s, times.backward_s)
     fewest, more = divmod(shape.microbatches, pipelines)
     count = np.full(pipelines, fewest)
     count[:more] += 1
@@ -43,20 +43,20 @@ def placed_bound_s(question: PlanningProblem, shape: Shape, assignment: Assignme
         # where a stage's devices do not end together, any pipeline may be the one
         return float((least.max(axis=0) if together else least.min(axis=0)).min())
 
-    averages_s = _averaging_s(question, shape, assignment)
-    if question.request.delayed:
+    averages_s = _averaging_s(problem, shape, assignment)
+    if problem.request.delayed:
         return step_s(update_s, False)
-    found = step_s(averages_s + update_s, question.ends_together)
-    return question.request.sync.mean_s(step_s(update_s, False), found)
+    found = step_s(averages_s + update_s, problem.ends_together)
+    return problem.request.sync.mean_s(step_s(update_s, False), found)
 
 
-def _averaging_s(question: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
+def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
     """Per stage, its round by itself; several rounds, or levels, are not counted."""
-    if not question.ends_together or shape.starts == 1:
+    if not problem.ends_together or shape.starts == 1:
         return np.zeros(shape.stages)
-    links = LinkResources.of(question.cluster)
-    averaging = stage_averaging(question, shape, assignment.groups)
-    codec = Codec(question.request.codec)
+    links = LinkResources.of(problem.cluster)
+    averaging = stage_averaging(problem, shape, assignment.groups)
+    codec = Codec(problem.request.codec)
     # what two stages share comes after, in a round whose time is not counted
     own = averaging[: shape.stages]
     return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
@@ -77,7 +77,7 @@ class _Way:
     @classmethod
     def of(
         cls,
-        question: PlanningProblem,
+        problem: PlanningProblem,
         shape: Shape,
         grid: NDArray[np.int64],
         forward_s: tuple[float, ...],
@@ -85,11 +85,11 @@ class _Way:
         backward_s: tuple[float, ...],
     ) -> _Way:
         """With the devices' times and the pairs' latencies and rates."""
-        network = question.cluster.limited_network()
+        network = problem.cluster.limited_network()
         head = np.zeros(grid.shape)
         at = shape.head_stage
         head[:, at] = np.array(head_s)[grid[:, at]]
-        sent = np.array([c.output_bytes for c in shape.costs(question.workload)[:-1]])
+        sent = np.array([c.output_bytes for c in shape.costs(problem.workload)[:-1]])
         left, right = grid[:, :-1], grid[:, 1:]
         hops = []
         for u, v in ((left, right), (right, left)):

@@ -48,7 +48,7 @@ class Placement(NamedTuple):
     made: TrainingPlan | None = None
 
 
-def place_stages(question: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
+def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
     """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
 
     References
@@ -56,17 +56,17 @@ def place_stages(question: PlanningProblem, shape: Shape, stop: StoppingCriterio
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), section 3.
     """
-    if is_uniform(question.cluster, question.workload):
+    if is_uniform(problem.cluster, problem.workload):
         # equal devices hold a stage or do not, whoever they are: refuse before searching
         anyone = [[j] for j in range(shape.stages)]
-        memory_room(question.cluster, question.workload, shape, anyone)
-    solved = _solve(question, shape, stop)
+        memory_room(problem.cluster, problem.workload, shape, anyone)
+    solved = _solve(problem, shape, stop)
     assert solved.plan is not None
     return Placement(shape, solved.plan, solved.certificate())
 
 
 def place_heterogeneous(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Placement:
     """For straight pipelines of devices that differ in speed or memory, or of unlike layers.
 
@@ -74,34 +74,34 @@ def place_heterogeneous(
     the devices. The fastest predicted step is taken.
     """
     third = stop.portion(1 / 3)
-    by_network = _solve(question, shape, third)
+    by_network = _solve(problem, shape, third)
     assert by_network.plan is not None
-    starts = [by_network.plan.groups, sorted_by_speed(question, shape)]
-    if question.request.sync_every > 1:
+    starts = [by_network.plan.groups, sorted_by_speed(problem, shape)]
+    if problem.request.sync_every > 1:
         # near devices average quickly, but pipelines are what counts then
-        order = region_order(question.cluster.network)
+        order = region_order(problem.cluster.network)
         starts += [
             AssignmentPlan.of_grid(ranks_grid(order, shape.stages, outermost)).groups
             for outermost in Outermost
         ]
     run = third.start(TRIALS_PER_EFFORT)
-    tried = [*starts, *(improve_groups(question, shape, groups, run) for groups in starts)]
-    best = min(_priced(question, shape, tried), key=lambda made: made.predicted.step_s)
+    tried = [*starts, *(improve_groups(problem, shape, groups, run) for groups in starts)]
+    best = min(_priced(problem, shape, tried), key=lambda made: made.predicted.step_s)
     # the certificate is about the layers that were chosen: bound them, and take better groups
     fitted = shape.with_layers(best.stage_layers)
     interrupted = "interrupted" in (by_network.stop_reason, run.reason)
-    again = _solve(question, fitted, MaxIterations(0) if interrupted else third)
+    again = _solve(problem, fitted, MaxIterations(0) if interrupted else third)
     assert again.plan is not None
-    other = _priced_or_none(question, fitted, again.plan)
+    other = _priced_or_none(problem, fitted, again.plan)
     reason = "interrupted" if interrupted else again.stop_reason
     if other is not None and other.predicted.step_s < best.predicted.step_s:
         certificate = replace(again.certificate(), stop_reason=reason)
         return Placement(fitted, again.plan, certificate, other)
-    problem = assignment_problem(question.cluster, question.workload, fitted)
+    subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
     kept: Incumbent[AssignmentPlan] = Incumbent(
-        run, problem, method=f"{question.request.method}, speed and network", seed=question.seed
+        run, subproblem, method=f"{problem.request.method}, speed and network", seed=problem.seed
     )
-    kept.offer(problem.cost(best.assignment.groups), best.assignment)
+    kept.offer(subproblem.cost(best.assignment.groups), best.assignment)
     if again.bound is not None:
         kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
     certificate = replace(kept.result().certificate(), stop_reason=reason)
@@ -109,42 +109,42 @@ def place_heterogeneous(
 
 
 def evaluate_placement(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
 ) -> Certificate:
     """What eq. 1 says of an assignment that was found in another way."""
-    bounded = _solve(question, shape, MaxIterations(0))
-    problem = assignment_problem(question.cluster, question.workload, shape)
+    bounded = _solve(problem, shape, MaxIterations(0))
+    subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     kept: Incumbent[AssignmentPlan] = Incumbent(
         started(MaxIterations(0)),
-        problem,
-        method=f"{question.request.method}, on the clock",
-        seed=question.seed,
+        subproblem,
+        method=f"{problem.request.method}, on the clock",
+        seed=problem.seed,
     )
-    kept.offer(problem.cost(assignment.groups), assignment)
+    kept.offer(subproblem.cost(assignment.groups), assignment)
     if bounded.bound is not None:
         kept.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
     return replace(kept.result().certificate(), stop_reason=reason)
 
 
-def _priced(question: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
+def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
     """Every arrangement that memory holds, as a plan; raises if there is none."""
     refused: ProblemError | None = None
     found = False
     for groups in dict.fromkeys(tried):
         try:
             fitted = shape
-            if question.request.stage_layers is None:
+            if problem.request.stage_layers is None:
                 fitted = shape.with_layers(
                     balanced_split(
-                        question.cluster,
-                        question.workload,
+                        problem.cluster,
+                        problem.workload,
                         groups,
                         shape.head_stage,
                         shape.recompute,
                     )
                 )
-            problem = assignment_problem(question.cluster, question.workload, fitted)
-            made = straight_plan(question, fitted, match_stages(problem, groups))
+            subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
+            made = straight_plan(problem, fitted, match_stages(subproblem, groups))
         except ProblemError as error:
             refused = refused or error
             continue
@@ -155,19 +155,19 @@ def _priced(question: PlanningProblem, shape: Shape, tried: list[Groups]) -> Ite
 
 
 def _solve(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Result[AssignmentPlan]:
     from planner.genetic.solve import solve_assignment
 
-    problem = assignment_problem(question.cluster, question.workload, shape)
-    return solve_assignment(problem, stop, question.seed, question.request.method)
+    subproblem = assignment_problem(problem.cluster, problem.workload, shape)
+    return solve_assignment(subproblem, stop, problem.seed, problem.request.method)
 
 
 def _priced_or_none(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan | None:
     """As `straight_plan`, None where memory does not hold it."""
     try:
-        return straight_plan(question, shape, assignment)
+        return straight_plan(problem, shape, assignment)
     except ProblemError:
         return None

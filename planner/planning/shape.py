@@ -75,25 +75,25 @@ class Shape:
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
 
 
-def shape_of(question: PlanningProblem) -> Shape:
+def shape_of(problem: PlanningProblem) -> Shape:
     """The shape that a request with a number of stages asks for."""
-    _require_able(question.cluster)
-    if question.request.partial_paths:
-        sizes = _sizes_for_paths(question)
-        microbatches = _microbatches_for_paths(question, sizes[0])
+    _require_able(problem.cluster)
+    if problem.request.partial_paths:
+        sizes = _sizes_for_paths(problem)
+        microbatches = _microbatches_for_paths(problem, sizes[0])
     else:
-        sizes = _equal_sizes(question)
-        microbatches = microbatches_of(question.workload, sizes[0])
-    layers = layers_of(question, len(sizes))
-    request = question.request
+        sizes = _equal_sizes(problem)
+        microbatches = microbatches_of(problem.workload, sizes[0])
+    layers = layers_of(problem, len(sizes))
+    request = problem.request
     recompute = request.recomputing(len(sizes))
     shape = Shape(layers, sizes, microbatches, request.head_place, recompute)
-    return shape if request.stage_layers is not None else _held(question, shape)
+    return shape if request.stage_layers is not None else _held(problem, shape)
 
 
-def _held(question: PlanningProblem, shape: Shape) -> Shape:
+def _held(problem: PlanningProblem, shape: Shape) -> Shape:
     """Other than even layers where like devices do not hold these, with embedding and head."""
-    cluster, workload = question.cluster, question.workload
+    cluster, workload = problem.cluster, problem.workload
     if not is_uniform(cluster, workload):
         return shape
     memory = float(cluster.memory_bytes[0])
@@ -107,10 +107,10 @@ def _held(question: PlanningProblem, shape: Shape) -> Shape:
     return shape.with_layers(layers)
 
 
-def _able(question: PlanningProblem) -> str:
+def _able(problem: PlanningProblem) -> str:
     """How many devices may hold stages, in words."""
-    words = f"{len(question.cluster)} devices"
-    return words if question.given is None else f"{words} that can compute"
+    words = f"{len(problem.cluster)} devices"
+    return words if problem.given is None else f"{words} that can compute"
 
 
 def _require_able(cluster: Cluster) -> None:
@@ -123,9 +123,9 @@ def _require_able(cluster: Cluster) -> None:
         )
 
 
-def layers_of(question: PlanningProblem, stages: int) -> Layers:
+def layers_of(problem: PlanningProblem, stages: int) -> Layers:
     """The layers of every stage that were asked for, or as even ones as there are."""
-    asked, workload = question.request.given_layers, question.workload
+    asked, workload = problem.request.given_layers, problem.workload
     if asked is None:
         return workload.even_split(stages)
     ends = [0, *(stop for _, stop in asked)]
@@ -138,31 +138,31 @@ def layers_of(question: PlanningProblem, stages: int) -> Layers:
     return tuple(asked)
 
 
-def _equal_sizes(question: PlanningProblem) -> tuple[int, ...]:
+def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
     n, stages, pipelines = (
-        len(question.cluster),
-        question.request.stages,
-        question.request.pipelines,
+        len(problem.cluster),
+        problem.request.stages,
+        problem.request.pipelines,
     )
     if not isinstance(stages, int):
         raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
+            f"stages must be 1 to the {_able(problem)}, found {stages}; ask for one of these"
         )
     if pipelines is None:
         if n % stages:
-            most = len(question.workload.layers)
+            most = len(problem.workload.layers)
             fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
             raise ProblemError(
-                f"{_able(question)} cannot be divided into {stages} equal stages; ask for one of "
+                f"{_able(problem)} cannot be divided into {stages} equal stages; ask for one of "
                 f"{fits}, or plan on a subset of the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:
         raise ProblemError(
             f"stages x pipelines must be the number of devices, found {stages} x {pipelines} for "
-            f"{_able(question)}; change one, or give stage_sizes"
+            f"{_able(problem)}; change one, or give stage_sizes"
         )
     return (pipelines,) * stages
 
@@ -192,9 +192,9 @@ def microbatches_of(workload: Workload, pipelines: int) -> int:
     return count
 
 
-def _sizes_for_paths(question: PlanningProblem) -> tuple[int, ...]:
+def _sizes_for_paths(problem: PlanningProblem) -> tuple[int, ...]:
     """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
-    request, n = question.request, len(question.cluster)
+    request, n = problem.request, len(problem.cluster)
     stages = request.fixed_stages
     if request.stage_sizes is not None:
         return tuple(request.stage_sizes)
@@ -202,7 +202,7 @@ def _sizes_for_paths(question: PlanningProblem) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
+            f"stages must be 1 to the {_able(problem)}, found {stages}; ask for one of these"
         )
     if n % stages == 0:
         return (n // stages,) * stages
@@ -213,12 +213,12 @@ def _sizes_for_paths(question: PlanningProblem) -> tuple[int, ...]:
         sizes = stage_sizes_for_skip(n, stages, 1 - request.path_stages / stages)
         hint = f", such as {','.join(map(str, sizes))}"
     raise ProblemError(
-        f"{_able(question)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
+        f"{_able(problem)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
     )
 
 
-def _microbatches_for_paths(question: PlanningProblem, starts: int) -> int:
-    workload = question.workload
+def _microbatches_for_paths(problem: PlanningProblem, starts: int) -> int:
+    workload = problem.workload
     share = workload.microbatch_samples * starts
     each, left = divmod(workload.batch_samples, share)
     if left or each == 0:

@@ -88,27 +88,27 @@ def plan(
     NetworkError
         A pair of devices is not measured.
     """
-    question = PlanningProblem.of(cluster, workload, request, seed, fields)
-    if question.request.is_joint:
-        return _plan_jointly(question, stop)
-    if question.request.partial_paths:
-        return _one_shape(question, shape_of(question), stop)
-    return _straight_pipelines(question, stop)
+    problem = PlanningProblem.of(cluster, workload, request, seed, fields)
+    if problem.request.is_joint:
+        return _plan_jointly(problem, stop)
+    if problem.request.partial_paths:
+        return _one_shape(problem, shape_of(problem), stop)
+    return _straight_pipelines(problem, stop)
 
 
-def _plan_jointly(question: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.planning.joint_search import search_jointly  # numba takes a while to load
 
     # bounds divide by rates, which are not known of all pairs
-    question.cluster.network.require_complete()
+    problem.cluster.network.require_complete()
     run = started(stop)
-    baselines = Baselines.of(question, stop)
-    request, bound = question.request, _of_any_plan(question, question.workload)
+    baselines = Baselines.of(problem, stop)
+    request, bound = problem.request, _of_any_plan(problem, problem.workload)
     by_cost = ObjectiveFunction.of(request).by_cost
     if by_cost:
-        bound = cost_bound(question, bound)
-    plans = [*(one.plan() for one in baselines), *_arranged_plans(question, baselines, stop)]
-    found = search_jointly(question, _rest(stop, run), bound, plans)
+        bound = cost_bound(problem, bound)
+    plans = [*(one.plan() for one in baselines), *_arranged_plans(problem, baselines, stop)]
+    found = search_jointly(problem, _rest(stop, run), bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _routed(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
@@ -120,14 +120,14 @@ def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
 
 
 def _arranged_plans(
-    question: PlanningProblem, baselines: Baselines, stop: StoppingCriterion
+    problem: PlanningProblem, baselines: Baselines, stop: StoppingCriterion
 ) -> list[TrainingPlan]:
     """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
-    too_many = len(question.cluster) > MOST_ARRANGED
+    too_many = len(problem.cluster) > MOST_ARRANGED
     if baselines.ranks is None or too_many or INTERRUPTS.asked:
         return []
     best = baselines.ranks.best[1]
-    asked = replace(best.start.question, cluster=question.cluster)
+    asked = replace(best.start.problem, cluster=problem.cluster)
     try:
         found = _one_shape(asked, shape_of(asked), stop.portion(ARRANGED))
     except ValueError:
@@ -135,36 +135,34 @@ def _arranged_plans(
     return [] if found.plan is None else [found.plan.replace(certificates={})]
 
 
-def _of_any_plan(question: PlanningProblem, workload: Workload) -> StepBound | None:
+def _of_any_plan(problem: PlanningProblem, workload: Workload) -> StepBound | None:
     """A bound whatever the decisions are; none where rounds are of small groups, or delayed."""
-    request = question.request
+    request = problem.request
     if request.group_size is not None or request.delayed:
         return None
     return joint_bound(
-        optimistic(question.cluster, workload, request.calibration),
+        optimistic(problem.cluster, workload, request.calibration),
         workload,
         Codec(request.codec).wire_ratio,
         recomputes=request.recompute != (),
         every=request.sync_every,
-        aggregators_in=question.aggregators_in,
+        aggregators_in=problem.aggregators_in,
         two_frequency=request.within is not None,
         measured=request.calibration is not None,
     )
 
 
-def _measured_bound(
-    question: PlanningProblem, made: TrainingPlan, samples: int
-) -> StepBound | None:
+def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) -> StepBound | None:
     """Where compute times were measured, that of any plan, if it is about such as this one.
 
     Of microbatches of ``samples`` and of their multiples.
     """
-    request = question.request
+    request = problem.request
     if request.calibration is None or request.partial_paths:
         return None
     if made.head_stage < len(made.stage_layers) - 1:
         return None
-    bound = _of_any_plan(question, made.workload.replace(microbatch_samples=samples))
+    bound = _of_any_plan(problem, made.workload.replace(microbatch_samples=samples))
     # a mean over many steps, which the few that the simulator looks at may be below
     lasting = request.sync_every > 1 or request.calibration.updates
     if bound is not None and lasting and bound.seconds > made.predicted.step_s:
@@ -176,8 +174,8 @@ def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[Traini
     """A flow's plan as one whose devices begin with that flow, and choose."""
     assert result.plan is not None
     made = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
-    for problem in contradictions(made):
-        raise ProblemError(f"wiring 'stochastic': {problem}")
+    for line in contradictions(made):
+        raise ProblemError(f"wiring 'stochastic': {line}")
     return replace(result, plan=made)
 
 
@@ -191,20 +189,20 @@ class _Candidate(NamedTuple):
     reason: str
 
 
-def _straight_pipelines(question: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
     """One shape or the best of all; no slower than ranks in order of the same kind."""
-    shapes = candidates(question) if question.request.stages == "auto" else [question]
+    shapes = candidates(problem) if problem.request.stages == "auto" else [problem]
     if not shapes:
         raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
-    fixed = None if question.request.stages == "auto" else shape_of(question)
+    fixed = None if problem.request.stages == "auto" else shape_of(problem)
     run = started(stop)
-    baselines = Baselines.of(question, stop)
+    baselines = Baselines.of(problem, stop)
     ranks = baselines.ranks
     rivals = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
-    if fixed is None or _recomputed(question, fixed) is not None:
-        found = _best_shape(question, shapes, _rest(stop, run), rivals)
+    if fixed is None or _recomputed(problem, fixed) is not None:
+        found = _best_shape(problem, shapes, _rest(stop, run), rivals)
     else:
-        found = _one_shape(question, fixed, _rest(stop, run), rivals)
+        found = _one_shape(problem, fixed, _rest(stop, run), rivals)
     return replace(found, baselines=baselines)
 
 
@@ -224,37 +222,37 @@ def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
 
 
 def _one_shape(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     stop: StoppingCriterion,
     rivals: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _skipping if question.request.partial_paths else _straight
-    draft = make(question, shape, stop, run)
+    make = _skipping if problem.request.partial_paths else _straight
+    draft = make(problem, shape, stop, run)
     for rival in rivals:
-        if _is_of(rival, question, shape) and rival.step_s < draft.plan.predicted.step_s:
+        if _is_of(rival, problem, shape) and rival.step_s < draft.plan.predicted.step_s:
             fitted, _, _ = rival.start.fitted()
             draft = _Candidate(rival.plan(), fitted, {}, "ranks by region", draft.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
-        run, draft.plan.content_hash, method=draft.method, seed=question.seed
+        run, draft.plan.content_hash, method=draft.method, seed=problem.seed
     )
-    made = with_cost(with_aggregators(question, draft.plan), question.request)
+    made = with_cost(with_aggregators(problem, draft.plan), problem.request)
     step.offer(made.predicted.step_s, made)
-    bound = step_bound(question, draft.shape)
-    bound = bound or _measured_bound(question, made, made.workload.microbatch_samples)
+    bound = step_bound(problem, draft.shape)
+    bound = bound or _measured_bound(problem, made, made.workload.microbatch_samples)
     if bound is not None:
         step.raise_bound(*bound)
     return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
 
 
-def _is_of(rival: BaselinePlan, question: PlanningProblem, shape: Shape) -> bool:
+def _is_of(rival: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
     """Whether ranks in order are a plan of this shape, order and layers, recomputing alike."""
-    request, own = question.request, rival.start.question
+    request, own = problem.request, rival.start.problem
     return (
         (rival.stages, rival.pipelines) == (shape.stages, shape.starts)
         and rival.order == request.schedule
-        and own.workload == question.workload
+        and own.workload == problem.workload
         and (own.request.recompute or ()) == (request.recompute or ())
         and request.stage_layers is None
     )
@@ -269,39 +267,39 @@ def _with_certificates(
 
 
 def _straight(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
 ) -> _Candidate:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _arranging(question)(question, shape, PartialSearchStop(stop, question, shape))
-    made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
+    arranged = _arranging(problem)(problem, shape, PartialSearchStop(stop, problem, shape))
+    made = arranged.made or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _Candidate(
         made,
         arranged.shape,
         {"assignment": certificate},
-        f"{certificate.method}, {question.request.schedule}",
+        f"{certificate.method}, {problem.request.schedule}",
         f"assignment: {certificate.stop_reason}",
     )
 
 
 def _arranging(
-    question: PlanningProblem,
+    problem: PlanningProblem,
 ) -> Callable[[PlanningProblem, Shape, StoppingCriterion], Placement]:
     """How devices come to stages."""
-    if not is_uniform(question.cluster, question.workload):
+    if not is_uniform(problem.cluster, problem.workload):
         return place_heterogeneous
-    return place_for_local_sgd if question.request.sync_every > 1 else place_stages
+    return place_for_local_sgd if problem.request.sync_every > 1 else place_stages
 
 
 def _skipping(
-    question: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
 ) -> _Candidate:
     """Paths that skip stages, on the best arrangement and layers that were tried."""
-    return _Candidate(*partial_path_plan(question, shape, stop, run))
+    return _Candidate(*partial_path_plan(problem, shape, stop, run))
 
 
 def _best_shape(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shapes: Sequence[PlanningProblem],
     stop: StoppingCriterion,
     rivals: Sequence[BaselinePlan],
@@ -347,7 +345,7 @@ def _best_shape(
     for row in table:
         best_of_shape.setdefault(row.shape, row)
     table = list(best_of_shape.values())
-    return _least_of_shapes(question, best, [result for _, result in planned], table, run)
+    return _least_of_shapes(problem, best, [result for _, result in planned], table, run)
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:
@@ -357,7 +355,7 @@ def _interrupted(result: Result[TrainingPlan]) -> bool:
 
 
 def _least_of_shapes(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
     table: Sequence[Candidate],
@@ -374,9 +372,9 @@ def _least_of_shapes(
     step.offer(best.objective, best.plan)
     made = [result.plan for result in results if result.plan is not None]
     each = math.gcd(*(one.workload.microbatch_samples for one in made))
-    if (any_plan := _measured_bound(question, best.plan, each)) is not None:
+    if (any_plan := _measured_bound(problem, best.plan, each)) is not None:
         step.raise_bound(*any_plan)
-    elif question.request.calibration is None and all(r.bound is not None for r in results):
+    elif problem.request.calibration is None and all(r.bound is not None for r in results):
         least = min(results, key=lambda result: result.bound or 0.0)
         witness = {
             "kind": "straight step",
@@ -388,5 +386,5 @@ def _least_of_shapes(
     found = step.result(exhausted=best.stop_reason)
     assert found.plan is not None
     instead = found.plan.replace(alternatives=runners_up(found.plan, table))
-    several = tuple(table) if question.request.stages == "auto" else ()
+    several = tuple(table) if problem.request.stages == "auto" else ()
     return _with_certificates(replace(found, plan=instead, candidates=several), parts)

@@ -29,11 +29,11 @@ Paths = tuple[tuple[int, ...], ...]
 
 
 def straight_schedule(
-    question: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+    problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> Schedule:
     """Every microbatch along a row of the grid, in the order that was asked for."""
     assert assignment.grid is not None
-    grid, gpipe = assignment.grid.tolist(), question.request.schedule == OperationOrder.GPIPE
+    grid, gpipe = assignment.grid.tolist(), problem.request.schedule == OperationOrder.GPIPE
     # S - j fill a pipeline whose transfers are free
     flight = {
         d: shape.microbatches if gpipe else shape.stages - j
@@ -41,11 +41,11 @@ def straight_schedule(
         for j, d in enumerate(row)
     }
     paths = straight_paths(grid, shape.microbatches)
-    return path_schedule(question, shape, assignment, times, paths, flight)
+    return path_schedule(problem, shape, assignment, times, paths, flight)
 
 
 def path_schedule(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
@@ -53,7 +53,7 @@ def path_schedule(
     flight: Mapping[int, int],
 ) -> Schedule:
     """Microbatches along paths that visit every stage, in the order that was asked for."""
-    cluster, workload, request = question.cluster, question.workload, question.request
+    cluster, workload, request = problem.cluster, problem.workload, problem.request
     order, groups = OperationOrder(request.schedule), assignment.groups
     room = memory_room(cluster, workload, shape, groups, request.in_flight)
     blank = Schedule(order, shape.head, paths, ())

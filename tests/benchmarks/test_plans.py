@@ -50,7 +50,7 @@ def test_instances_are_as_described() -> None:
     clusters = {name: instance.cluster() for name, instance in INSTANCES.items()}
     for name, cluster in clusters.items():
         cluster.network.require_complete()
-        INSTANCES[name].question(PlanRequest(), 0)
+        INSTANCES[name].problem(PlanRequest(), 0)
     sizes = {name: (len(c), len(set(c.network.regions))) for name, c in clusters.items()}
     assert sizes["aws"] == (64, 8)
     assert sizes["gcp-t4"] == (24, 12) and sizes["gcp-v100"] == (48, 12)
@@ -71,7 +71,7 @@ def test_rows_are_kept(
     assert main(argv) == 0
     (line,) = results.read_text().splitlines()
     row = Row.from_dict(json.loads(line))
-    ranks = ranks_by_region(tiny.question(PlanRequest(), 0))
+    ranks = ranks_by_region(tiny.problem(PlanRequest(), 0))
     assert ranks.pipeline is not None and ranks.data is not None
     assert row.baselines[NAMES[0]].step_s == ranks.pipeline.step_s
     assert row.baselines[NAMES[1]].step_s == ranks.data.step_s
@@ -117,12 +117,12 @@ def test_many_steps_stand_beside_what_none_beat(tiny: PlanInstance) -> None:
 def test_a_request_that_is_refused_is_a_row(tiny: PlanInstance) -> None:
     """The reason stands where the plan would; the baselines are there all the same."""
     request = PlanRequest(stages=3)
-    question = tiny.question(request, 0)
-    row = plans.measure("us", request, pl.Effort(0.1), 0, "stages 3", plans.seedless(question))
+    problem = tiny.problem(request, 0)
+    row = plans.measure("us", request, pl.Effort(0.1), 0, "stages 3", plans.seedless(problem))
     assert row.step_s is None and row.ratio is None
     assert "4 devices cannot be divided into 3 equal stages" in row.about
     assert row.best_baseline_s is not None
-    whole = replace(row, baselines=row.baselines | plans.seeded(question, 0.1))
+    whole = replace(row, baselines=row.baselines | plans.seeded(problem, 0.1))
     assert "No instance has both" in report([whole], "0.0")
 
 

@@ -48,8 +48,8 @@ def huge_plan() -> TrainingPlan:
     arch = Architecture(Family.GPT2, 2, 1 << 17, 8, 8, 1 << 17, 1000, 16)
     workload = Workload.transformer("huge", arch, batch_samples=2, precision="bf16")
     cluster = Cluster(random_network(2), Devices(1e12, 1e14))
-    question = PlanningProblem(cluster, workload, PlanRequest(stages=2, network_name="random"), 0)
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid([[0, 1]]))
+    problem = PlanningProblem(cluster, workload, PlanRequest(stages=2, network_name="random"), 0)
+    return straight_plan(problem, shape_of(problem), AssignmentPlan.of_grid([[0, 1]]))
 
 
 def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:

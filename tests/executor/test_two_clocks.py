@@ -57,10 +57,10 @@ def flow(codec: str = "none") -> TrainingPlan:
     # so slow that computing, not the way, decides
     cluster = Cluster(regional_network([3, 3], 2), Devices(1e7, 16e9))
     request = PlanRequest(sync_every=5, within="region", network_name="regions", codec=codec)
-    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
+    problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
     return (
-        LayoutContext.of(question, DeviceClasses.of(cluster, by_region=True), layout, 2.0)
+        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout, 2.0)
         .draft()
         .plan()
     )

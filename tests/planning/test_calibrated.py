@@ -172,9 +172,9 @@ def test_devices_that_were_not_measured_are_as_fast_as_alike_ones() -> None:
     names = cluster.network.ids
     slower = {names[k]: (x, x, x) for k, x in enumerate((3.0, 1.0, 2.0))}
     calibration = calibration_of(cluster, workload, slower)
-    question = asked(cluster, workload, calibration)
-    assert question.request.calibration is not None
-    found = question.request.calibration
+    problem = asked(cluster, workload, calibration)
+    assert problem.request.calibration is not None
+    found = problem.request.calibration
     assert found.alike == (*names[3:],)
     assert asked(cluster, workload, found).request.calibration == found
     assert found.times[names[5]] == calibration.times[names[2]]
@@ -182,7 +182,7 @@ def test_devices_that_were_not_measured_are_as_fast_as_alike_ones() -> None:
     assert "3 devices taken for as fast as alike ones" in times.source
     times = found.compute_times(names, workload, [[0, 1]], [(0, len(workload.layers))])
     assert "alike" not in times.source
-    speeds = question.cluster.flops / cluster.flops
+    speeds = problem.cluster.flops / cluster.flops
     assert speeds == pytest.approx([1 / 3, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 2])
     flops = cluster.flops.copy()
     flops[4] *= 2
@@ -244,11 +244,11 @@ def test_jitter_leaves_alike_devices_alike() -> None:
     slower = {
         name: (x, x, x) for name, x in zip(cluster.network.ids, (1.0, 1.01, 1.02, 1.5), strict=True)
     }
-    question = asked(cluster, workload, calibration_of(cluster, workload, slower))
-    speeds = question.cluster.flops / cluster.flops
+    problem = asked(cluster, workload, calibration_of(cluster, workload, slower))
+    speeds = problem.cluster.flops / cluster.flops
     assert speeds == pytest.approx([1 / 1.01] * 3 + [1 / 1.5])
-    calibration = question.request.calibration
-    exact = optimistic(question.cluster, workload, calibration).flops / cluster.flops
+    calibration = problem.request.calibration
+    exact = optimistic(problem.cluster, workload, calibration).flops / cluster.flops
     assert exact == pytest.approx([1, 1 / 1.01, 1 / 1.02, 1 / 1.5])
 
 
@@ -324,8 +324,8 @@ def test_regions_are_compared_as_measured() -> None:
         name: (10.0,) * 3 if region == network.regions[0] else (1.0,) * 3
         for name, region in zip(network.ids, network.regions, strict=True)
     }
-    question = asked(cluster, workload, calibration_of(cluster, workload, slower))
-    assert one_region(question).region == network.regions[-1]
+    problem = asked(cluster, workload, calibration_of(cluster, workload, slower))
+    assert one_region(problem).region == network.regions[-1]
 
 
 def test_a_sample_of_another_sequence_is_refused() -> None:

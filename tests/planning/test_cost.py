@@ -91,8 +91,8 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
         sync_every=every,
     )
     # without the outer optimizer's room the model is the one that plans are made with
-    question = PlanningProblem(cluster, workload, request)
-    bound = cost_bound(question, joint_bound(cluster, workload, every=every))
+    problem = PlanningProblem(cluster, workload, request)
+    bound = cost_bound(problem, joint_bound(cluster, workload, every=every))
     tried = list(layouts(n, layers))
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     for k in rng.permutation(len(tried))[:4]:

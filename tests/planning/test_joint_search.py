@@ -201,9 +201,9 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     # so slow that computing, not the way, decides
     cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
     work = tiny_workload(batch_samples=12)
-    question = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
+    problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(question, DeviceClasses.of(cluster), layout, 2.0).draft().plan()
+    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout, 2.0).draft().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:

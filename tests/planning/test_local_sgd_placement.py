@@ -76,15 +76,15 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     stages, pipelines = shape_
     cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e9, 16e9))
     request = pl.PlanRequest(stages=stages, sync_every=every)
-    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
-    shape = shape_of(question)
+    problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    shape = shape_of(problem)
     least = math.inf
     for order in permutations(range(4)):
         placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
-        step_s = straight_plan(question, shape, placed).predicted.step_s
-        assert placed_bound_s(question, shape, placed) * (1 - ROUNDING) <= step_s
+        step_s = straight_plan(problem, shape, placed).predicted.step_s
+        assert placed_bound_s(problem, shape, placed) * (1 - ROUNDING) <= step_s
         least = min(least, step_s)
-    assert straight_bound_s(question, shape) * (1 - ROUNDING) <= least
+    assert straight_bound_s(problem, shape) * (1 - ROUNDING) <= least
 
 
 @pytest.mark.parametrize("fields", [{}, {"stages": 2}, {"stages": 4, "path_stages": 3}])
@@ -137,13 +137,13 @@ def test_pipelines_stay_within_regions() -> None:
     every = pl.plan(cluster, work, stages=2, stop=pl.Effort(0.2)).plan
     rare = pl.plan(cluster, work, stages=2, sync_every=50, stop=pl.Effort(0.2)).plan
     assert every is not None and rare is not None and rare.assignment.grid is not None
-    question = PlanningProblem.of(cluster, work, pl.PlanRequest(stages=2, sync_every=50), 0, {})
-    shape = shape_of(question)
-    priced = straight_plan(question, shape, every.assignment)
+    problem = PlanningProblem.of(cluster, work, pl.PlanRequest(stages=2, sync_every=50), 0, {})
+    shape = shape_of(problem)
+    priced = straight_plan(problem, shape, every.assignment)
     region = np.array(network.regions)[rare.assignment.grid]
     assert (region[:, 0] == region[:, 1]).all()
-    problem = assignment_problem(cluster, question.workload, shape)
-    assert problem.cost(every.assignment.groups) <= problem.cost(rare.assignment.groups)
+    subproblem = assignment_problem(cluster, problem.workload, shape)
+    assert subproblem.cost(every.assignment.groups) <= subproblem.cost(rare.assignment.groups)
     assert rare.predicted.step_s <= priced.predicted.step_s
 
 

@@ -70,21 +70,21 @@ def test_samples_go_to_devices_one_after_the_other() -> None:
 
 def test_the_estimate_by_hand() -> None:
     """Two fast devices before a slow one: loads by speed, one message, one ring."""
-    question = kinds([2, 1], [3 * FLOPS, FLOPS])
+    problem = kinds([2, 1], [3 * FLOPS, FLOPS])
     found = {
         placement: seconds
-        for seconds, placement in _Search(question).placements()
+        for seconds, placement in _Search(problem).placements()
         if placement.groups == ((0, 1), (2,)) and placement.rounds == 2
     }
     ((placement, seconds),) = found.items()
     # six sevenths of the work are the first stage's, whose devices take two samples each
     assert placement.layers == ((0, 3), (3, 4)) and placement.samples == ((2, 2), (4,))
-    workload = question.workload
+    workload = problem.workload
     first, last = (
         stage_costs(workload, *part, with_head=j == 1) for j, part in enumerate(placement.layers)
     )
     took = 2 * first.busy_s(3 * FLOPS), 4 * last.busy_s(FLOPS)
-    bandwidth = question.cluster.network.bandwidth_bytes_per_s
+    bandwidth = problem.cluster.network.bandwidth_bytes_per_s
     slower = np.minimum(bandwidth, bandwidth.T)
     message = 2 * first.output_bytes / slower[0, 2]
     ring = first.gradient_bytes / slower[0, 1]
@@ -93,8 +93,8 @@ def test_the_estimate_by_hand() -> None:
 
 def test_kinds_come_in_all_orders() -> None:
     """And every device takes part."""
-    question = kinds([2, 1, 1], [FLOPS, 2 * FLOPS, 3 * FLOPS])
-    groups = {placement.groups for _, placement in _Search(question).placements()}
+    problem = kinds([2, 1, 1], [FLOPS, 2 * FLOPS, 3 * FLOPS])
+    groups = {placement.groups for _, placement in _Search(problem).placements()}
     orders = {tuple(d for group in one for d in group) for one in groups}
     assert orders == {
         (0, 1, 2, 3),
@@ -113,13 +113,13 @@ def test_any_placement_makes_plans_that_the_checker_accepts(data: st.DataObject)
     stages = data.draw(st.integers(1, 4))
     widths = data.draw(st.lists(st.sampled_from([1, 2, 4]), min_size=stages, max_size=stages))
     speeds = [data.draw(st.sampled_from([FLOPS, 2 * FLOPS, 3 * FLOPS])) for _ in range(sum(widths))]
-    question = kinds([1] * len(speeds), speeds, batch=8 * data.draw(st.integers(1, 3)))
+    problem = kinds([1] * len(speeds), speeds, batch=8 * data.draw(st.integers(1, 3)))
     ends = np.cumsum([0, *widths]).tolist()
     groups = tuple(tuple(range(a, b)) for a, b in pairwise(ends))
-    search = _Search(question)
+    search = _Search(problem)
     made = [one for _, one in search.of(groups)]
     for placement in made:
-        plans, short = _plans(question, placement, recompute=False)
+        plans, short = _plans(problem, placement, recompute=False)
         assert len(plans) == 2 and not short
         for plan in plans:
             assert not pl.check(plan)
@@ -132,13 +132,13 @@ def test_any_placement_makes_plans_that_the_checker_accepts(data: st.DataObject)
 
 def test_the_least_estimate_is_taken_and_priced() -> None:
     """Deterministic; no plan of ours is slower."""
-    question = kinds([4, 2], [FLOPS, 2 * FLOPS])
-    found = metis_rule(question)
-    again = metis_rule(question)
+    problem = kinds([4, 2], [FLOPS, 2 * FLOPS])
+    found = metis_rule(problem)
+    again = metis_rule(problem)
     assert found.estimated_s == again.estimated_s and found.plan == again.plan
-    least = min(seconds for seconds, _ in _Search(question).placements())
+    least = min(seconds for seconds, _ in _Search(problem).placements())
     assert found.estimated_s == least
-    best = pl.plan(question.cluster, question.workload, stop=pl.Effort(2))
+    best = pl.plan(problem.cluster, problem.workload, stop=pl.Effort(2))
     assert best.objective is not None and best.objective <= found.plan.predicted.step_s * 1.02
 
 
@@ -146,13 +146,13 @@ def test_short_memory_recomputes_or_is_refused() -> None:
     """In one line."""
     # with so many words the logits are more than the activations that B computes again
     workload = tiny_workload(batch_samples=8, words=2003)
-    question = replace(kinds([2, 2], [FLOPS, FLOPS]), workload=workload)
+    problem = replace(kinds([2, 2], [FLOPS, FLOPS]), workload=workload)
 
     def with_memory(size: float) -> PlanningProblem:
         devices = pl.Devices(FLOPS, size)
-        return replace(question, cluster=pl.Cluster(question.cluster.network, devices))
+        return replace(problem, cluster=pl.Cluster(problem.cluster.network, devices))
 
-    kept = metis_rule(question).plan
+    kept = metis_rule(problem).plan
     assert len(kept.stage_layers) == 1 and kept.recompute == (False,)
     need, less = (
         stage_costs(kept.workload, 0, 4, with_head=True, recompute=again).need_bytes(1)
@@ -167,11 +167,11 @@ def test_short_memory_recomputes_or_is_refused() -> None:
 
 def test_a_slow_device_may_have_no_samples() -> None:
     """And what is left is a plan."""
-    question = kinds([3, 1], [FLOPS, 9 * FLOPS])
-    made = [one for _, one in _Search(question).of(((0, 1, 2, 3),)) if 0 in one.samples[0]]
+    problem = kinds([3, 1], [FLOPS, 9 * FLOPS])
+    made = [one for _, one in _Search(problem).of(((0, 1, 2, 3),)) if 0 in one.samples[0]]
     assert made
     for placement in made:
         idle = {d for d, count in enumerate(placement.samples[0]) if count == 0}
-        for plan in _plans(question, placement, recompute=False)[0]:
+        for plan in _plans(problem, placement, recompute=False)[0]:
             assert not pl.check(plan)
             assert {d for path in plan.schedules[0].paths for d in path} == {0, 1, 2, 3} - idle

@@ -148,8 +148,8 @@ def test_layers_worth_a_try_are_the_best_of_all(seed: int) -> None:
     flops = rng.uniform(1e8, 1e9, 6)
     cluster = pl.Cluster(random_network(6, seed), pl.Devices(flops, 16e9))
     request = pl.PlanRequest(stage_sizes=(2, 2, 1, 1), path_stages=3, full_every=4)
-    question = PlanningProblem(cluster, workload, request)
-    shape, groups = shape_of(question), ((0, 1), (2, 3), (4,), (5,))
+    problem = PlanningProblem(cluster, workload, request)
+    shape, groups = shape_of(problem), ((0, 1), (2, 3), (4,), (5,))
     # of four iterations three visit two of the three later stages
     visits = [8.0, *[8 * (3 * 2 / 3 + 1) / 4] * 3]
     rate = [2 * flops[:2].min(), flops[2:4].sum(), flops[4], flops[5]]
@@ -164,10 +164,10 @@ def test_layers_worth_a_try_are_the_best_of_all(seed: int) -> None:
         return float(max(seconds))
 
     cuts = [((0, a), (a, b), (b, c), (c, 7)) for a, b, c in combinations(range(1, 7), 3)]
-    tried = splits(question, shape, groups)
+    tried = splits(problem, shape, groups)
     assert tried[0] == shape.layers
     assert min(map(slowest_s, tried)) == pytest.approx(min(map(slowest_s, cuts)))
-    fixed = replace(question, request=request.replace(stage_layers="even"))
+    fixed = replace(problem, request=request.replace(stage_layers="even"))
     assert splits(fixed, shape, groups) == [shape.layers]
 
 
@@ -180,19 +180,19 @@ def test_bound_holds_for_every_arrangement_with_unlike_layers(seed: int, path_st
     request = pl.PlanRequest(
         stage_sizes=sizes, path_stages=path_stages, stage_layers=LAYERS, full_every=3
     )
-    question = PlanningProblem(cluster, workload, request)
-    shape = shape_of(question)
-    bound = step_bound(question, shape)
+    problem = PlanningProblem(cluster, workload, request)
+    shape = shape_of(problem)
+    bound = step_bound(problem, shape)
     assert bound is not None and shape.layers == LAYERS
     steps = []
     for a, b, c, d in permutations(range(4)):
         if a < b:
             assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
-            times = compute_times(question, shape, assignment)
+            times = compute_times(problem, shape, assignment)
             schedules, _ = partial_path_schedules(
-                question, shape, assignment, times, lambda _: pl.MaxIterations(0)
+                problem, shape, assignment, times, lambda _: pl.MaxIterations(0)
             )
-            made = evaluated(question, shape, assignment, times, schedules)
+            made = evaluated(problem, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
     assert 0.05 * min(steps) <= bound.seconds * (1 - ROUNDING) <= min(steps)
@@ -202,14 +202,14 @@ def test_averaging_counts_in_the_arrangement() -> None:
     """A device whose pairs are slow for gradients does not average, whatever the hops cost."""
     cluster = cluster_of(6, 5)
     request = pl.PlanRequest(stage_sizes=(2, 2, 1, 1), path_stages=3, full_every=0)
-    question = PlanningProblem(cluster, tiny_workload(), request)
-    problem = arranged_problem(question, shape_of(question))
-    assert problem.averaging is not None and problem.fixed_sizes
-    heavy = replace(problem.averaging, vector_bytes=problem.averaging.vector_bytes * 1e7)
-    aware = arrange_paths(problem.replace(averaging=heavy), pl.MaxIterations(30))
-    blind = arrange_paths(problem.replace(averaging=None), pl.MaxIterations(10))
+    problem = PlanningProblem(cluster, tiny_workload(), request)
+    subproblem = arranged_problem(problem, shape_of(problem))
+    assert subproblem.averaging is not None and subproblem.fixed_sizes
+    heavy = replace(subproblem.averaging, vector_bytes=subproblem.averaging.vector_bytes * 1e7)
+    aware = arrange_paths(subproblem.replace(averaging=heavy), pl.MaxIterations(30))
+    blind = arrange_paths(subproblem.replace(averaging=None), pl.MaxIterations(10))
     assert aware.plan is not None and blind.plan is not None
-    assert pl.check(aware, problem.replace(averaging=heavy)) == []
+    assert pl.check(aware, subproblem.replace(averaging=heavy)) == []
 
     def rounds_s(groups: Sequence[Sequence[int]]) -> float:
         links, vectors = LinkResources.of(cluster), heavy.vector_bytes.tolist()
@@ -227,20 +227,20 @@ def test_averaging_counts_in_the_arrangement() -> None:
     assert rounds_s(aware.plan.groups) < rounds_s(blind.plan.groups)
     # an objective that leaves the rounds out is found
     wrong = replace(aware, objective=aware.plan.paths.makespan_s)
-    assert "timeline" in {v.rule for v in pl.check(wrong, problem.replace(averaging=heavy))}
+    assert "timeline" in {v.rule for v in pl.check(wrong, subproblem.replace(averaging=heavy))}
 
 
 def test_a_search_goes_on_from_given_paths() -> None:
     """Never worse than they are; paths of something else are passed over."""
-    problem = random_problem(4, (3, 2, 2, 2), path_stages=3, each=4, memory=4).replace(
+    subproblem = random_problem(4, (3, 2, 2, 2), path_stages=3, each=4, memory=4).replace(
         live_memory=True
     )
-    short = pl.solve_paths(problem, pl.MaxIterations(10))
-    on = pl.solve_paths(problem, pl.MaxIterations(1), first=short.plan)
+    short = pl.solve_paths(subproblem, pl.MaxIterations(10))
+    on = pl.solve_paths(subproblem, pl.MaxIterations(1), first=short.plan)
     assert short.objective is not None and on.objective is not None
-    assert on.objective <= short.objective * (1 + 1e-9) and pl.check(on, problem) == []
-    fewer = problem.replace(microbatches_per_start=2)
+    assert on.objective <= short.objective * (1 + 1e-9) and pl.check(on, subproblem) == []
+    fewer = subproblem.replace(microbatches_per_start=2)
     other = pl.solve_paths(fewer, pl.MaxIterations(1), first=short.plan)
     assert other.plan is not None and pl.check(other, fewer) == []
     with pytest.raises(ValueError, match="first must be of type PathPlan"):
-        pl.solve_paths(problem, pl.MaxIterations(1), first=[(0, 1)])  # type: ignore[arg-type]
+        pl.solve_paths(subproblem, pl.MaxIterations(1), first=[(0, 1)])  # type: ignore[arg-type]

@@ -64,12 +64,12 @@ def test_step_bound_holds_for_every_placement(
     stages, pipelines = shape_
     cluster, workload = cluster_of(4, seed), tiny_workload(batch_samples=5)
     request = pl.PlanRequest(stages=stages, head="first" if first else "last")
-    question = PlanningProblem(cluster, workload, request)
-    shape = shape_of(question)
-    bound = straight_bound_s(question, shape) * (1 - ROUNDING)
+    problem = PlanningProblem(cluster, workload, request)
+    shape = shape_of(problem)
+    bound = straight_bound_s(problem, shape) * (1 - ROUNDING)
     best = min(
         straight_plan(
-            question, shape, AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
+            problem, shape, AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
         ).predicted.step_s
         for order in permutations(range(4))
     )
@@ -86,8 +86,8 @@ def test_better_than_random_placement() -> None:
     cluster = pl.Cluster(network, pl.Devices.of_gpu("A100"))
     workload = pl.Workload.preset("gpt2-small", batch_samples=32)
     result = pl.plan(cluster, workload, stages=4, stop=STOP)
-    question = PlanningProblem(cluster, workload, pl.PlanRequest(stages=4))
-    drawn = random_placements(question, shape_of(question))
+    problem = PlanningProblem(cluster, workload, pl.PlanRequest(stages=4))
+    drawn = random_placements(problem, shape_of(problem))
     assert result.objective is not None
     assert drawn.refused == 0 and drawn.mean_step_s is not None
     assert result.objective < 0.5 * drawn.mean_step_s
@@ -96,15 +96,15 @@ def test_better_than_random_placement() -> None:
 def test_random_placements_that_memory_does_not_hold_are_counted_apart() -> None:
     """Two of four devices hold the smaller stage only; or none holds the larger one."""
     workload = tiny_workload()
-    question = PlanningProblem(cluster_of(4), workload, pl.PlanRequest(stages=2))
-    shape = shape_of(question)
+    problem = PlanningProblem(cluster_of(4), workload, pl.PlanRequest(stages=2))
+    shape = shape_of(problem)
     small, large = sorted(cost.need_bytes(1) for cost in shape.costs(workload))
     assert small < large
-    fine = random_placements(question, shape)
+    fine = random_placements(problem, shape)
     for memory, some in ([large, large, small, small], True), ([small] * 4, False):
         devices = pl.Devices(1e9, memory)
-        cluster = question.cluster.replace(devices=devices)
-        drawn = random_placements(replace(question, cluster=cluster), shape)
+        cluster = problem.cluster.replace(devices=devices)
+        drawn = random_placements(replace(problem, cluster=cluster), shape)
         assert drawn.count + drawn.refused == fine.count == 20
         assert (drawn.count > 0) is some and drawn.refused > 0
         assert (drawn.mean_step_s is None) is not some
@@ -371,9 +371,9 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     request = pl.PlanRequest(
         stage_sizes=sizes, path_stages=path_stages, full_every=0 if path_stages == 3 else 3
     )
-    question = PlanningProblem(cluster, workload, request)
-    shape = shape_of(question)
-    averaging = one_round(question, shape)
+    problem = PlanningProblem(cluster, workload, request)
+    shape = shape_of(problem)
+    averaging = one_round(problem, shape)
     bound = cycle_bound_s(cluster, workload, sizes, 3, lengths, averaging, shape.layers) * (
         1 - ROUNDING
     )
@@ -381,11 +381,11 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     for a, b, c, d in permutations(range(4)):
         if a < b:
             assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
-            times = compute_times(question, shape, assignment)
+            times = compute_times(problem, shape, assignment)
             schedules, _ = partial_path_schedules(
-                question, shape, assignment, times, lambda _: pl.MaxIterations(0)
+                problem, shape, assignment, times, lambda _: pl.MaxIterations(0)
             )
-            made = evaluated(question, shape, assignment, times, schedules)
+            made = evaluated(problem, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
     assert len(steps) == 12
@@ -400,10 +400,10 @@ def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
     slow[5], slow[:, 5] = 1e4, 1e4
     cluster = pl.Cluster(network.replace(bandwidth_bytes_per_s=slow), pl.Devices(1e9, 16e9))
     fields = {"stage_sizes": (2, 2, 2), "path_stages": 2}
-    question = PlanningProblem(cluster, tiny_workload(), pl.PlanRequest(**fields))  # type: ignore[arg-type]
-    shape = shape_of(question)
-    slowest = float(one_round(question, shape).device_s.min(axis=0).max())
-    assert slowest > 10 * float(one_round(question, shape).stage_s.min())
+    problem = PlanningProblem(cluster, tiny_workload(), pl.PlanRequest(**fields))  # type: ignore[arg-type]
+    shape = shape_of(problem)
+    slowest = float(one_round(problem, shape).device_s.min(axis=0).max())
+    assert slowest > 10 * float(one_round(problem, shape).stage_s.min())
     result = pl.plan(cluster, tiny_workload(), stop=pl.MaxIterations(3), **fields)  # type: ignore[arg-type]
     assert result.plan is not None and len(result.plan.cycle) == 10
     assert result.bound is not None and result.objective is not None

@@ -63,12 +63,12 @@ def best(found: RanksByRegion) -> BaselinePlan:
 
 
 def by_hand(
-    question: PlanningProblem, size: int, order: OperationOrder, grid: list[list[int]]
+    problem: PlanningProblem, size: int, order: OperationOrder, grid: list[list[int]]
 ) -> float:
     """The clock's step of one grid."""
     asked = PlanningProblem(
-        question.cluster,
-        question.workload.replace(microbatch_samples=size),
+        problem.cluster,
+        problem.workload.replace(microbatch_samples=size),
         PlanRequest(stages=len(grid[0]), schedule=order),
     )
     plan = straight_plan(asked, shape_of(asked), AssignmentPlan.of_grid(grid))
@@ -92,16 +92,16 @@ def test_which_ranks_hold_which_stage() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_best_of_all_grids_written_by_hand(seed: int) -> None:
     """Four devices: 1, 2 and 4 stages, microbatches of 1 to 8 samples, both orders."""
-    question = question_of(4, seed)
+    problem = question_of(4, seed)
     grids = {
         Outermost.PIPELINE: ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]),
         Outermost.DATA: ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]),
     }
-    found = ranks_by_region(question)
+    found = ranks_by_region(problem)
     tried = 0
     for kind, plan in ((Outermost.PIPELINE, found.pipeline), (Outermost.DATA, found.data)):
         steps = {
-            (len(grid[0]), len(grid), size, str(order)): by_hand(question, size, order, grid)
+            (len(grid[0]), len(grid), size, str(order)): by_hand(problem, size, order, grid)
             for grid in grids[kind]
             for size in (1, 2, 4, 8)
             if 8 // size >= len(grid)
@@ -144,21 +144,21 @@ def test_no_order_beats_the_bound(
     request = PlanRequest(
         stages=stages, schedule=order, head=head, group_size=group_size, averaging=averaging
     )
-    question = PlanningProblem(cluster, tiny_workload(batch_samples=5), request)
-    shape = shape_of(question)
+    problem = PlanningProblem(cluster, tiny_workload(batch_samples=5), request)
+    shape = shape_of(problem)
     for ranks in permutations(range(4)):
         assignment = AssignmentPlan.of_grid(np.reshape(ranks, (pipelines, stages)))
-        step_s = straight_plan(question, shape, assignment).predicted.step_s
-        assert placed_bound_s(question, shape, assignment) <= step_s * (1 + 1e-9)
+        step_s = straight_plan(problem, shape, assignment).predicted.step_s
+        assert placed_bound_s(problem, shape, assignment) <= step_s * (1 + 1e-9)
 
 
 def test_the_bound_is_met_where_nothing_waits() -> None:
     """One device alone: its operations and nothing else."""
-    question = question_of(1, stages=1)
-    shape = shape_of(question)
+    problem = question_of(1, stages=1)
+    shape = shape_of(problem)
     assignment = AssignmentPlan.of_grid([[0]])
-    step_s = straight_plan(question, shape, assignment).predicted.step_s
-    assert placed_bound_s(question, shape, assignment) == pytest.approx(step_s)
+    step_s = straight_plan(problem, shape, assignment).predicted.step_s
+    assert placed_bound_s(problem, shape, assignment) == pytest.approx(step_s)
 
 
 def test_asked_size_averaging_and_recomputation_stay() -> None:
@@ -198,8 +198,8 @@ def test_recomputation_where_memory_is_short() -> None:
 def test_layers_follow_unlike_devices() -> None:
     """The split is the balanced one, and the result says so."""
     cluster = pl.Cluster(random_network(2), pl.Devices([1e9, 3e9], 16e9))
-    question = PlanningProblem(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
-    found = ranks_by_region(question)
+    problem = PlanningProblem(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
+    found = ranks_by_region(problem)
     assert best(found).balanced and not best(ranks_by_region(question_of(2))).balanced
     request = PlanRequest(stages=2, stage_layers=((0, 1), (1, 4)))
     fixed = PlanningProblem(cluster, tiny_workload(), request)
@@ -210,10 +210,10 @@ def test_layers_follow_unlike_devices() -> None:
 
 def test_nothing_fits() -> None:
     """One line with the numbers, for all devices and for one region."""
-    question = question_of(4, memory=1e5)
+    problem = question_of(4, memory=1e5)
     for ask in (ranks_by_region, one_region, lambda q: dtfm_rule(q, pl.MaxIterations(1))):
         with pytest.raises(ProblemError, match="GB for its state and one microbatch") as caught:
-            ask(question)
+            ask(problem)
         assert "\n" not in str(caught.value)
     unable = pl.Devices(1e9, 16e9, can_compute=[True, True, False, True])
     with pytest.raises(ProblemError, match="cannot compute"):
@@ -224,10 +224,10 @@ def test_nothing_fits() -> None:
 
 def test_groups_that_give_no_exact_mean() -> None:
     """Five devices in groups of three cannot average: refused with the reason, whoever asks."""
-    question = question_of(5, group_size=3)
+    problem = question_of(5, group_size=3)
     for ask in (ranks_by_region, lambda q: dtfm_rule(q, pl.MaxIterations(20))):
         with pytest.raises(ProblemError, match="groups of 3 do not give 5 devices"):
-            ask(question)
+            ask(problem)
     assert ranks_by_region(question_of(5, group_size=5)).tally.refused == 0
 
 
@@ -235,19 +235,19 @@ def test_one_region_alone() -> None:
     """The region with the fast links wins, however far down the file it is."""
     rates = {"a": 1e6, "b": 1e6, "c": 1e8}
     network = regions_of("aabbcc", rates)
-    question = PlanningProblem(
+    problem = PlanningProblem(
         pl.Cluster(network, pl.Devices(1e9, 16e9)), tiny_workload(), PlanRequest()
     )
-    found = one_region(question)
+    found = one_region(problem)
     assert found.region == "c" and found.plan.devices == 2
-    alone = PlanningProblem(question.cluster.subset([4, 5]), question.workload, question.request)
+    alone = PlanningProblem(problem.cluster.subset([4, 5]), problem.workload, problem.request)
     assert found.plan.step_s == best(ranks_by_region(alone)).step_s
     # a and b differ in name only: the first stands for both
     both = one_region(
-        PlanningProblem(question.cluster.subset([0, 1, 2, 3]), question.workload, question.request)
+        PlanningProblem(problem.cluster.subset([0, 1, 2, 3]), problem.workload, problem.request)
     )
     assert both.region == "a"
-    single = PlanningProblem(question.cluster.subset([0]), question.workload, question.request)
+    single = PlanningProblem(problem.cluster.subset([0]), problem.workload, problem.request)
     looked = [ranks_by_region(one).tally for one in (alone, single)]
     every = sum(tally.priced + tally.excluded for tally in looked)
     assert both.tally.priced + both.tally.excluded == every
@@ -266,8 +266,8 @@ def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
 
 def test_limited_work_says_what_was_left_out() -> None:
     """One of each way is priced whatever it costs; the rest may be better, and is counted."""
-    question = question_of(4)
-    some, every = ranks_by_region(question, 0), ranks_by_region(question)
+    problem = question_of(4)
+    some, every = ranks_by_region(problem, 0), ranks_by_region(problem)
     assert some.tally.priced == 2 and some.tally.left_out > 0
     assert every.tally.left_out == 0
     assert best(some).step_s >= best(every).step_s
@@ -275,8 +275,8 @@ def test_limited_work_says_what_was_left_out() -> None:
 
 def test_when_it_is_over_one_of_each_is_enough() -> None:
     """What was not looked at is counted."""
-    question = question_of(4)
-    some, every = ranks_by_region(question, over=lambda: True), ranks_by_region(question)
+    problem = question_of(4)
+    some, every = ranks_by_region(problem, over=lambda: True), ranks_by_region(problem)
     assert some.tally.priced == 1 and some.tally.left_out > 0
     assert best(some).step_s >= best(every).step_s
     tallies = [sum(vars(found.tally).values()) for found in (some, every)]
@@ -292,17 +292,17 @@ def test_the_same_question_the_same_answer() -> None:
 
 def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
     """Eq. 1 of every shape, by solving each to the end; its own step is what the clock says."""
-    question = question_of(4, 1)
+    problem = question_of(4, 1)
     stop = pl.MaxIterations(500)
-    found = dtfm_rule(question, stop)
+    found = dtfm_rule(problem, stop)
     costs = {}
     for stages in (1, 2, 4):
-        result = pl.plan(question.cluster, question.workload, stages=stages, stop=stop)
+        result = pl.plan(problem.cluster, problem.workload, stages=stages, stop=stop)
         assert result.plan is not None
         costs[stages] = result.plan.certificates["assignment"].objective
     assert found.cost_s == pytest.approx(min(costs.values()))
     assert costs[found.plan.stages] == min(costs.values())
-    assert found.plan.microbatch_samples == question.workload.microbatch_samples
+    assert found.plan.microbatch_samples == problem.workload.microbatch_samples
     assert found.refused == 0
     assert found.tried.step_s <= found.plan.step_s
 
@@ -326,15 +326,15 @@ def test_layouts_of_ranks_are_those_of_the_grids() -> None:
 
 def test_ranks_go_on_to_the_nearest_device() -> None:
     """Ten orders or as many as there are devices, and the best of them is priced."""
-    question = question_of(6, 1)
-    orders = nearest_orders(question, 10)
+    problem = question_of(6, 1)
+    orders = nearest_orders(problem, 10)
     assert len(orders) == 6 and all(sorted(one) == list(range(6)) for one in orders)
-    network = question.cluster.network
-    size = question.workload.layers[0].output_bytes
+    network = problem.cluster.network
+    size = problem.workload.layers[0].output_bytes
     way = network.latency_s + size / network.bandwidth_bytes_per_s
     for one in orders:
         for k in range(1, 6):
             away = [way[one[k - 1], d] + way[d, one[k - 1]] for d in one[k:]]
             assert away[0] == min(away)
-    best, tally = ranks_by_neighbour(question)
+    best, tally = ranks_by_neighbour(problem)
     assert tally.priced > 0 and best.step_s < np.inf

@@ -107,13 +107,13 @@ def test_bounds_hold_and_are_recomputed(head: str, does: tuple[bool, bool]) -> N
     """For every placement in two pipelines of two stages; a lower one without recomputation."""
     cluster, stages = cluster_of(4), [j for j in (0, 1) if does[j]]
     request = PlanRequest(stages=2, head=head, recompute=stages)
-    question = PlanningProblem(cluster, tiny_workload(), request)
-    shape = shape_of(question)
-    bound = straight_bound_s(question, shape)
-    plain = straight_bound_s(question, replace(shape, recompute=()))
+    problem = PlanningProblem(cluster, tiny_workload(), request)
+    shape = shape_of(problem)
+    bound = straight_bound_s(problem, shape)
+    plain = straight_bound_s(problem, replace(shape, recompute=()))
     assert plain < bound
     for grid in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [2, 1]], [[3, 1], [2, 0]]):
-        made = straight_plan(question, shape, AssignmentPlan.of_grid(grid))
+        made = straight_plan(problem, shape, AssignmentPlan.of_grid(grid))
         assert bound <= made.predicted.step_s
     step = planned(cluster, stages=2, head=head, recompute=stages).plan.certificates["step"]
     assert step.bound == pytest.approx(bound, rel=1e-6)

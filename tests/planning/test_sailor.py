@@ -43,9 +43,9 @@ def test_each_set_of_regions_has_its_widest_order(seed: int, count: int) -> None
 
 def test_stages_stay_within_regions() -> None:
     """Of equal width; a region with too few devices left is passed over."""
-    question = regions_of([5, 3])
-    regions = question.cluster.network.regions
-    grids = list(_grids([range(5), range(5, 8)], _costs(question), question))
+    problem = regions_of([5, 3])
+    regions = problem.cluster.network.regions
+    grids = list(_grids([range(5), range(5, 8)], _costs(problem), problem))
     found = {(len(grid), len(grid[0])) for grid in grids}
     # one wide: the second region from the sixth stage on, but there are four layers
     assert found == {(2, 3), (3, 2)}
@@ -56,10 +56,10 @@ def test_stages_stay_within_regions() -> None:
 
 def test_the_estimate_by_hand() -> None:
     """Two stages of two: compute, messages, the slowest once more a microbatch, the ring."""
-    question = regions_of([2, 2])
-    costs = _costs(question)[2]
+    problem = regions_of([2, 2])
+    costs = _costs(problem)[2]
     grid = np.array([[0, 2], [1, 3]])
-    net, size = question.cluster.network, costs[0].output_bytes
+    net, size = problem.cluster.network, costs[0].output_bytes
     hop = max(
         net.latency_s[a, b] + size / net.bandwidth_bytes_per_s[a, b]
         for a, b in ((0, 2), (2, 0), (1, 3), (3, 1))
@@ -67,16 +67,16 @@ def test_the_estimate_by_hand() -> None:
     own = [cost.busy_s(1e9) for cost in costs]
     ring = max(2 * (cost.gradient_bytes / 2 / 1e9 + 0.001) for cost in costs)
     by_hand = sum(own) + 2 * hop + 3 * max(own[0] + hop, own[1]) + ring
-    assert _estimate_s(grid, costs, question) == pytest.approx(by_hand)
+    assert _estimate_s(grid, costs, problem) == pytest.approx(by_hand)
 
 
 def test_the_least_estimate_is_taken_and_priced() -> None:
     """Deterministic; a plan of its own question on fewer devices."""
-    question = regions_of([4, 2, 3])
-    found = sailor_rule(question)
-    assert found == sailor_rule(question)
+    problem = regions_of([4, 2, 3])
+    found = sailor_rule(problem)
+    assert found == sailor_rule(problem)
     assert found.plan.devices == found.plan.stages * found.plan.pipelines <= 9
-    best = pl.plan(question.cluster, question.workload, stop=pl.Effort(2))
+    best = pl.plan(problem.cluster, problem.workload, stop=pl.Effort(2))
     assert best.objective is not None and best.objective <= found.plan.step_s * 1.02
 
 

@@ -242,14 +242,14 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     stages, pipelines = shape_
     cluster = pl.Cluster(regional_network([2, 2], seed), pl.Devices(1e9, 16e9))
     request = pl.PlanRequest(stages=stages, sync_every=every, within="region")
-    question = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
-    shape, least = shape_of(question), np.inf
+    problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    shape, least = shape_of(problem), np.inf
     for order in permutations(range(4)):
         placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
-        took_s = straight_plan(question, shape, placed).predicted.step_s
-        assert placed_bound_s(question, shape, placed) * (1 - ROUNDING) <= took_s
+        took_s = straight_plan(problem, shape, placed).predicted.step_s
+        assert placed_bound_s(problem, shape, placed) * (1 - ROUNDING) <= took_s
         least = min(least, took_s)
-    assert straight_bound_s(question, shape) * (1 - ROUNDING) <= least
+    assert straight_bound_s(problem, shape) * (1 - ROUNDING) <= least
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class DtfmRule:
     refused: int
 
 
-def dtfm_rule(question: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
+def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     """Placements whose communication cost is least.
 
     The paper takes equal stages and straight pipelines; its cost knows neither computation nor
@@ -55,8 +55,8 @@ def dtfm_rule(question: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 1, sections 3 and 10.2.
     """
-    own = question.workload.microbatch_samples
-    blank = unconstrained(question)
+    own = problem.workload.microbatch_samples
+    blank = unconstrained(problem)
     asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
     found: list[tuple[float, int, list[BaselinePlacement]]] = []
     refusals: list[str] = []

@@ -88,7 +88,7 @@ class _Placement:
         }
 
 
-def metis_rule(question: PlanningProblem) -> MetisRule:
+def metis_rule(problem: PlanningProblem) -> MetisRule:
     """Stages whose numbers of devices are powers of two, and whose layers follow their speed.
 
     Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
@@ -110,8 +110,8 @@ def metis_rule(question: PlanningProblem) -> MetisRule:
     T. Um et al., "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs" (USENIX ATC
     2024); planner at https://github.com/SamsungLabs/Metis.
     """
-    able = np.flatnonzero(np.asarray(question.cluster.devices.can_compute)).tolist()
-    asked = unconstrained(replace(question, cluster=question.cluster.subset(able)))
+    able = np.flatnonzero(np.asarray(problem.cluster.devices.can_compute)).tolist()
+    asked = unconstrained(replace(problem, cluster=problem.cluster.subset(able)))
     search = _Search(asked)
     found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
@@ -137,15 +137,15 @@ def metis_rule(question: PlanningProblem) -> MetisRule:
 class _Search:
     """All placements that the rule allows, each with its estimate."""
 
-    def __init__(self, question: PlanningProblem) -> None:
-        self.question = question
-        self.flops, self.memory = question.cluster.flops, question.cluster.memory_bytes
-        bandwidth = question.cluster.network.bandwidth_bytes_per_s
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        self.flops, self.memory = problem.cluster.flops, problem.cluster.memory_bytes
+        bandwidth = problem.cluster.network.bandwidth_bytes_per_s
         self.slower = np.minimum(bandwidth, bandwidth.T)
         # whether memory held any groups' weights not
         self.refused = False
         # a sample at a time
-        self.workload = question.workload.replace(microbatch_samples=1)
+        self.workload = problem.workload.replace(microbatch_samples=1)
         self.batch = self.workload.batch_samples
         # many placements have the same stages in them
         self.cost, self.dealt = cache(self._cost), cache(self._dealt)
@@ -155,7 +155,7 @@ class _Search:
     def placements(self) -> Iterator[tuple[float, _Placement]]:
         """In the order in which Metis goes through them."""
         devices, layers = len(self.flops), len(self.workload.layers)
-        for ranks in _sequences(self.question):
+        for ranks in _sequences(self.problem):
             for stages in range(1, min(devices, layers) + 1):
                 for sizes in group_sizes(devices, stages):
                     ends = [0, *accumulate(sizes)]
@@ -220,9 +220,9 @@ class _Search:
         return least_largest(len(stages), len(self.workload.layers), seconds)
 
 
-def _sequences(question: PlanningProblem) -> Iterator[list[int]]:
+def _sequences(problem: PlanningProblem) -> Iterator[list[int]]:
     """Devices by kind, in every order of kinds; those of a kind by region."""
-    cluster = question.cluster
+    cluster = problem.cluster
     kinds: dict[tuple[float, float], list[int]] = {}
     for d in region_order(cluster.network):
         kinds.setdefault((float(cluster.flops[d]), float(cluster.memory_bytes[d])), []).append(d)
@@ -284,11 +284,11 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _plans(
-    question: PlanningProblem, placement: _Placement, recompute: bool
+    problem: PlanningProblem, placement: _Placement, recompute: bool
 ) -> tuple[list[TrainingPlan], bool]:
     """In either order that memory holds, and whether it does not hold all microbatches at once."""
     each, stages = placement.microbatch_samples, len(placement.groups)
-    asked = replace(question, workload=question.workload.replace(microbatch_samples=each))
+    asked = replace(problem, workload=problem.workload.replace(microbatch_samples=each))
     cluster, workload, groups = asked.cluster, asked.workload, placement.groups
     paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
     shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)

@@ -56,7 +56,7 @@ class Baselines:
         return iter(sorted(found, key=lambda one: one.step_s))
 
     @classmethod
-    def of(cls, question: PlanningProblem, stop: StoppingCriterion) -> Baselines:
+    def of(cls, problem: PlanningProblem, stop: StoppingCriterion) -> Baselines:
         """Baselines of a problem, in a fifth of a time limit or in proportion to the effort."""
         effort, began = stop.effort(), time.perf_counter()
         most = MOST_EVENTS
@@ -69,10 +69,10 @@ class Baselines:
         def over_after(share: float) -> Callable[[], bool]:
             return lambda: INTERRUPTS.asked or time.perf_counter() - began > share * seconds
 
-        ranks, ranks_refused = _or_why(lambda: ranks_by_region(question, most, over_after(RANKS)))
+        ranks, ranks_refused = _or_why(lambda: ranks_by_region(problem, most, over_after(RANKS)))
         # from here on an interruption ends what goes on, and does not lose these
         INTERRUPTS.found |= ranks is not None
-        region, region_refused = _or_why(lambda: one_region(question, most, over_after(1.0)))
+        region, region_refused = _or_why(lambda: one_region(problem, most, over_after(1.0)))
         return cls(ranks, region, ranks_refused, region_refused)
 
 

@@ -35,30 +35,30 @@ class RandomPlacements:
 
 
 def random_placements(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     shape: Shape,
     count: int = 20,
     over: Callable[[], bool] = lambda: False,
 ) -> RandomPlacements:
     """What a user without a planner gets: random placement, same layers and kind of schedule."""
-    rng = np.random.default_rng(question.seed)
-    problem = assignment_problem(question.cluster, question.workload, shape)
-    hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
+    rng = np.random.default_rng(problem.seed)
+    subproblem = assignment_problem(problem.cluster, problem.workload, shape)
+    hops = [subproblem.hop_s(j) for j in range(shape.stages - 1)]
     costs, steps, tried = [], [], 0
     for _ in range(count):
         if tried and over():
             break
         tried += 1
-        grid = rng.permutation(len(question.cluster)).reshape(shape.starts, shape.stages)
+        grid = rng.permutation(len(problem.cluster)).reshape(shape.starts, shape.stages)
         drawn = AssignmentPlan.of_grid(grid)
         try:
-            step_s = straight_step_s(question, shape, drawn)
+            step_s = straight_step_s(problem, shape, drawn)
         except ProblemError:
             continue
         pipeline = sum(
             2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
         )
-        costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
+        costs.append(subproblem.data_parallel_s(drawn.groups) + pipeline)
         steps.append(step_s)
     if not steps:
         return RandomPlacements(0, tried, None, None)

@@ -139,7 +139,7 @@ def rank_layouts(
 
 
 def ranks_by_region(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> RanksByRegion:
@@ -151,8 +151,8 @@ def ranks_by_region(
     (`planner.planning.layer_split`). Where memory does not hold all microbatches of a pipeline,
     recomputation in all stages too. Averaging, codecs, head and calibration are the request's.
     """
-    order = region_order(question.cluster.network)
-    trials = search_baselines(_starts(question, order), most_events, over)
+    order = region_order(problem.cluster.network)
+    trials = search_baselines(_starts(problem, order), most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
@@ -161,7 +161,7 @@ def ranks_by_region(
 
 
 def one_region(
-    question: PlanningProblem,
+    problem: PlanningProblem,
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> OneRegion:
@@ -170,7 +170,7 @@ def one_region(
     With all of its devices, and with half, a quarter and so on down to one: those that attain most
     FLOP/s, the first of equal ones.
     """
-    names, cluster = question.cluster.network.regions, question.cluster
+    names, cluster = problem.cluster.network.regions, problem.cluster
     where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
     known: set[bytes] = set()
     starts: list[BaselinePlacement] = []
@@ -178,7 +178,7 @@ def one_region(
         *where.values(),
         *(few for every in where.values() for few in _few(every, cluster)),
     ]:
-        part = replace(question, cluster=cluster.subset(devices))
+        part = replace(problem, cluster=cluster.subset(devices))
         alike = _alike(part.cluster)
         if alike not in known:
             known.add(alike)
@@ -188,7 +188,7 @@ def one_region(
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"none of {len(where)} regions holds the model by itself: {why}")
-    region = trials.starts["region"].question.cluster.network.regions[0]
+    region = trials.starts["region"].problem.cluster.network.regions[0]
     return OneRegion(region, trials.best["region"], trials.tally, len(where[region]))
 
 
@@ -201,9 +201,9 @@ def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
         count //= 2
 
 
-def nearest_orders(question: PlanningProblem, count: int) -> list[tuple[int, ...]]:
+def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]]:
     """Ranks from some devices on, each time the nearest device that is left."""
-    network, workload = question.cluster.network, question.workload
+    network, workload = problem.cluster.network, problem.workload
     size = workload.layers[0].output_bytes * workload.microbatch_samples
     way_s = network.latency_s + size / network.bandwidth_bytes_per_s
     both_s = way_s + way_s.T
@@ -219,7 +219,7 @@ def nearest_orders(question: PlanningProblem, count: int) -> list[tuple[int, ...
 
 
 def ranks_by_neighbour(
-    question: PlanningProblem, orders: int = 10, most_events: int = MOST_EVENTS
+    problem: PlanningProblem, orders: int = 10, most_events: int = MOST_EVENTS
 ) -> tuple[BaselinePlan, SearchCounts]:
     """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
 
@@ -230,8 +230,8 @@ def ranks_by_neighbour(
     """
     starts = (
         replace(start, name="nearest")
-        for order in nearest_orders(question, orders)
-        for start in _starts(question, order)
+        for order in nearest_orders(problem, orders)
+        for start in _starts(problem, order)
     )
     trials = search_baselines(starts, most_events)
     if not trials.best:
@@ -239,9 +239,9 @@ def ranks_by_neighbour(
     return trials.best["nearest"], trials.tally
 
 
-def unconstrained(question: PlanningProblem) -> PlanningProblem:
+def unconstrained(problem: PlanningProblem) -> PlanningProblem:
     """The question with shape, order and paths left open; the rest of the request stays."""
-    request = question.request.replace(
+    request = problem.request.replace(
         wiring=None,
         routing=Routing(),
         stages="auto",
@@ -254,13 +254,13 @@ def unconstrained(question: PlanningProblem) -> PlanningProblem:
         schedule=OperationOrder.EAGER_1F1B,
         in_flight=None,
     )
-    return replace(question, request=request)
+    return replace(problem, request=request)
 
 
-def _starts(question: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselinePlacement]:
+def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselinePlacement]:
     """Every shape, size and order that devices and batch allow."""
-    in_flight = question.request.in_flight
-    for asked in candidates(unconstrained(question)):
+    in_flight = problem.request.in_flight
+    for asked in candidates(unconstrained(problem)):
         stages = asked.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:

@@ -49,7 +49,7 @@ class SailorRule:
     regions: int
 
 
-def sailor_rule(question: PlanningProblem) -> SailorRule:
+def sailor_rule(problem: PlanningProblem) -> SailorRule:
     """Straight pipelines whose stages each average within one region.
 
     Rebuilt from the paper and its published planner, for one GPU a node. For every set of regions
@@ -66,7 +66,7 @@ def sailor_rule(question: PlanningProblem) -> SailorRule:
     F. Strati et al., "Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and
     Geo-distributed Clusters" (SOSP 2025), section 4; planner at https://github.com/eth-easl/sailor.
     """
-    cluster = question.cluster
+    cluster = problem.cluster
     names = list(dict.fromkeys(cluster.network.regions))
     able = np.flatnonzero(np.asarray(cluster.devices.can_compute)).tolist()
     region_of = cluster.network.regions
@@ -76,17 +76,17 @@ def sailor_rule(question: PlanningProblem) -> SailorRule:
         for name in names
     ]
     members = [inside for inside in members if inside]
-    costs = _costs(question)
+    costs = _costs(problem)
     found: dict[tuple[tuple[int, ...], ...], float] = {}
     for order in _orders([inside[0] for inside in members], cluster.network.bandwidth_bytes_per_s):
-        for grid in _grids([members[r] for r in order], costs, question):
+        for grid in _grids([members[r] for r in order], costs, problem):
             key = tuple(map(tuple, grid.tolist()))
             if key not in found:
-                found[key] = _estimate_s(grid, costs[len(grid[0])], question)
+                found[key] = _estimate_s(grid, costs[len(grid[0])], problem)
     refusals: list[str] = []
     for key in sorted(found, key=lambda key: found[key])[:MOST_REFUSED]:
         grid = np.array(key, dtype=np.int64)
-        chosen = search_baselines(_starts(question, grid))
+        chosen = search_baselines(_starts(problem, grid))
         if chosen.best:
             regions = len({region_of[d] for d in grid.ravel().tolist()})
             return SailorRule(chosen.best["sailor"], found[key], regions)
@@ -94,9 +94,9 @@ def sailor_rule(question: PlanningProblem) -> SailorRule:
     raise ProblemError(f"no shape of SAILOR's rule fits: {refusals[0] if refusals else NO_SHAPE}")
 
 
-def _costs(question: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
+def _costs(problem: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
     """Of equal layers, by number of stages."""
-    workload = question.workload
+    workload = problem.workload
     most = min(MOST_STAGES, len(workload.layers))
     return {s: split_costs(workload, workload.even_split(s), s - 1) for s in range(1, most + 1)}
 
@@ -139,10 +139,10 @@ def _chains(wide: Floats) -> Iterator[tuple[int, ...]]:
 def _grids(
     members: Sequence[Sequence[int]],
     costs: dict[int, tuple[StageCosts, ...]],
-    question: PlanningProblem,
+    problem: PlanningProblem,
 ) -> Iterator[Grid]:
     """Stages along an order that need all its regions, by devices a stage and number of stages."""
-    cluster, workload = question.cluster, question.workload
+    cluster, workload = problem.cluster, problem.workload
     microbatches = workload.batch_samples // workload.microbatch_samples
     for wide in range(1, max(map(len, members)) + 1):
         rows = [
@@ -160,14 +160,14 @@ def _grids(
                 yield np.array(chosen, dtype=np.int64).T
 
 
-def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: PlanningProblem) -> float:
+def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProblem) -> float:
     """1F1B by its slowest stage, and the slowest averaging."""
-    network, workload = question.cluster.network, question.workload
+    network, workload = problem.cluster.network, problem.workload
     pipelines, stages = grid.shape
     rounds = -(-workload.batch_samples // (workload.microbatch_samples * pipelines))
     every, slowest, sync = 0.0, 0.0, 0.0
     for j, cost in enumerate(costs):
-        own = cost.busy_s(float(question.cluster.flops[grid[:, j]].min()))
+        own = cost.busy_s(float(problem.cluster.flops[grid[:, j]].min()))
         there = 0.0
         if j + 1 < stages:
             here, then = grid[:, j], grid[:, j + 1]
@@ -185,13 +185,13 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], question: PlanningProbl
     return float(every + (rounds - 1) * slowest + sync)
 
 
-def _starts(question: PlanningProblem, grid: Grid) -> list[BaselinePlacement]:
+def _starts(problem: PlanningProblem, grid: Grid) -> list[BaselinePlacement]:
     """The placement on the devices that take part, in either order."""
     used = sorted(grid.ravel().tolist())
-    number = np.full(len(question.cluster), -1)
+    number = np.full(len(problem.cluster), -1)
     number[used] = np.arange(len(used))
-    part = unconstrained(replace(question, cluster=question.cluster.subset(used)))
-    own = question.workload.microbatch_samples
+    part = unconstrained(replace(problem, cluster=problem.cluster.subset(used)))
+    own = problem.workload.microbatch_samples
     return [
         BaselinePlacement(
             "sailor",

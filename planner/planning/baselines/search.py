@@ -67,7 +67,7 @@ class BaselinePlan:
     def plan(self) -> TrainingPlan:
         """The whole plan, for the devices that take part."""
         shape, assignment, _ = self.start.fitted()
-        return straight_plan(self.start.question, shape, assignment)
+        return straight_plan(self.start.problem, shape, assignment)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BaselinePlacement:
     """
 
     name: str
-    question: PlanningProblem
+    problem: PlanningProblem
     grid: NDArray[np.int64]
 
     def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
@@ -116,32 +116,32 @@ class BaselinePlacement:
         tuple[Shape, AssignmentPlan, float]
             The shape with its layers, who holds which stage, and what no order beats in seconds.
         """
-        question, shape = self.question, shape_of(self.question)
+        problem, shape = self.problem, shape_of(self.problem)
         assignment = AssignmentPlan.of_grid(self.grid)
-        cluster, workload = question.cluster, question.workload
+        cluster, workload = problem.cluster, problem.workload
         if not is_uniform(cluster, workload):
             layers = balanced_split(
                 cluster, workload, assignment.groups, shape.head_stage, shape.recompute
             )
             shape = shape.with_layers(layers)
         memory_room(cluster, workload, shape, assignment.groups)
-        return shape, assignment, placed_bound_s(question, shape, assignment)
+        return shape, assignment, placed_bound_s(problem, shape, assignment)
 
     def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
         """Whether memory holds fewer microbatches of a pipeline than there are."""
-        question = self.question
-        room = memory_room(question.cluster, question.workload, shape, assignment.groups)
+        problem = self.problem
+        room = memory_room(problem.cluster, problem.workload, shape, assignment.groups)
         return min(room.values()) < -(-shape.microbatches // shape.starts)
 
     @property
     def recomputes(self) -> bool:
         """Whether all stages recompute their activations."""
-        return self.question.request.recompute == "all"
+        return self.problem.request.recompute == "all"
 
     def recomputing(self) -> BaselinePlacement:
         """The same with recomputation in all stages."""
-        request = self.question.request.replace(recompute="all")
-        return replace(self, question=replace(self.question, request=request))
+        request = self.problem.request.replace(recompute="all")
+        return replace(self, problem=replace(self.problem, request=request))
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class _Search:
                 self._price(start, shape, assignment)
 
     def _refuse(self, start: BaselinePlacement, error: ProblemError) -> None:
-        stages, small = start.grid.shape[1], -start.question.workload.microbatch_samples
+        stages, small = start.grid.shape[1], -start.problem.workload.microbatch_samples
         self.refusals.append(((stages, small, start.recomputes), str(error)))
 
     def _offer(self, start: BaselinePlacement) -> None:
@@ -232,9 +232,9 @@ class _Search:
             self._offer(start.recomputing())
 
     def _price(self, start: BaselinePlacement, shape: Shape, assignment: AssignmentPlan) -> None:
-        question = start.question
+        problem = start.problem
         try:
-            step_s = straight_step_s(question, shape, assignment)
+            step_s = straight_step_s(problem, shape, assignment)
         except ProblemError as error:
             self._refuse(start, error)
             return
@@ -244,12 +244,12 @@ class _Search:
         if known is None or step_s < known.step_s:
             self.starts[start.name] = start
             self.best[start.name] = BaselinePlan(
-                devices=len(question.cluster),
+                devices=len(problem.cluster),
                 stages=shape.stages,
                 pipelines=shape.starts,
-                microbatch_samples=question.workload.microbatch_samples,
-                order=str(question.request.schedule),
-                balanced=not is_uniform(question.cluster, question.workload),
+                microbatch_samples=problem.workload.microbatch_samples,
+                order=str(problem.request.schedule),
+                balanced=not is_uniform(problem.cluster, problem.workload),
                 recompute=any(shape.recompute),
                 step_s=step_s,
                 start=start,
