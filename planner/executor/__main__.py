@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from planner.executor.aggregator import Helper
+from planner.executor.aggregator import Aggregator
 from planner.executor.arguments import (
     arguments,
     require_files,
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
 
 
 def _run_elastic(made: Prepared, plan: TrainingPlan, watch: Watch) -> int:
-    assert isinstance(made.works, Learner | Helper)
+    assert isinstance(made.works, Learner | Aggregator)
     how = (made.works, made.progress, made.checkpoints, made.held_out, made.args.wait)
     elastic = Elastic(plan, made.ranks, *how)
     last = elastic.train(made.first, made.args.steps)
@@ -99,7 +99,7 @@ def _finish(made: Prepared, ranks: Ranks, done: Done) -> None:
     if made.args.trace is not None:
         _trace(made.args.trace, done.plan, ranks, done.worker, done.last)
     if made.need is not None:
-        assert isinstance(made.works, Learner | Helper)
+        assert isinstance(made.works, Learner | Aggregator)
         reports = device_reports(done.plan, ranks, made.works, made.need, made.device, done.worker)
         if ranks.rank == 0:
             made.progress.devices(reports)

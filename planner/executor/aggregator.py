@@ -13,7 +13,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
 
-class Helper:
+class Aggregator:
     """Room for the gradients of the stage that it helps, and no operations.
 
     Parameters

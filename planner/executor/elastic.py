@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from planner.executor.aggregator import Helper
+from planner.executor.aggregator import Aggregator
 from planner.executor.binding import ring
 from planner.executor.checkpoint import Checkpoints
 from planner.executor.commit import Commit
@@ -83,7 +83,7 @@ class Elastic:
         self,
         plan: TrainingPlan,
         ranks: Ranks,
-        works: Learner | Helper,
+        works: Learner | Aggregator,
         progress: Progress,
         checkpoints: Checkpoints | None,
         held_out: HeldOut | None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.executor.aggregator import Helper
+from planner.executor.aggregator import Aggregator
 from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
@@ -84,7 +84,7 @@ class Prepared:
     data: Data
     progress: Progress
     learner: Learner | None = None
-    works: Learner | Helper | ImposedCompute = field(init=False)
+    works: Learner | Aggregator | ImposedCompute = field(init=False)
     held_out: HeldOut | None = None
     need: Need | None = None
     first: int = 0
@@ -228,7 +228,7 @@ def _prepare_model(
         if measured is not None:
             write_text(args.calibrate, measured.to_json_text())
             made.progress.calibrated(args.calibrate)
-    made.works = made.learner or Helper(plan, ranks.rank)
+    made.works = made.learner or Aggregator(plan, ranks.rank)
     _prepare_checkpoints(made, plan, watch)
     if first:
         made.progress.phase("running the first step")

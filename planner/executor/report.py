@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from planner.executor.aggregator import Helper
+from planner.executor.aggregator import Aggregator
 from planner.executor.learner import Learner
 from planner.executor.memory import Need
 from planner.executor.place import gpu_of
@@ -47,7 +47,7 @@ def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float 
 def device_reports(
     plan: TrainingPlan,
     ranks: Ranks,
-    works: Learner | Helper,
+    works: Learner | Aggregator,
     need: Need,
     device: torch.device,
     worker: Worker,

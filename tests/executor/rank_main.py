@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from planner.executor.aggregator import Helper
 
+from planner.executor.aggregator import Aggregator
 from planner.executor.binding import join
 from planner.executor.learner import Learner
 from planner.executor.optimizing import Optimizing
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
     """A rank without a stage; what it summed last is where a learner's gradients are."""
-    aggregator = Helper(plan, ranks.rank)
+    aggregator = Aggregator(plan, ranks.rank)
     worker = Worker(plan, ranks, aggregator, tickets=ranks.store if pace == "own" else None)
     records = list(worker.steps(steps))
     losses = worker.losses

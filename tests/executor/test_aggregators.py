@@ -87,7 +87,7 @@ def test_a_tied_matrix_counts_once() -> None:
     """The helper's vector is as long as those of the devices that it sums for."""
     import torch
 
-    from planner.executor.aggregator import Helper
+    from planner.executor.aggregator import Aggregator
     from planner.executor.learner import Learner
     from planner.executor.optimizing import Optimizing
 
@@ -99,7 +99,7 @@ def test_a_tied_matrix_counts_once() -> None:
     )
     tied = plan.replace(workload=work)
     learner = Learner(tied, 0, torch.device("cpu"), Optimizing())
-    assert len(Helper(tied, 2).gradients()) == len(learner.gradients())
+    assert len(Aggregator(tied, 2).gradients()) == len(learner.gradients())
 
 
 def test_a_helper_with_the_codec(tmp_path: Path) -> None:
