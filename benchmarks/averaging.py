@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.averaging_promises import Promises, promises
-from benchmarks.command_line import report_path, run
-from planner.bench.averaging_baselines import (
+from benchmarks.averaging_rules import (
     adaptive_s,
     all_reduce_s,
     parameter_server_s,
     scalar_bandwidth_s,
-    scalar_bandwidth_shares,
 )
+from benchmarks.command_line import report_path, run
+from planner.bench.averaging_baselines import scalar_bandwidth_shares
 from planner.bench.averaging_instances import (
     ALBERT_BATCH,
     ALBERT_LARGE_BYTES,

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.averaging_rules import all_reduce_s
 from benchmarks.command_line import report_path, run
 from benchmarks.link_rates import Flow, fair_shares, goodput
-from planner.bench.averaging_baselines import all_reduce_s
 from planner.bench.stamp import stamp
 from planner.emulate.links import EmulatedLinks, links_of
 from planner.emulate.network import EmulatedNetwork, emulated, package_path

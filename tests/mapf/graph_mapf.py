@@ -24,13 +24,14 @@ import networkx as nx
 
 from planner.mapf import conflict_search
 from planner.mapf.conflict_search import Branch, ConflictSearch, Options
-from planner.mapf.intervals import EntryRule, Stay, conflicts
+from planner.mapf.intervals import Stay, conflicts
 from planner.problems.error import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, started
 from tests.mapf.sipp import Move, safe_path, seconds_to
+from tests.mapf.sipp_windows import EntryRule
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from planner.mapf.intervals import EntryRule, Window, windows
+from tests.mapf.sipp_windows import EntryRule, Window, windows
 
 
 class Move(NamedTuple):

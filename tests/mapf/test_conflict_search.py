@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from planner.mapf.conflict_search import Branch, ConflictObjective, ConflictSearch, Node, Options
 from planner.mapf.focal import FocalQueue
-from planner.mapf.intervals import EntryRule, Stay, Window, conflicts, windows
+from planner.mapf.intervals import Stay, conflicts
 from planner.search.stop import MaxIterations
 from tests.mapf.oracles import earliest
+from tests.mapf.sipp_windows import EntryRule, Window, windows
 
 pytestmark = pytest.mark.interpreted
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.mapf.conflict_search import ConflictObjective, Options
-from planner.mapf.intervals import EntryRule
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING
@@ -21,6 +20,7 @@ from tests.mapf.graph_check import check_graph_plan
 from tests.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_graph_mapf
 from tests.mapf.graphs import grid, joint_optimum, random_graph, solvable
 from tests.mapf.sipp import Move, safe_path, seconds_to
+from tests.mapf.sipp_windows import EntryRule
 
 OPEN_3 = ["...", "...", "..."]
 
