@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 import time
@@ -75,10 +76,27 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         )
         sub.set_defaults(run=module.run)
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
+        sub.add_argument(
+            "-v", "--verbose", action="store_true", help="log what the solvers find to stderr"
+        )
+        sub.add_argument("-q", "--quiet", action="store_true", help="show no progress on stderr")
         module.add_arguments(sub)
         if name == "plan":
             root.epilog = f"{EXAMPLE}{module.EXAMPLE}"
     return root
+
+
+class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    def emit(self, record: logging.LogRecord) -> None:
+        PROGRESS.clear_line()
+        super().emit(record)
+
+
+def _configure_logging(*, verbose: bool) -> None:
+    """Log warnings to stderr, with ``verbose`` also what solvers find, above the progress line."""
+    form = "%(relativeCreated)8.0f ms  %(name)s: %(message)s"
+    logging.basicConfig(format=form, handlers=[_LogHandler()], force=True)
+    logging.getLogger("planner").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 def _version() -> str:
@@ -96,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [word for word in words[:1] if word in COMMANDS]
     args = parser(asked or COMMANDS).parse_args(words)
     args.began = began
-    PROGRESS.begin(began)
+    PROGRESS.begin(began, quiet=args.quiet)
+    _configure_logging(verbose=args.verbose)
     try:
         with warnings.catch_warnings():
             usual: Any = warnings.showwarning

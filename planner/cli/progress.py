@@ -22,11 +22,12 @@ class Progress:
         self._there = False
         self._ended: threading.Event | None = None
         self._lock = threading.Lock()
+        self._quiet = False
 
-    def begin(self, began: float) -> None:
-        """Of a new command."""
+    def begin(self, began: float, *, quiet: bool = False) -> None:
+        """Start a new command; ``quiet`` shows nothing."""
         self._began = self._shown = began
-        self._there = False
+        self._there, self._quiet = False, quiet
 
     def start(self, words: str) -> None:
         """From now on a terminal's clock goes on, also where nothing is told for a while."""
@@ -50,6 +51,13 @@ class Progress:
             self._words = words
             self._write()
 
+    def clear_line(self) -> None:
+        """Take the line from the terminal for now; the next one comes by itself."""
+        with self._lock:
+            if self._there:
+                print(CLEAR, end="", file=sys.stderr, flush=True)
+                self._there = False
+
     def clear(self) -> None:
         """Take the line from the terminal, before something else is printed."""
         with self._lock:
@@ -68,7 +76,7 @@ class Progress:
 
     def _write(self) -> None:
         now, terminal = time.perf_counter(), sys.stderr.isatty()
-        if now - self._shown < (TERMINAL_S if terminal else ELSEWHERE_S):
+        if self._quiet or now - self._shown < (TERMINAL_S if terminal else ELSEWHERE_S):
             return
         self._shown = now
         line = f"{now - self._began:7.1f} s  {self._words}"

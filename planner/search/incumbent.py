@@ -7,6 +7,7 @@ ends the solve with a `WrongBoundError`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -19,6 +20,8 @@ from planner.search.stop import StopRun
 
 PlanT = TypeVar("PlanT")
 FinalT = TypeVar("FinalT")
+
+logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-9
 """Sums of floats in another order differ by far less than this, relatively."""
@@ -88,6 +91,7 @@ class Incumbent(Generic[PlanT]):
             self.objective = objective
             self.run.improve(objective)
             self._require_consistent(self.basis)
+        logger.info("%s: found %.6g", self.method, objective)
         self.run.found(objective, self._told(made))
         return True
 
@@ -107,6 +111,7 @@ class Incumbent(Generic[PlanT]):
             if self.bound is None or self._sign * (safe - self.bound) > 0:
                 self._set_bound(safe, basis, witness)
                 self._require_consistent(basis)
+                logger.info("%s: bound %.6g, %s", self.method, safe, basis)
 
     def close(self, basis: str, witness: Witness | None = None) -> None:
         """State that no plan is better than the incumbent: the search excluded all others."""

@@ -51,7 +51,7 @@ def test_options_of_plan_are_grouped() -> None:
         assert f"  {option} " in main_options
     listed = [option for options in GROUPS.values() for option in options]
     known = {action.option_strings[0] for action in commands()["plan"]._actions}
-    assert sorted(listed) == sorted(known - {"-h", "--json"})
+    assert sorted(listed) == sorted(known - {"-h", "--json", "-v", "-q"})
 
 
 def test_every_example_can_be_typed() -> None:
@@ -332,3 +332,14 @@ def test_a_table_of_one_direction_is_told_what_to_do(
     (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\nb,a,10\na,c,1\nc,a,1\n")
     assert main(["networks", *table]) == 0
     assert "--both-ways" not in capsys.readouterr().out
+
+
+def test_verbose_logs_what_solvers_find(capsys: pytest.CaptureFixture[str]) -> None:
+    """To stderr, beside the answer; without it nothing is logged."""
+    command = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stages", "4"]
+    command += "--pipelines 2 --activation-bytes 8e6 --gradient-bytes 1e9 --effort 0.1".split()
+    assert main([*command, "-v"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said and all(" planner.search.incumbent: " in line for line in said)
+    assert main([*command, "-q"]) == 0
+    assert capsys.readouterr().err == ""
