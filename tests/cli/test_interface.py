@@ -337,7 +337,16 @@ def test_a_table_of_one_direction_is_told_what_to_do(
 def test_verbose_logs_what_solvers_find(capsys: pytest.CaptureFixture[str]) -> None:
     """To stderr, beside the answer; without it nothing is logged."""
     command = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stages", "4"]
-    command += "--pipelines 2 --activation-bytes 8e6 --gradient-bytes 1e9 --effort 0.1".split()
+    command += [
+        "--pipelines",
+        "2",
+        "--activation-bytes",
+        "8e6",
+        "--gradient-bytes",
+        "1e9",
+        "--effort",
+        "0.1",
+    ]
     assert main([*command, "-v"]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said and all(" planner.search.incumbent: " in line for line in said)
