@@ -121,32 +121,32 @@ def _add_decisions(sub: Arguments) -> None:
         "--stages",
         metavar="N|auto",
         type=_stages,
-        help="number of stages, or auto: straight pipelines; default: every layout is searched",
+        help="straight pipelines of N stages, or of the best number; default: search every layout",
     )
     sub.add_argument(
         "--wiring",
         choices=[wiring.value for wiring in RequestedWiring],
-        help="default flow, straight where stages are given; stochastic: a flow that devices begin "
-        "with, and choose for themselves while they run",
+        help="how microbatches are routed; default flow, with --stages straight; stochastic: "
+        "devices choose while running",
     )
     sub.add_argument(
         "--smoothing",
         metavar="WEIGHT",
         type=float,
-        help="stochastic: weight of the newest response time, 0 keeps the flow's parts; default "
+        help="stochastic: weight of the newest response time, 0 keeps the plan's weights; default "
         f"{Routing().smoothing:g}",
     )
     sub.add_argument(
         "--told",
         choices=[told.value for told in RouterFeedback],
-        help="stochastic: what counts as response time, until the answer is there (default) or "
-        "the work alone",
+        help="stochastic: response time is measured until the answer arrives (default), or is the "
+        "compute time",
     )
     sub.add_argument(
         "--pipelines",
         metavar="N",
         type=int,
-        help="copies of the chain of stages; default: devices / stages",
+        help="number of pipelines; default: devices / stages",
     )
     sub.add_argument(
         "--path-stages", metavar="N", type=int, help="stages a microbatch visits (SkipPipe)"
@@ -170,13 +170,16 @@ def _add_decisions(sub: Arguments) -> None:
         "--recompute",
         metavar="STAGES|all|none",
         type=_recompute,
-        help="stages that run F again in B: 0,2 or all or none",
+        help="stages that recompute activations in the backward pass: 0,2 or all or none",
     )
     sub.add_argument(
-        "--full-every", metavar="N", type=int, help="one iteration in so many is full; default 10"
+        "--full-every", metavar="N", type=int, help="one iteration in N is full; default 10"
     )
     sub.add_argument(
-        "--max-swaps", metavar="N", type=int, help="swaps of neighbouring stages; default 1"
+        "--max-swaps",
+        metavar="N",
+        type=int,
+        help="swaps of neighbouring stages in a path; default 1",
     )
     sub.add_argument(
         "--schedule",
@@ -190,19 +193,19 @@ def _add_decisions(sub: Arguments) -> None:
         help="who runs the head; default last, paths: first",
     )
     sub.add_argument(
-        "--in-flight", metavar="N", type=int, help="eager-1f1b: microbatches a device holds"
+        "--in-flight", metavar="N", type=int, help="eager-1f1b: microbatches in flight on a device"
     )
     sub.add_argument(
         "--calibration",
         metavar="JSON",
         type=Path,
-        help="compute times of planner run --calibrate; devices that were not measured are "
+        help="measured compute times (planner run --calibrate); devices that were not measured are "
         "as fast as equal ones; default: from FLOPs",
     )
     sub.add_argument(
         "--averaging",
         choices=[shares.value for shares in ShareRule],
-        help="shares in a stage; default equal in straight pipelines",
+        help="shares of the vector in a stage; default equal in straight pipelines",
     )
     sub.add_argument(
         "--group-size", metavar="N", type=int, help="average in rounds of groups of this size"
@@ -218,13 +221,13 @@ def _add_decisions(sub: Arguments) -> None:
         metavar="STEPS",
         type=positive,
         default=1,
-        help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
+        help="average every STEPS steps, with an outer optimizer (DiLoCo-SWARM); default 1",
     )
     sub.add_argument(
         "--within",
         choices=[one.value for one in InnerAveraging],
-        help="with --sync-every: devices of a stage in one region average gradients in every step, "
-        "and regions their parameters every so many",
+        help="with --sync-every: average gradients within regions in every step, and parameters "
+        "between regions every STEPS steps",
     )
     sub.add_argument(
         "--delayed", action="store_true", help="average during the next step, with --sync-every"
@@ -254,14 +257,13 @@ def _add_decisions(sub: Arguments) -> None:
         metavar="USD",
         type=float,
         default=0.0,
-        help="objective cost: dollars that an hour's wait is worth; default %(default)g",
+        help="with --objective cost: value of an hour's wait in dollars; default %(default)g",
     )
     sub.add_argument(
         "--clip",
         metavar="NORM",
         type=float,
-        help="largest norm of all gradients together; every update then waits for the slowest "
-        "averaging",
+        help="largest global norm of gradients; every update then waits for the slowest averaging",
     )
     sub.add_argument(
         "--boundary-codec",
@@ -280,7 +282,7 @@ def _add_decisions(sub: Arguments) -> None:
         "--compare",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compare with ranks numbered region by region and with one region alone; default: yes",
+        help="compare with ranks by region and with one region alone; default: yes",
     )
     sub.add_argument(
         "--out",
