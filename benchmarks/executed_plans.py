@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import SETTINGS
-from planner.emulate.emulation import EmulationSettings, choose, emulate
+from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
 from planner.network.cluster import Cluster
 from planner.planning.baselines.rank_order import ranks_by_region, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
@@ -66,7 +66,7 @@ def executed_s(made: TrainingPlan, settings: EmulationSettings) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
-        seconds = emulate(path, made, choose(made, settings)).comparison.step.executed_s
+        seconds = emulate(path, made, resolve_settings(made, settings)).comparison.step.executed_s
     assert seconds is not None  # steps that chain are always run
     return seconds
 

@@ -25,7 +25,7 @@ from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import CASES, SEARCH, SEED, SETTINGS, Case
 from benchmarks.fidelity.random_cases import RandomCase
 from planner.bench.stamp import stamp
-from planner.emulate.emulation import Emulation, EmulationSettings, choose, emulate
+from planner.emulate.emulation import Emulation, EmulationSettings, emulate, resolve_settings
 from planner.training_plan.file import save_plan
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
@@ -58,7 +58,7 @@ def measure(case: Case | RandomCase, settings: EmulationSettings) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
-        done = emulate(path, made, choose(made, settings))
+        done = emulate(path, made, resolve_settings(made, settings))
     for warning in done.warnings():
         print(f"{case.key}: {warning}", file=sys.stderr)
     c = done.comparison

@@ -25,7 +25,7 @@ from benchmarks.swarm.wiring import (
     PAPER_2,
     RACK_S,
 )
-from planner.emulate.emulation import EmulationSettings, choose
+from planner.emulate.emulation import EmulationSettings, resolve_settings
 from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
@@ -98,7 +98,7 @@ class Ran:
 def run(plan: TrainingPlan, rest: int, speed: float, jitter_s: float, warm: int = 1) -> Ran:
     """Execute steps from rest over the plan's network."""
     settings = EmulationSettings(speed, rest=rest, steps=1, jitter_s=jitter_s)
-    asked = replace(choose(plan, settings), rest=rest, steps=1)
+    asked = replace(resolve_settings(plan, settings), rest=rest, steps=1)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         path, processors = Path(name) / "plan.json", ProcessorUsage()

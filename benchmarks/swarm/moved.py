@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.swarm.executed import SWITCH_S, pipelines, simulated, wired
-from planner.emulate.emulation import EmulationSettings, choose
+from planner.emulate.emulation import EmulationSettings, resolve_settings
 from planner.emulate.execution import Step, steps_of
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
@@ -83,7 +83,7 @@ def moves_executed(say: Callable[[str], None]) -> list[str]:
 def _run(plan: TrainingPlan, rule: RebalanceRule) -> tuple[list[Step], list[dict[str, Any]]]:
     """Steps that chain, and the moves that were made."""
     settings = EmulationSettings(SPEED, rest=1, steps=1)
-    asked = replace(choose(plan, settings), rest=0, steps=STEPS)
+    asked = replace(resolve_settings(plan, settings), rest=0, steps=STEPS)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     told: list[str] = []
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:

@@ -26,7 +26,7 @@ from planner.search.compiled import compiled_ahead
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
-    Around,
+    DelegatingCriterion,
     Effort,
     MaxRuntime,
     StoppingCriterion,
@@ -386,7 +386,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 
 @dataclass(frozen=True)
-class Reporting(Around):
+class Reporting(DelegatingCriterion):
     """A criterion that also shows on stderr how far the search is, and keeps the best so far."""
 
     spare: Spare | None = None

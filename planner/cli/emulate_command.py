@@ -65,7 +65,7 @@ def _shrink(text: str) -> float | None:
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be done, then run and compare."""
-    from planner.emulate.emulation import EmulationSettings, choose, emulate
+    from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
-    asked = choose(plan, settings, _tell)
+    asked = resolve_settings(plan, settings, _tell)
     emulation = emulate(args.plan, plan, asked, _tell)
     if args.trace is not None:
         write_trace(args.trace, plan, emulation)

@@ -11,10 +11,10 @@ from planner.emulate.capacity import CARRIED_BYTES_PER_S, need_of
 from planner.emulate.comparison import Comparison, compare
 from planner.emulate.execution import Step, parts_of, planned_steps, steps_of, warm
 from planner.emulate.links import links_of
-from planner.emulate.network import Carried, emulated
+from planner.emulate.network import SwitchStats, emulated
 from planner.emulate.prediction import Prediction, predict, predict_here
 from planner.emulate.processors import ProcessorUsage
-from planner.emulate.ranks import Asked, run_ranks
+from planner.emulate.ranks import RunSettings, run_ranks
 from planner.simulator.host_prediction import as_executed, require_memory
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
@@ -40,11 +40,11 @@ class Emulation:
         Share of this machine's processor time that was used during the steps.
     """
 
-    asked: Asked
+    asked: RunSettings
     prediction: Prediction
     comparison: Comparison
     typical: Step
-    carried: Carried
+    carried: SwitchStats
     busy: float
 
     def warnings(self) -> list[str]:
@@ -104,14 +104,14 @@ class EmulationSettings:
             )
 
 
-def choose(
+def resolve_settings(
     plan: TrainingPlan, settings: EmulationSettings, told: Callable[[str], None] = lambda line: None
-) -> Asked:
+) -> RunSettings:
     """Settle how a plan is run here."""
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
         require_memory(plan, as_executed(plan))
-        return Asked(0, steps, real_compute=True, jitter_s=settings.jitter_s)
+        return RunSettings(0, steps, real_compute=True, jitter_s=settings.jitter_s)
     need = need_of(plan, links_of(plan.cluster))
     rate = need.rate_bytes_per_s * settings.speed
     least = need.least_shrink(settings.speed, available_bytes())
@@ -126,13 +126,13 @@ def choose(
             f"warning: --shrink {shrink:g} is too little for this machine, so that what is "
             f"executed will be late; run with --shrink {least:g} or --speed {slower:.2g}"
         )
-    return Asked(rest, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
+    return RunSettings(rest, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 
 
 def emulate(
     path: Path,
     plan: TrainingPlan,
-    asked: Asked,
+    asked: RunSettings,
     told: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
     """Run a plan on its network and compare."""

@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Carried:
+class SwitchStats:
     """What the switch did.
 
     Attributes
@@ -100,13 +100,13 @@ class EmulatedNetwork:
             start_new_session=True,
         )
 
-    def stop(self) -> Carried:
+    def stop(self) -> SwitchStats:
         """End the switch."""
         output, error = self._switch.communicate(timeout=30)
         if self._switch.returncode != 0:
             raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
         report = json.loads(output)
-        return Carried(np.load(self._folder / "busy.npy"), **report)
+        return SwitchStats(np.load(self._folder / "busy.npy"), **report)
 
 
 @contextmanager

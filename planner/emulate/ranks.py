@@ -28,7 +28,7 @@ LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunSettings:
     """How a plan is run.
 
     Attributes
@@ -64,7 +64,7 @@ def run_ranks(
     network: EmulatedNetwork,
     path: Path,
     plan: TrainingPlan,
-    asked: Asked,
+    asked: RunSettings,
     folder: Path,
     told: Callable[[str], None],
     more: Sequence[str] = (),

@@ -36,8 +36,8 @@ class LayoutContext:
 
     Attributes
     ----------
-    question
-        Over the devices that take part.
+    problem
+        Restricted to the devices that take part.
     shape, assignment, times
         What a plan is made of.
     room

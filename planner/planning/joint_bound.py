@@ -8,10 +8,11 @@ no shorter; updates free, or with them a mean over many steps; head and loss wit
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
-after T. What a stage of m devices must do before the next step ends is in `whole_needs`. In two
-levels, and on two frequencies, T is the end of the last exchange: all sites of a stage exchange at
-the same moment, and begin their next step no earlier. A step by itself may be shorter than the
-bound by what it spreads sums faster than the one before.
+after T. What a stage of m devices must do before the next step ends is in
+`planner.planning.stage_requirements`. In two levels, and on two frequencies, T is the end of the
+last exchange: all sites of a stage exchange at the same moment, and begin their next step no
+earlier. A step by itself may be shorter than the bound by what it spreads sums faster than the one
+before.
 
 Where one step in H averages, a step is taken for H of them, with as many microbatches, from the
 end of one that averages to the end of the next: the bound is a mean over these.

@@ -1,8 +1,8 @@
 """Joint search over devices, stages, layers, groups, paths and averaging.
 
-Layouts are searched by an estimate of their step, the best are drafted with the paths of their flow
-and served in the simulator, the best of these priced in steps that chain. Then all again from other
-starts, until the limit: a plan is there after the first round.
+Each round anneals layouts on an estimate of their step time, turns the best into candidates with
+paths and simulates one step of each, and then simulates consecutive steps of the best candidates.
+Rounds start from different layouts and repeat until the limit; the first one already gives a plan.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ priced, after these and after changes."""
 RANKS = 6
 """Layouts of ranks in order, as trainers have them, that get better layers. The best of these is
 drafted where its estimate is good, and the best as trainers have it whatever the estimate."""
-WORTH = 1.08
+MAX_DRAFT_RATIO = 1.08
 """A draft no farther above the best is made over other pairs of devices too, and once more by what
 its devices took."""
 CHANGES, TRIED, IMPROVED = 600, 12, 6
 """Changes of a good draft's layout that are estimated, those that are drafted, and how often in a
 round."""
-PROPORTIONS, UNLIKE = 4, 0.04
+PROPORTIONS, PERTURBATION_SIGMA = 4, 0.04
 """Other parts for a good draft's places that are tried, and by how much they differ."""
-SLACK, WIDER = 1.04, 0.01
+CHANGE_TOLERANCE, TOLERANCE_PER_VISIT = 1.04, 0.01
 """Of a change's estimate over that of what it changes; more each time that one was changed."""
-IMPATIENCE, EXHAUSTED = 0.002, 3
+VISIT_PENALTY, EXHAUSTED = 0.002, 3
 """By how much worse another draft may be and is changed first, each time one was changed; as often
 counts a time that found nothing to try."""
 MOST_IN_FLIGHT = (2.0, 3.0)
@@ -373,12 +373,12 @@ class _Search:
             # one draft is all that there is time for
             first.sort(key=lambda layout: self.layouts.estimated(layout).value)
         for layout in [*first, *hopeful[1:]]:
-            if len(drafts) == DRAFTS + len(ranks) or self._over(drafts):
+            if len(drafts) == DRAFTS + len(ranks) or self._out_of_budget(drafts):
                 break
             draft = self._draft(layout, always=layout in ranks)
             if draft is not None:
                 drafts.append(draft)
-        drafts += self._far_better(drafts, ranks)
+        drafts += self._undrafted_best(drafts, ranks)
         self._price_best(drafts)
         for _ in range(IMPROVED):
             if not self.parents or self.run.check() is not None:
@@ -386,7 +386,7 @@ class _Search:
             parent = self._parent()
             self._price_best([*self._changed(parent), *self._reproportioned(parent)])
 
-    def _far_better(
+    def _undrafted_best(
         self, drafts: Sequence[CandidatePlan], ranks: Sequence[Layout]
     ) -> list[CandidatePlan]:
         """What is estimated by far the best, where the limit came before it was drafted."""
@@ -395,7 +395,7 @@ class _Search:
         if not every or self.run.reason == "interrupted":
             return []
         best = min(every, key=lambda one: one.value)
-        if best.value * WORTH >= min(known, default=math.inf):
+        if best.value * MAX_DRAFT_RATIO >= min(known, default=math.inf):
             return []
         draft = self._draft(best.layout)
         return [] if draft is None else [draft]
@@ -410,7 +410,7 @@ class _Search:
         better = [self.layouts.with_better_layers(one.layout) for one in first]
         better.sort(key=lambda one: one.value)
         least = min((one.value for one in self.layouts.ranked()), default=math.inf)
-        better = [one for one in better[:1] if one.value <= WORTH * least]
+        better = [one for one in better[:1] if one.value <= MAX_DRAFT_RATIO * least]
         least = min([least, *(one.value for one in (*better, *first[:1]))])
         alone = self._in_one_region(order, layers, least)
         return list(dict.fromkeys(one.layout for one in (*alone, *better, *first[:1])))
@@ -438,7 +438,7 @@ class _Search:
             one
             for ranks in parts
             for one in self._ranked(ranks, layers)[:1]
-            if one.value <= WORTH * least
+            if one.value <= MAX_DRAFT_RATIO * least
         ]
         better = [self.layouts.with_better_layers(one.layout) for one in first]
         better.sort(key=lambda one: one.value)
@@ -448,7 +448,7 @@ class _Search:
         """Of the best draft for each number of stages, the best that was not changed too often."""
         stages = min(
             self.parents,
-            key=lambda k: self.parents[k].value * (1 + IMPATIENCE * self.visits[k]),
+            key=lambda k: self.parents[k].value * (1 + VISIT_PENALTY * self.visits[k]),
         )
         self.visits[stages] += 1
         return self.parents[stages]
@@ -456,7 +456,7 @@ class _Search:
     def _changed(self, parent: CandidatePlan) -> list[CandidatePlan]:
         """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
         drafts: list[CandidatePlan] = []
-        slack = SLACK + WIDER * self.visits[len(parent.layout.layers)]
+        slack = CHANGE_TOLERANCE + TOLERANCE_PER_VISIT * self.visits[len(parent.layout.layers)]
         most = slack * self.layouts.estimated(parent.layout).value
         near = self.layouts.near(parent.layout, CHANGES)
         hopeful = [one.layout for one in near if one.value <= most]
@@ -476,10 +476,10 @@ class _Search:
         for k in range(PROPORTIONS):
             if self.run.check() is not None:
                 break
-            by_chance = np.exp(self.random.normal(0.0, UNLIKE, len(best.slower)))
+            by_chance = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slower)))
             slower = best.slower * by_chance * (best.late if k == 0 else 1.0)
             most = MOST_IN_FLIGHT[-1] if k % 2 else math.inf
-            draft = self._made(best.prepared, most, slower, best.spread)
+            draft = self._make_draft(best.prepared, most, slower, best.spread)
             if draft.value < best.value and best.chained:
                 draft = draft.with_next_step()
                 self._spend(draft, 2)
@@ -502,7 +502,7 @@ class _Search:
         other = [one for one in other if one not in self.drafted]
         if not other:
             return []
-        most = SLACK * self._pipeline_s(layout, IN_FLIGHT)
+        most = CHANGE_TOLERANCE * self._pipeline_s(layout, IN_FLIGHT)
         # where memory is short, fewer microbatches in flight than usual may do
         return [one for one in other if self._pipeline_s(one, LEAST_IN_FLIGHT) <= most]
 
@@ -520,16 +520,16 @@ class _Search:
         try:
             prepared = LayoutContext.of(self.problem, self.places, layout, IN_FLIGHT)
             first, *others = prepared.spreads
-            best = self._made(prepared, spread=first)
+            best = self._make_draft(prepared, spread=first)
         except ProblemError as error:
             self.refused = self.refused or error
             return None
         for spread in others:
-            if self._worth(best, math.inf if always else WORTH):
-                made = self._made(prepared, spread=spread)
+            if self._is_promising(best, math.inf if always else MAX_DRAFT_RATIO):
+                made = self._make_draft(prepared, spread=spread)
                 best = min(best, made, key=lambda draft: draft.value)
-        if self._worth(best, WORTH):
-            made = self._made(prepared, slower=best.slower * best.late, spread=best.spread)
+        if self._is_promising(best, MAX_DRAFT_RATIO):
+            made = self._make_draft(prepared, slower=best.slower * best.late, spread=best.spread)
             best = min(best, made, key=lambda draft: draft.value)
         known = self.everybody
         if self._idle(best) == 0 and (known is None or best.value < known.value):
@@ -539,12 +539,12 @@ class _Search:
             self.parents[stages], self.visits[stages] = best, 0
         return best
 
-    def _worth(self, draft: CandidatePlan, most: float) -> bool:
+    def _is_promising(self, draft: CandidatePlan, most: float) -> bool:
         """Whether to make it another way too: it is at most so many times as long as the best."""
         best_s = min([self.best.objective, *(one.value for one in self.parents.values())])
         return draft.value <= most * best_s and self.run.check() is None
 
-    def _made(
+    def _make_draft(
         self,
         prepared: LayoutContext,
         most: float = math.inf,
@@ -609,9 +609,9 @@ class _Search:
             if self.run.check() is not None:
                 break
             slower = draft.slower * draft.late if most == math.inf else draft.slower
-            yield self._made(draft.prepared, most, slower, draft.spread)
+            yield self._make_draft(draft.prepared, most, slower, draft.spread)
 
-    def _over(self, drafts: list[CandidatePlan]) -> bool:
+    def _out_of_budget(self, drafts: list[CandidatePlan]) -> bool:
         return bool(drafts) and self.run.check() is not None
 
     def _price(self, draft: CandidatePlan) -> float:

@@ -55,9 +55,9 @@ class ModelArrays(NamedTuple):
         A parameter, gradients on the wire.
     wire_ratio
         Bytes of gradients on the wire over those that they have.
-    every, delayed, two_clocks
-        H: one step in so many averages, beside the next if ``delayed``, and every step within
-        regions if ``two_frequency``.
+    every, delayed, two_frequency
+        Average every this many steps; overlap averaging with the next step; average within
+        regions in every step as well.
     by_cost, wait_usd_per_s
         Whether dollars are estimated, and what waiting is worth.
     most_held

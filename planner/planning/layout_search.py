@@ -103,9 +103,9 @@ class Constraints:
         Microbatches that a device may hold; None: what memory holds.
     equal
         Whether shares of what is averaged are equal.
-    every, delayed, two_clocks
-        One step in so many averages, beside the next one if ``delayed``; with ``two_frequency``
-        each does within regions.
+    every, delayed, two_frequency
+        Average every this many steps; overlap averaging with the next step; average within
+        regions in every step as well.
     """
 
     stages: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from planner.planning.evaluation import straight_plan
 from planner.planning.request import PlanningProblem
 from planner.planning.shape import Shape
-from planner.search.stop import Around
+from planner.search.stop import DelegatingCriterion
 from planner.training_plan.model import TrainingPlan
 
 Later = Callable[[], tuple[float, TrainingPlan]]
@@ -17,7 +17,7 @@ Later = Callable[[], tuple[float, TrainingPlan]]
 
 
 @dataclass(frozen=True)
-class PartialSearchStop(Around):
+class PlanAwareStop(DelegatingCriterion):
     """A criterion that hears of assignments as of the straight plans that they make."""
 
     problem: PlanningProblem

@@ -142,9 +142,8 @@ class PlanRequest:
         Where H > 1, whether averaging goes on beside the next step, and the outer step is taken at
         that one's end. It changes what is learned too.
     objective
-        ``"time"``: the step is as short_repr as can be. ``"cost"``: devices and messages of a step
-        cost as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is
-        worth.
+        ``"time"``: minimise the step time. ``"cost"``: minimise the cost of devices and messages of
+        a step, plus waiting at ``hour_usd`` an hour.
     hour_usd
         Dollars.
     prices

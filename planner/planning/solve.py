@@ -20,7 +20,7 @@ from planner.planning.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.local_sgd_placement import place_for_local_sgd
 from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.part_stop import PartialSearchStop
+from planner.planning.part_stop import PlanAwareStop
 from planner.planning.partial_path_plan import partial_path_plan
 from planner.planning.placement import Placement, place_heterogeneous, place_stages
 from planner.planning.request import OperationOrder, PlanningProblem, PlanRequest, RequestedWiring
@@ -270,7 +270,7 @@ def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
 ) -> _Candidate:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _arranging(problem)(problem, shape, PartialSearchStop(stop, problem, shape))
+    arranged = _arranging(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
     made = arranged.made or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _Candidate(

@@ -320,8 +320,8 @@ class AnyOf(StoppingCriterion):
 
 
 @dataclass(frozen=True)
-class Around(StoppingCriterion):
-    """A criterion that decides as another one does; who does something beside says so."""
+class DelegatingCriterion(StoppingCriterion):
+    """Delegates to ``inner``; subclasses override what they add."""
 
     inner: StoppingCriterion
 

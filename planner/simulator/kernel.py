@@ -34,13 +34,22 @@ from planner.simulator.state import (
     RunOptions,
 )
 
-COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED = range(8)
+(
+    COMPUTED,
+    MESSAGE_QUEUED,
+    MESSAGE_SENT,
+    MESSAGE_ARRIVED,
+    ROUND_SENT,
+    ROUND_DONE,
+    NORM_RECEIVED,
+    UPDATED,
+) = range(8)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
 has sent its last byte, and is over; a device knows the norm; an optimizer step is done; the first
 of the operations that share processors is done."""
 KINDS = 16
-"""An event is ``KINDS * subject + kind``. Slots of the event queue are for `LEFT` of every pair,
-then for `FLOWN` of every group, then for `PROCESSOR`."""
+"""An event is ``KINDS * subject + kind``. Slots of the event queue are for `MESSAGE_SENT` of every
+pair, then for `ROUND_SENT` of every group, then for `PROCESSOR`."""
 
 ROUNDING = 1e-9
 """Relative: a resource whose pairs want no more beyond what it has does not bind."""
@@ -55,7 +64,7 @@ ONE: Any = np.int64(1)
 PROCESSOR: Any = np.int64(UPDATED + 1)
 """No literals, for which numba would compile once more."""
 SETTLED = -1
-"""Of a pair whose rate is known, where others have the number of the look."""
+"""Value of ``seen_pair[p]`` once the rate of pair p is final in this pass, else its number."""
 
 
 @kernel
@@ -127,7 +136,7 @@ def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
     flows.since[p] = now
     flows.rate[p] = rate
     flows.moved[0] = 1
-    reschedule(queue, p, now + flows.to_go[p] / rate, KINDS * p + LEFT)
+    reschedule(queue, p, now + flows.to_go[p] / rate, KINDS * p + MESSAGE_SENT)
 
 
 @inlined
@@ -333,7 +342,7 @@ def _begin_round(
     averaging.place[g] = averaging.groups[0]
     averaging.running[averaging.groups[0]] = g
     averaging.groups[0] += 1
-    reschedule(queue, len(pairs.most) + g, now + longest, KINDS * g + FLOWN)
+    reschedule(queue, len(pairs.most) + g, now + longest, KINDS * g + ROUND_SENT)
 
 
 @kernel
@@ -391,7 +400,7 @@ def _renew_rounds(
         over = np.inf
         if rate > 0.0:
             over = now + max(averaging.alone_s[g] - averaging.done[g], 0.0) / rate
-        reschedule(queue, len(pairs.most) + g, over, KINDS * g + FLOWN)
+        reschedule(queue, len(pairs.most) + g, over, KINDS * g + ROUND_SENT)
 
 
 @kernel
@@ -563,7 +572,7 @@ def _join(
     if rounds.size[g] > 1:
         _begin_round(pairs, rounds, flows, averaging, queue, g, now)
     else:
-        push(queue, now, KINDS * g + AVERAGED)
+        push(queue, now, KINDS * g + ROUND_DONE)
 
 
 @kernel
@@ -583,7 +592,7 @@ def _join_norm(
     if t < rules.recorded:
         times.round_begin[t, g] = times.round_end[t, g] = now
     if averaging.told[t] == rounds.tellers:
-        push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORMED)
+        push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORM_RECEIVED)
     elif rounds.tells_s[d] >= 0.0:
         averaging.told[t] += 1
         averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
@@ -594,11 +603,15 @@ def _join_norm(
             k = rounds.of_first[other] + devices.round[other]
             waits = devices.doing[other] == AVERAGING and devices.step[other] == t
             if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
-                push(queue, averaging.added_s[t] + rounds.told_s[other], KINDS * other + NORMED)
+                push(
+                    queue,
+                    averaging.added_s[t] + rounds.told_s[other],
+                    KINDS * other + NORM_RECEIVED,
+                )
 
 
 @kernel
-def _go_on_beside(
+def _advance_delayed_averaging(
     pairs: Any,
     work: Any,
     rounds: Any,
@@ -631,7 +644,7 @@ def _go_on_beside(
 
 
 @inlined
-def _go_on(
+def _advance_device(
     pairs: Any,
     work: Any,
     rounds: Any,
@@ -647,7 +660,9 @@ def _go_on(
 ) -> None:
     """Let an idle device do what comes next, until it works or waits."""
     if rules.delayed:
-        _go_on_beside(pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now)
+        _advance_delayed_averaging(
+            pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now
+        )
     while devices.doing[d] == IDLE and devices.step[d] < len(rules.steps):
         t = devices.step[d]
         if _has_more(work, rules, devices, d):
@@ -683,7 +698,7 @@ def _go_on(
             return
         if rules.delayed:
             devices.doing[d] = AVERAGING
-            _go_on_beside(
+            _advance_delayed_averaging(
                 pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now
             )
         else:
@@ -691,7 +706,7 @@ def _go_on(
 
 
 @inlined
-def _hand_over(
+def _enqueue_message(
     pairs: Any,
     work: Any,
     rules: Any,
@@ -712,7 +727,7 @@ def _hand_over(
             times.leaves[t, o] = now
             times.left[t, o] = now + size / pairs.most[p]
         arrives = now + pairs.latency_s[p] + size / pairs.most[p]
-        push(queue, arrives, KINDS * message + ARRIVED)
+        push(queue, arrives, KINDS * message + MESSAGE_ARRIVED)
         return
     flows.follow[message] = NONE
     flows.handed[message] = now
@@ -731,7 +746,7 @@ def _hand_over(
 
 
 @inlined
-def _depart(
+def _dequeue_message(
     pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
 ) -> None:
     """The first message of a queue has left; the next one is on its way."""
@@ -740,7 +755,7 @@ def _depart(
     t, o = message // total, message % total
     if t < rules.recorded:
         times.left[t, o] = now
-    push(queue, now + pairs.latency_s[p], KINDS * message + ARRIVED)
+    push(queue, now + pairs.latency_s[p], KINDS * message + MESSAGE_ARRIVED)
     after = flows.follow[message]
     flows.head[p] = after
     flows.moved[0] = 1
@@ -753,7 +768,7 @@ def _depart(
     flows.since[p] = now
     if t < rules.recorded:
         times.leaves[t, o] = now
-    reschedule(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + LEFT)
+    reschedule(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + MESSAGE_SENT)
 
 
 @inlined
@@ -773,7 +788,7 @@ def _computed(
         _make_ready(work, rules, devices, message - o + work.after[o])
         return NONE
     if rules.message_s > 0:
-        push(queue, now + rules.message_s, KINDS * message + HANDED)
+        push(queue, now + rules.message_s, KINDS * message + MESSAGE_QUEUED)
         return NONE
     return int(message)
 
@@ -810,7 +825,7 @@ def run(
         for k in range(touched):
             d = devices.touched[k]
             devices.mark[d] = False
-            _go_on(
+            _advance_device(
                 pairs,
                 work,
                 rounds,
@@ -843,24 +858,24 @@ def run(
                 subject = _computed(work, rules, devices, queue, times, subject, now)
                 if subject == NONE:
                     continue
-                kind = HANDED
-            if kind == HANDED:
-                _hand_over(pairs, work, rules, flows, queue, times, subject, now)
-            elif kind == LEFT:
-                _depart(pairs, work, rules, flows, queue, times, subject, now)
-            elif kind == ARRIVED:
+                kind = MESSAGE_QUEUED
+            if kind == MESSAGE_QUEUED:
+                _enqueue_message(pairs, work, rules, flows, queue, times, subject, now)
+            elif kind == MESSAGE_SENT:
+                _dequeue_message(pairs, work, rules, flows, queue, times, subject, now)
+            elif kind == MESSAGE_ARRIVED:
                 t, o = subject // total, subject % total
                 if t < rules.recorded:
                     times.arrived[t, o] = now
                 _make_ready(work, rules, devices, t * total + work.after[o])
                 touched = _mark_dirty(devices, touched, work.device[work.after[o]])
-            elif kind == FLOWN:
+            elif kind == ROUND_SENT:
                 _end_round(rounds, flows, averaging, subject)
                 t, over = averaging.step[subject], now + rounds.return_s[subject]
                 if t < rules.recorded:
                     times.round_end[t, subject] = over
-                push(queue, over, KINDS * subject + AVERAGED)
-            elif kind == AVERAGED:
+                push(queue, over, KINDS * subject + ROUND_DONE)
+            elif kind == ROUND_DONE:
                 for d in range(n):
                     first = rounds.of_first[d] + devices.round[d]
                     waits = devices.joined[d] or (
@@ -873,7 +888,7 @@ def run(
                             devices.doing[d] = IDLE
                         devices.round[d] += 1
                         touched = _mark_dirty(devices, touched, d)
-            elif kind == NORMED:
+            elif kind == NORM_RECEIVED:
                 devices.doing[subject] = IDLE
                 devices.round[subject] += 1
                 touched = _mark_dirty(devices, touched, subject)

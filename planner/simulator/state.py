@@ -24,7 +24,7 @@ class RunOptions(NamedTuple):
     averages
         ``bool[T]``: whether a step ends with averaging.
     delayed
-        Whether that goes on beside the next step, whose end waits for it.
+        Whether averaging overlaps with the next step, which cannot end before it.
     message_s
         Seconds between an operation's end and its message's hand-over.
     cores

@@ -1,1 +1,1 @@
-"""What several rooms share: text, files, validation, the argument parser."""
+"""What several packages share: text, files, validation, the argument parser."""

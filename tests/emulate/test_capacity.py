@@ -6,7 +6,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, HostNeed, need_of, used_pairs
-from planner.emulate.emulation import EmulationSettings, choose
+from planner.emulate.emulation import EmulationSettings, resolve_settings
 from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError
 from tests.conftest import make_plan
@@ -52,10 +52,10 @@ def test_a_shrink_that_is_too_small_is_warned_of() -> None:
     plan = make_plan([[0, 1], [2, 3]])
     assert need_of(plan, links_of(plan.cluster)).rate_bytes_per_s > CARRIED_BYTES_PER_S
     lines: list[str] = []
-    asked = choose(plan, EmulationSettings(shrink=1.0), lines.append)
+    asked = resolve_settings(plan, EmulationSettings(shrink=1.0), lines.append)
     assert asked.shrink == 1.0
     assert "run with --shrink" in lines[-1]
-    assert choose(plan, EmulationSettings()).shrink > 1.0
+    assert resolve_settings(plan, EmulationSettings()).shrink > 1.0
 
 
 @pytest.mark.parametrize("fields", [{"speed": 0.0}, {"shrink": -1.0}, {"speed": float("nan")}])

@@ -98,7 +98,7 @@ class BaselinePlacement:
     ----------
     name
         The best is sought among those of the same name.
-    question
+    problem
         Whose request fixes stages and order.
     grid
         ``int[pipelines, stages]``.
