@@ -44,8 +44,8 @@ import planner.simulator.kernel as kernel
 import planner.mapf.search as search
 from planner.bench.plan_instances import INSTANCES
 from planner.bench import paths
-from planner.planning.layout_search import LayoutSearch, Start
-from planner.planning.device_classes import Places
+from planner.planning.layout_search import InitialLayout, LayoutSearch
+from planner.planning.device_classes import DeviceClasses
 from planner.mapf.solve import solve_paths
 
 def counted(module, name, count):
@@ -73,15 +73,15 @@ for name, path in (("flow", sys.argv[1]), ("straight", sys.argv[2])):
     found[key] = rate(operations, lambda: [pl.simulate(plan) for _ in range(5)])
 for name in ("aws", "skyplane"):
     instance = INSTANCES[name]
-    places = Places.of(instance.cluster(), None)
-    layouts, trials = LayoutSearch(places, instance.model()), 20_000
-    state = layouts._start(8, Start.DEALT)
+    classes = DeviceClasses.of(instance.cluster(), None)
+    layouts, trials = LayoutSearch(classes, instance.model()), 20_000
+    state = layouts._start(8, InitialLayout.DEALT)
     def run():
         began = time.process_time()
         layouts._round(state, layouts._value(state), trials, 0.2, 0.003, True)
         return trials / (time.process_time() - began)
     run()
-    found[f"layouts, {len(places)} places: trials/s"] = run()
+    found[f"layouts, {len(classes)} places: trials/s"] = run()
 moves = counted(search, "anneal", lambda given: given[1].moves)
 for name, problem in (("20 devices", paths._reference()), ("100 devices", paths.hundred())):
     solve = lambda: solve_paths(problem, pl.Effort(1), 0)
@@ -138,21 +138,21 @@ def measured(
     """All figures of a checkout, with an empty folder for compiled code."""
     plan, straight = cache / "plan.json", cache / "straight.json"
 
-    def run(*words: str) -> Used:
+    def planner(*words: str) -> Used:
         return used(checkout, cache, ["-c", ENTRY, *words])
 
     def code(text: str, *words: str) -> dict[str, float]:
         return dict(json.loads(used(checkout, cache, ["-c", text, *words]).printed))
 
     command = [*FIRST, "--out", str(plan), "--devices-per-region"]
-    found = {"first command, cold: CPU s": run(*command, "8").cpu_s}
-    found["first command, warm: CPU s"] = run(*command, "8").cpu_s
-    run("check", str(plan))
-    found["check, warm: CPU s"] = run("check", str(plan)).cpu_s
-    run(*STRAIGHT, "--out", str(straight))
+    found = {"first command, cold: CPU s": planner(*command, "8").cpu_s}
+    found["first command, warm: CPU s"] = planner(*command, "8").cpu_s
+    planner("check", str(plan))
+    found["check, warm: CPU s"] = planner("check", str(plan)).cpu_s
+    planner(*STRAIGHT, "--out", str(straight))
     found |= code(RATES, str(plan), str(straight))
     for count in devices:
-        process = run(*command, str(count // REGIONS))
+        process = planner(*command, str(count // REGIONS))
         found[f"{count} devices: CPU s"] = process.cpu_s
         found[f"{count} devices: GiB"] = process.memory_gib
     return found | (code(STEPS, *seeds) if seeds else {})

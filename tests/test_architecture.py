@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "checker": BASE | {"training_plan"},
     "planning": BASE | SOLVERS | {"training_plan", "simulator"},
     "executor": {"utils", "network", "workload", "training_plan", "simulator", "swarm"},
-    "emulate": {"utils", "network", "workload", "training_plan", "simulator"},
+    "emulate": {"utils", "network", "workload", "search", "training_plan", "simulator"},
     "exports": {
         "utils",
         "network",

@@ -300,7 +300,7 @@ def train(device: str, out: Path) -> dict[str, Any]:
     """Train a byte-level GPT-2 small on this repository's text; the loss must fall."""
     text = out / "text"
     text.mkdir(exist_ok=True)
-    for file in [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "planner").rglob("*.py"))]:
+    for file in [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "planner").rglob("*.py"))]:
         shutil.copy(file, text / file.relative_to(ROOT).as_posix().replace("/", "_"))
     steps = 150 if device == "cuda" else 30
     run = run_plan(

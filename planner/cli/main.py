@@ -94,9 +94,11 @@ class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _configure_logging(*, verbose: bool) -> None:
     """Log warnings to stderr, with ``verbose`` also what solvers find, above the progress line."""
-    form = "%(relativeCreated)8.0f ms  %(name)s: %(message)s"
-    logging.basicConfig(format=form, handlers=[_LogHandler()], force=True)
-    logging.getLogger("planner").setLevel(logging.INFO if verbose else logging.WARNING)
+    handler = _LogHandler()
+    handler.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(name)s: %(message)s"))
+    package = logging.getLogger("planner")
+    package.handlers = [handler]
+    package.setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 def _version() -> str:

@@ -54,9 +54,7 @@ class Progress:
     def clear_line(self) -> None:
         """Take the line from the terminal for now; the next one comes by itself."""
         with self._lock:
-            if self._there:
-                print(CLEAR, end="", file=sys.stderr, flush=True)
-                self._there = False
+            self._wipe()
 
     def clear(self) -> None:
         """Take the line from the terminal, before something else is printed."""
@@ -64,9 +62,12 @@ class Progress:
             if self._ended is not None:
                 self._ended.set()
                 self._ended = None
-            if self._there:
-                print(CLEAR, end="", file=sys.stderr, flush=True)
-                self._there = False
+            self._wipe()
+
+    def _wipe(self) -> None:
+        if self._there:
+            print(CLEAR, end="", file=sys.stderr, flush=True)
+            self._there = False
 
     def _tick(self, ended: threading.Event) -> None:
         while not ended.wait(TERMINAL_S):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from planner.emulate.links import EmulatedLinks
+from planner.search.compiled import at_first_use
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 ROUNDING = 1e-9
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rate: Floats) -> None:
     """Rates of the active pairs: all rise together until a limit of theirs is reached.
 

@@ -14,11 +14,11 @@ import random
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from planner.emulate.fair_rates import fair_rates
 from planner.emulate.links import SIDES, EmulatedLinks
+from planner.search.compiled import at_first_use
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -110,7 +110,7 @@ def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
     )
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def earlier(q: Queues, a: int, b: int) -> bool:
     """Whether the packet in slot ``a`` arrives before that in ``b``; those of a pair in order."""
     if q.due[a] != q.due[b]:
@@ -118,7 +118,7 @@ def earlier(q: Queues, a: int, b: int) -> bool:
     return bool(q.order[a] < q.order[b])
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def push(q: Queues, slot: int) -> None:
     """A packet starts to travel."""
     heap = q.travelling
@@ -133,7 +133,7 @@ def push(q: Queues, slot: int) -> None:
     heap[at] = slot
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def pop(q: Queues) -> int:
     """Take out the packet that arrives first."""
     heap = q.travelling
@@ -156,7 +156,7 @@ def pop(q: Queues) -> int:
     return int(top)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) -> None:
     """A packet leaves for its destination, and overtakes none of its pair."""
     due = now + max(links.latency[pair] + q.lag[pair], 0.0)
@@ -164,14 +164,14 @@ def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) ->
     push(q, slot)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def release(q: Queues, slot: int) -> None:
     """A packet has left the network."""
     q.free[q.numbers[FREE]] = slot
     q.numbers[FREE] += 1
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def settle(links: EmulatedLinks, q: Queues, now: float) -> None:
     """New rates from ``now`` on: a pair has become active, or is no longer."""
     active = q.active[: q.numbers[ACTIVE]]
@@ -181,7 +181,7 @@ def settle(links: EmulatedLinks, q: Queues, now: float) -> None:
     fair_rates(links, active, q.room, q.load, q.rate)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def note_begin(q: Queues, pair: int, now: float) -> None:
     """Record that a pair is busy from now on."""
     entry = q.entry[pair]
@@ -197,7 +197,7 @@ def note_begin(q: Queues, pair: int, now: float) -> None:
     q.busy[entry, 2] = now
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
     """The first packet has left its queue whole."""
     slot = q.first[pair]
@@ -208,7 +208,7 @@ def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
     travel(links, q, slot, pair, now)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
     """All departures up to a time."""
     while q.numbers[ACTIVE] > 0:
@@ -233,7 +233,7 @@ def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
         settle(links, q, at)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def arrive(
     links: EmulatedLinks, q: Queues, slot: int, pair: int, payload: float, now: float
 ) -> bool:
@@ -259,7 +259,7 @@ def arrive(
     return True
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def next_event(q: Queues) -> float:
     """When something happens if nothing comes: a departure or an arrival."""
     at = np.inf

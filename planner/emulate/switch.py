@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from planner.emulate.links import EmulatedLinks
@@ -27,6 +27,7 @@ from planner.emulate.queues import (
     release,
     settle,
 )
+from planner.search.compiled import at_first_use
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -75,14 +76,14 @@ class Ports(NamedTuple):
     late: Floats
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def monotonic(ports: Ports) -> float:
     """The monotonic clock in seconds."""
     _clock(CLOCK_MONOTONIC, ports.moment.ctypes.data)
     return float(ports.moment[0] + 1e-9 * ports.moment[1])
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def wait(ports: Ports, seconds: float) -> None:
     """Sleep while packets are inside, at most so long; otherwise until one comes.
 
@@ -97,7 +98,7 @@ def wait(ports: Ports, seconds: float) -> None:
     _poll(ports.polled.ctypes.data, len(ports.polled), ports.moment.ctypes.data, 0)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def payload_of(packet: Bytes, size: int) -> int:
     """Bytes of an IPv4 packet without its headers; of TCP, what the connection carries."""
     header = 4 * (packet[0] & 15)
@@ -106,7 +107,7 @@ def payload_of(packet: Bytes, size: int) -> int:
     return int(size - header)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def device_of(packet: Bytes) -> int:
     """The device that an IPv4 packet goes to; -1 for what is no packet of ours."""
     if packet[0] >> 4 != 4 or packet[16] != 10 or packet[17] != 77:
@@ -114,7 +115,7 @@ def device_of(packet: Bytes) -> int:
     return int(packet[18]) * 256 + int(packet[19]) - 1
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def take(links: EmulatedLinks, q: Queues, ports: Ports, source: int, now: float) -> bool:
     """Read what a device sends; returns whether rates have to be settled."""
     changed = False
@@ -141,7 +142,7 @@ def take(links: EmulatedLinks, q: Queues, ports: Ports, source: int, now: float)
     return changed
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def hand_over(q: Queues, ports: Ports, now: float) -> None:
     """Write the packets that have arrived."""
     while q.numbers[TRAVELLING] > 0 and q.due[q.travelling[0]] <= now:
@@ -155,7 +156,7 @@ def hand_over(q: Queues, ports: Ports, now: float) -> None:
         release(q, slot)
 
 
-@njit(cache=True, nogil=True)
+@at_first_use
 def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
     """The switch, until its input ends."""
     devices = len(ports.tuns)

@@ -91,8 +91,12 @@ def _compiled(function: FunctionT, *, allocates: bool = False, **options: Any) -
     while _plain:
         # so that what is compiled at first use can call what was compiled ahead
         numba.extending.register_jitable(**_options())(_plain.pop())
+    return _njit(numba, function, **(OPTIONS if allocates else _options()), **options)
+
+
+def _njit(numba: ModuleType, function: FunctionT, **options: Any) -> FunctionT:
     with _own_cache(numba, Path(function.__code__.co_filename)):
-        made: FunctionT = numba.njit(**(OPTIONS if allocates else _options()), **options)(function)
+        made: FunctionT = numba.njit(**options)(function)
     return made
 
 
@@ -121,6 +125,11 @@ inlined: Callable[[FunctionT], FunctionT] = partial(_compiled, inline="always")
 """The same, inlined by numba: handing over many arrays takes longer than a little work."""
 force_inlined: Callable[[FunctionT], FunctionT] = partial(_compiled, forceinline=True)
 """The same, inlined by LLVM: numba compiles it once, however many callers there are."""
+
+
+def at_first_use(function: FunctionT) -> FunctionT:
+    """Compile a function with numba at first use, never ahead and never left as Python."""
+    return _njit(importlib.import_module("numba"), function, cache=True, nogil=True)
 
 
 def allocating(function: FunctionT) -> FunctionT:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,3 +73,33 @@ def test_extensions_of_other_sources_are_not_used(
     monkeypatch.setattr(compiled, "MODE", "")
     (tmp_path / "kernel.py").write_text("second")
     assert known() == frozenset()
+
+
+MODULE = """
+from typing import NamedTuple
+import numpy as np
+from planner.search.compiled import at_first_use
+
+class {name}(NamedTuple):
+    values: np.ndarray
+
+@at_first_use
+def total(given):
+    return given.values.sum()
+
+print(total({name}(np.ones(3))))
+"""
+
+
+def test_a_renamed_argument_class_compiles_again(tmp_path: Path) -> None:
+    """Numba's index of an earlier version names a class that is gone."""
+    for name in ("Earlier", "Later"):
+        (tmp_path / "module.py").write_text(MODULE.format(name=name))
+        ran = subprocess.run(
+            [sys.executable, "-c", "import module"],
+            cwd=tmp_path,
+            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.stdout == "3.0\n", ran.stderr
