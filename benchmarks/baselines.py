@@ -23,7 +23,7 @@ import numpy as np
 import planner as pl
 from benchmarks.command_line import run
 from planner.planning.baselines.plans import Baselines
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.workload.layers import Architecture, Family
 
 MODELS = {

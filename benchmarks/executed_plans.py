@@ -21,7 +21,8 @@ from planner.emulate.emulation import EmulationSettings, emulate, resolve_settin
 from planner.network.cluster import Cluster
 from planner.planning.baselines.rank_order import ranks_by_region, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.shape import shape_of
 from planner.planning.solve import plan
 from planner.problems.answers import AssignmentPlan

@@ -30,7 +30,8 @@ from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.baselines.search import BaselinePlan, SearchCounts
 from planner.planning.joint_bound import plan_long_run_bound_s
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanKind, PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
@@ -246,7 +247,7 @@ def measure(
     if made is not None:
         step_s, bound_s, gap = result.objective, result.bound, result.gap
         settled_s = steady_step_s(made)
-        if request.is_joint:
+        if request.kind is PlanKind.JOINT:
             long_s = plan_long_run_bound_s(instance.problem(request, seed), made)
         sizes = sorted({len(group) for group in made.assignment.groups})
         about = (

@@ -17,7 +17,8 @@ from benchmarks.command_line import run
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate, simulate_cycle

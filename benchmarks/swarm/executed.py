@@ -35,7 +35,8 @@ from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.shape import shape_of
 from planner.planning.solve import plan as make_plan
 from planner.planning.straight import eagerly_ordered

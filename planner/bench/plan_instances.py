@@ -10,7 +10,8 @@ import numpy as np
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.workload.workload import Workload
 
 MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}

@@ -17,7 +17,8 @@ from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.solve import plan
 from planner.problems import ProblemError
 from planner.search.stop import Effort

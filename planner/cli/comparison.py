@@ -7,7 +7,8 @@ from typing import Any
 
 from planner.planning.baselines.plans import Baselines
 from planner.planning.baselines.search import BaselinePlan, SearchCounts
-from planner.planning.request import Objective, PlanningProblem
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import Objective
 
 
 def compared(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:

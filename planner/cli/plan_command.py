@@ -38,12 +38,13 @@ from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.devices_file import describes_all
+from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
     EVEN,
     InnerAveraging,
     Objective,
     OperationOrder,
-    PlanningProblem,
+    PlanKind,
     PlanRequest,
     RequestedWiring,
     ShareRule,
@@ -394,13 +395,13 @@ def run(args: argparse.Namespace) -> int:
             "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
             "out"
         )
-    if (request.partial_paths or request.is_joint) and args.random_placements:
+    if request.kind is not PlanKind.STRAIGHT and args.random_placements:
         raise ValueError(
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
             "or give --stages"
         )
     drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-    drawn *= not request.partial_paths and not request.is_joint
+    drawn *= request.kind is PlanKind.STRAIGHT
     spare = Spare(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
     result = plan(
         cluster,
@@ -448,7 +449,7 @@ def run(args: argparse.Namespace) -> int:
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
     part("checking", f"checked (planner check {written})", lambda: _check(written))
-    if request.is_joint:
+    if request.kind is PlanKind.JOINT:
         part(
             "bounding the long run",
             "bounded in the long run",

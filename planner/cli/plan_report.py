@@ -12,7 +12,8 @@ from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
 from planner.planning.parallelism_candidates import Candidate
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanKind
 from planner.report.figures import digits, headline, least, memory, seconds
 from planner.simulator.resources import unstated_sites
 from planner.simulator.timeline import Timeline
@@ -37,6 +38,14 @@ FASTER = {
 Row = tuple[str, str]
 
 
+SEARCHED = {
+    PlanKind.JOINT: "everything",
+    PlanKind.STRAIGHT: "placement",
+    PlanKind.PARTIAL_PATHS: "paths",
+}
+"""What the JSON output calls the search of each kind of plan."""
+
+
 def plan_data(
     made: TrainingPlan,
     timeline: Timeline,
@@ -48,9 +57,6 @@ def plan_data(
     request, ids = asked.request, made.cluster.network.ids
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
-    searched = (
-        "paths" if request.partial_paths else "everything" if request.is_joint else "placement"
-    )
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
         **parts,
@@ -59,7 +65,7 @@ def plan_data(
         **headline(made),
         "workload": made.workload.name,
         "network": made.network_name,
-        "searched": "shapes" if request.stages == "auto" else searched,
+        "searched": "shapes" if request.stages == "auto" else SEARCHED[request.kind],
         "devices": len(made.cluster),
         "stages": _stages(made),
         "averaging_only": [ids[d] for d in sorted(made.averages_for)],
@@ -82,7 +88,7 @@ def plan_data(
     }
     if made.sync.every_steps > 1:
         data["sync"] = sync_data(made)
-    if request.partial_paths:
+    if request.kind is PlanKind.PARTIAL_PATHS:
         data |= cycle_data(made)
     return data
 
@@ -109,7 +115,7 @@ def _stages(made: TrainingPlan) -> list[dict[str, Any]]:
 
 def _left_out(made: TrainingPlan, asked: PlanningProblem) -> list[dict[str, Any]]:
     """Devices without a part in the plan, by reason."""
-    cluster, reasons = asked.given or asked.cluster, dict[str, list[str]]()
+    cluster, reasons = asked.full_cluster or asked.cluster, dict[str, list[str]]()
     smallest = min((one.need_bytes for one in memory(made)), default=0.0)
     word = "cheaper" if asked.request.objective == "cost" else "faster"
     where = {name: d for d, name in enumerate(cluster.network.ids)}

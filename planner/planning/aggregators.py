@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources
@@ -32,7 +32,7 @@ LEAST_GAIN = 1e-9
 
 def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the aggregators that make its step shorter, and all others left out."""
-    whole, names = problem.given or problem.cluster, plan.cluster.network.ids
+    whole, names = problem.full_cluster or problem.cluster, plan.cluster.network.ids
     aggregators = problem.aggregators
     here = [whole.network.index_of(name) for name in names]
     best = _only(plan, whole, here)

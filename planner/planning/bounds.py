@@ -18,7 +18,8 @@ import numpy as np
 from planner.network.cluster import Cluster, device_limits
 from planner.planning.averaging_bound import AveragingBound, averaging_bound
 from planner.planning.cycle_bounds import cycle_bound_s
-from planner.planning.request import PlanningProblem, ShareRule
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanKind, ShareRule
 from planner.planning.shape import Shape
 from planner.search.certificate import Witness
 from planner.training_plan.choices import Codec
@@ -46,7 +47,7 @@ def step_bound(problem: PlanningProblem, shape: Shape) -> StepBound | None:
     request, cluster, workload = problem.request, problem.cluster, problem.workload
     if request.calibration is not None or request.delayed:
         return None
-    if request.partial_paths:
+    if request.kind is PlanKind.PARTIAL_PATHS:
         if not problem.ends_together or request.sync_every > 1:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.planning.bounds import StepBound
 from planner.planning.cost import HOUR_S
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.workload.costs import stage_costs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.planning.averaging import averaging_rounds
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
 from planner.planning.straight import straight_schedule
 from planner.problems import ProblemError
@@ -62,7 +62,7 @@ def stage_averaging(
     codec, stages = Codec(request.codec), len(groups)
     apart = not request.sync.local_steps
     sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
-    levels, two = request.levels, request.within is not None
+    levels, two = request.may_be_hierarchical, request.within is not None
     found = [
         (
             averaging_rounds(

@@ -16,7 +16,7 @@ from planner.planning.evaluation import chained_step_s, compute_times, evaluated
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import FlowNodes, flow_of, most_held
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight import eagerly_served
 from planner.problems.answers import AssignmentPlan

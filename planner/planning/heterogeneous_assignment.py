@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.planning.layer_split import balanced_split
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan

@@ -33,7 +33,7 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.planning.bounds import StepBound
 from planner.planning.calibrated import optimistic
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.stage_requirements import DevicePool, Floats, Requirement, StageRequirements
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload

@@ -25,7 +25,8 @@ from planner.planning.layout_flow import pipeline_s
 from planner.planning.layout_kernel import IN_FLIGHT
 from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch, ScoredLayout
 from planner.planning.nothing_fits import nothing_fits
-from planner.planning.request import PlanningProblem, PlanRequest, RequestedWiring, ShareRule
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest, RequestedWiring, ShareRule
 from planner.planning.shape import layers_of, microbatches_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent

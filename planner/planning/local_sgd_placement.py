@@ -12,7 +12,7 @@ from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_
 from planner.planning.evaluation import straight_plan
 from planner.planning.heterogeneous_assignment import match_stages
 from planner.planning.placement import Placement, evaluate_placement, place_stages
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.search.result import Result
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
 from planner.search.stop import DelegatingCriterion
 from planner.training_plan.model import TrainingPlan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from planner.planning.layer_split import least_largest
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources

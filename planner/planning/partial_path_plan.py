@@ -21,7 +21,7 @@ from planner.planning.partial_path_schedules import (
     paths_certificate,
 )
 from planner.planning.placement import evaluate_placement, place_stages
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape, assignment_problem, memory_room, sent_bytes
 from planner.planning.straight import eagerly_ordered
 from planner.problems import ProblemError

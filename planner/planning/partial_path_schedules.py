@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.network.cluster import Cluster, Devices
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room
 from planner.problems import ArrangedPathProblem, GroupAveraging, PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathPlan

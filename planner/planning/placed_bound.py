@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.planning.evaluation import compute_times, stage_averaging
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import round_s

@@ -15,7 +15,7 @@ from planner.planning.heterogeneous_assignment import (
     sorted_by_speed,
 )
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem, memory_room
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan

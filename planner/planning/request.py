@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import enum
+import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
-import numpy as np
-
-from planner.network.cluster import Cluster
-from planner.network.dtype import Dtype
 from planner.network.prices import Prices
-from planner.planning.calibrated import calibrated
-from planner.planning.hierarchical_averaging import has_hierarchy
 from planner.problems import ProblemError
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
-from planner.problems.quantities import choice, instance_of, seed_of, whole
+from planner.problems.quantities import choice, instance_of, whole
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Routing
 from planner.training_plan.sync import MOST_EVERY, OuterOptimizer, Sync
 from planner.utils.validate import real, short_repr
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
-from planner.workload.workload import Workload
 
 FULL_EVERY, MOST_FULL_EVERY = 10, 1000
-"""One iteration in so many is full (SkipPipe, 3.6); more make a cycle that no run gets through."""
+"""Default and largest interval of full iterations (SkipPipe, 3.6)."""
 
+AUTO = "auto"
+"""Value of ``stages`` that tries every number of stages."""
 EVEN = "even"
-"""Instead of layers: as many in every stage."""
+"""Value of ``stage_layers`` that gives every stage the same number of layers."""
+
+
+class PlanKind(enum.StrEnum):
+    """Which plans are searched; the value is how messages call it."""
+
+    JOINT = "the joint search"
+    STRAIGHT = "straight pipelines"
+    PARTIAL_PATHS = "partial paths"
 
 
 class OperationOrder(enum.StrEnum):
-    """In which order a device of a straight pipeline works; see `planner.planning.straight`."""
+    """Order of a device's operations in a straight pipeline; see `planner.planning.straight`."""
 
     EAGER_1F1B = "eager-1f1b"
     ONE_F_ONE_B = "1f1b"
@@ -43,7 +47,7 @@ class OperationOrder(enum.StrEnum):
 
 
 class RequestedWiring(enum.StrEnum):
-    """To whom microbatches go after a stage."""
+    """Which device of the next stage may receive a microbatch."""
 
     STRAIGHT = "straight"
     FLOW = "flow"
@@ -51,122 +55,263 @@ class RequestedWiring(enum.StrEnum):
 
 
 class Objective(enum.StrEnum):
-    """What is least in a plan: seconds of a step, or dollars."""
+    """What a plan minimises: step time or cost."""
 
     TIME = "time"
     COST = "cost"
 
 
 class InnerAveraging(enum.StrEnum):
-    """Whose gradients are averaged in every step where all average every H."""
+    """Whose gradients are averaged in every step in two-frequency averaging."""
 
     REGION = "region"
 
 
 class ShareRule(enum.StrEnum):
-    """How a gradient is divided among those that sum it."""
+    """How the members of a group divide the gradient vector that they reduce."""
 
     EQUAL = "equal"
     ADAPTIVE = "adaptive"
 
 
+_Rule = Callable[[str, Any], Any]
+"""Validates the value of a field, and returns it in its usual type."""
+
+
+def _optional(rule: _Rule) -> _Rule:
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def _one_of(kind: type[enum.StrEnum]) -> _Rule:
+    return lambda name, value: choice(kind, name, value)
+
+
+def _instance(kind: type[Any]) -> _Rule:
+    return lambda name, value: instance_of(kind, value, name)
+
+
+def _whole(least: int, most: float = math.inf) -> _Rule:
+    def rule(name: str, value: Any) -> int:
+        number = whole(name, value)
+        if not least <= number <= most:
+            limits = f"at least {least}" + ("" if most == math.inf else f" and at most {most:,}")
+            raise ProblemError(f"{name} is {short_repr(value)}; it must be {limits}")
+        return number
+
+    return rule
+
+
+def _real(name: str, value: Any) -> float:
+    return real(name, value, 0, error=ProblemError)
+
+
+def _norm(name: str, value: Any) -> float:
+    norm = _real(name, value)
+    if norm == 0:
+        raise ProblemError(f"{name} is 0; give the largest norm, above 0, or leave it out")
+    return norm
+
+
+def _full_every(name: str, value: Any) -> int:
+    every = whole(name, value)
+    if every < 0 or every == 1 or every > MOST_FULL_EVERY:
+        raise ProblemError(
+            f"{name} is {short_repr(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
+            "iteration, or path_stages of all stages for full ones only"
+        )
+    return every
+
+
+def _stages(name: str, value: Any) -> int | str:
+    return AUTO if isinstance(value, str) and value == AUTO else int(_whole(1)(name, value))
+
+
+def _stage_sizes(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(whole("a stage size", size) for size in value)
+    except TypeError:
+        raise ProblemError(
+            f"{name} must list the devices of every stage, found {value!r}"
+        ) from None
+    if any(size < 1 for size in found):
+        raise ProblemError(f"a stage size must be at least 1, found {list(found)}")
+    return found
+
+
+def _stage_layers(name: str, value: Any) -> tuple[tuple[int, int], ...] | str:
+    if isinstance(value, str) and value == EVEN:
+        return EVEN
+    try:
+        return tuple((whole("a layer", a), whole("a layer", b)) for a, b in value)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ProblemError):
+            raise
+        raise ProblemError(
+            f"{name} must list a range (start, stop) for every stage, or be '{EVEN}', found "
+            f"{value!r}"
+        ) from None
+
+
+def _recompute(name: str, value: Any) -> tuple[int, ...] | str:
+    if isinstance(value, str) and value in ("all", "none"):
+        return "all" if value == "all" else ()
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return tuple(sorted({whole("a stage to recompute", j) for j in value}))
+    except TypeError:
+        raise ProblemError(
+            f"{name} must list numbers of stages, or be 'all' or 'none', found {value!r}"
+        ) from None
+
+
+_RULES: dict[str, _Rule] = {
+    "stages": _optional(_stages),
+    "pipelines": _optional(_whole(1)),
+    "stage_sizes": _optional(_stage_sizes),
+    "stage_layers": _optional(_stage_layers),
+    "recompute": _optional(_recompute),
+    "microbatch_samples": _optional(_whole(1)),
+    "path_stages": _optional(_whole(1)),
+    "full_every": _optional(_full_every),
+    "max_swaps": _optional(_whole(0)),
+    "schedule": _one_of(OperationOrder),
+    "head": _optional(_one_of(Head)),
+    "in_flight": _optional(_whole(1)),
+    "averaging": _optional(_one_of(ShareRule)),
+    "group_size": _optional(_whole(1)),
+    "codec": _one_of(Codec),
+    "boundary_codec": _one_of(BoundaryCodec),
+    "sync_every": _whole(1, MOST_EVERY),
+    "within": _optional(_one_of(InnerAveraging)),
+    "outer": _instance(OuterOptimizer),
+    "delayed": _instance(bool),
+    "objective": _one_of(Objective),
+    "hour_usd": _real,
+    "prices": _instance(Prices),
+    "clip": _optional(_norm),
+    "method": _one_of(Method),
+    "path_method": _one_of(PathMethod),
+    "calibration": _optional(_instance(Calibration)),
+    "network_name": _instance(str),
+    "wiring": _optional(_one_of(RequestedWiring)),
+    "routing": _instance(Routing),
+}
+
+_KINDS: dict[str, tuple[PlanKind, ...]] = {
+    "pipelines": (PlanKind.STRAIGHT,),
+    "schedule": (PlanKind.STRAIGHT,),
+    "method": (PlanKind.STRAIGHT, PlanKind.PARTIAL_PATHS),
+    "stage_sizes": (PlanKind.PARTIAL_PATHS,),
+    "full_every": (PlanKind.PARTIAL_PATHS,),
+    "max_swaps": (PlanKind.PARTIAL_PATHS,),
+    "path_method": (PlanKind.PARTIAL_PATHS,),
+    "wiring": (PlanKind.JOINT, PlanKind.STRAIGHT),
+    "within": (PlanKind.JOINT, PlanKind.STRAIGHT),
+    "objective": (PlanKind.JOINT,),
+}
+"""Fields that only some kinds of plan have; the others have their default value."""
+
+
 @dataclass(frozen=True)
 class PlanRequest:
-    """Every decision that `planner.plan` makes.
+    """Every decision that `planner.plan` makes: fixed to a value, or left open.
+
+    The fields decide which plans are searched:
+
+    - **Joint search** (default): any device of a stage may send a microbatch to any device of the
+      next one. Devices, number and sizes of stages, layers, recomputation and paths are searched
+      together, as far as they are open.
+    - **Straight pipelines**, where ``stages`` or ``pipelines`` is given without ``wiring``, or
+      ``wiring`` is ``"straight"``: equal stages; a microbatch visits one device per stage, in a
+      row of the grid.
+    - **Partial paths** (SkipPipe), where ``path_stages`` is given: microbatches skip stages.
 
     Attributes
     ----------
-    wiring
-        ``"flow"``: a microbatch may go to any device of the next stage; searched with all that is
-        left open: who takes part, how many stages, of which sizes and layers, which recompute.
-        ``"stochastic"``: the same plan, whose flow is where devices begin that choose while they
-        run (SWARM): paths and orders are then what is predicted, and are not kept.
-        ``"straight"``: pipelines of equal stages, part by part; where stages or pipelines are given
-        this is what is taken.
-    stages, pipelines
-        In straight pipelines their product must be the number of devices; pipelines defaults to
-        the rest. ``"auto"`` tries all stages and microbatch sizes that divide devices and batch,
-        and takes the fastest predicted step.
+    stages
+        Number of stages. In straight pipelines ``"auto"`` tries all numbers of stages that divide
+        the devices, with all microbatch sizes, and returns the plan with the shortest step.
+    pipelines
+        Straight pipelines: their number; ``stages * pipelines`` must be the number of devices.
     stage_sizes
-        Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
+        Partial paths: devices per stage. Those of the first stage run head and loss.
     stage_layers
-        Layers ``(start, stop)`` of every stage, or ``"even"``; by default searched, or in straight
-        pipelines cut evenly, or where devices differ in speed or memory, layers among themselves,
-        or memory does not hold even ones, so that the slowest stage is fastest and memory holds.
-        With ``path_stages`` cut evenly, or so that the slowest stage is fastest, microbatches that
-        skip it left out: what takes less time for a visited layer.
+        Range of layers ``(start, stop)`` of every stage, or ``"even"``. By default searched; in
+        straight pipelines and partial paths, even if devices are equal and memory suffices, else
+        such that the slowest stage is as fast as possible.
     recompute
-        Stages whose F keeps their input only and whose B runs F again, or ``"all"`` or ``"none"``;
-        by default searched, in straight pipelines none.
+        Stages that keep only their input and repeat the forward pass before the backward pass, or
+        ``"all"`` or ``"none"``. By default searched; in straight pipelines none, if that fits.
     microbatch_samples
-        Samples that travel together; by default the workload's, with ``"auto"`` stages what is
-        fastest.
+        Samples per microbatch; by default the workload's, or searched where ``stages`` is
+        ``"auto"``.
     path_stages
-        Stages that a microbatch visits, the others are skipped (SkipPipe); the batch is split
-        evenly over the devices of stage 0. None: all stages, in straight pipelines.
+        Partial paths: stages that each microbatch visits. The batch is divided evenly among the
+        devices of stage 0.
     full_every
-        With ``path_stages``: one iteration in so many visits every stage, without swaps (SkipPipe,
-        3.6), by default 10; 0: none does.
+        Partial paths: one iteration in this many visits every stage (SkipPipe, 3.6); default 10,
+        0 for none.
     max_swaps
-        With ``path_stages``: pairs of neighbouring stages that a path may visit in reverse, by
-        default 1.
+        Partial paths: pairs of neighbouring stages that a path may visit in reverse; default 1.
     schedule
-        Order of operations in straight pipelines.
+        Straight pipelines: order of operations.
     head
-        Whether the ``"last"`` or the ``"first"`` device of a pipeline runs head and loss; by
-        default the last, with ``path_stages`` the first.
+        Device of a pipeline that runs head and loss: ``"last"`` or ``"first"``. Default
+        ``"last"``; partial paths always ``"first"``.
     in_flight
-        For eager 1F1B and paths: microbatches a device may hold between F and B, by default what
-        its memory holds.
+        Most microbatches between forward and backward on a device, in eager 1F1B and partial
+        paths; by default what its memory holds.
     averaging
-        ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC; by default equal
-        in straight pipelines.
+        ``"equal"`` shares of the gradient vector within a stage, or ``"adaptive"`` ones that
+        follow bandwidth (DeDLOC). Default ``"adaptive"``; outside the joint search ``"equal"``.
     group_size
-        Average in rounds of groups of at most so many devices; by default all of a stage at once.
+        Average in rounds of groups of at most this many devices; by default one group per stage.
     codec
-        ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
+        Encoding of gradients: ``"none"`` or ``"int8"``.
     boundary_codec
-        ``"none"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their
-        gradients between stages. It changes what is computed.
+        Encoding of activations and their gradients between stages: ``"none"``, ``"bf16"``,
+        ``"fp16"``, ``"int8"`` or ``"int4"``. Changes the computation.
     sync_every
-        H: average every so many steps (DiLoCo-SWARM). In between each device takes steps of its
-        own, then an outer optimizer takes one with the mean change of the parameters. What is
-        learned depends on H, a step only becomes shorter with it, so that H is never chosen.
+        H: average every H steps (DiLoCo). Between, every device takes optimizer steps of its own;
+        an outer optimizer then applies the mean change of parameters. Changes the computation, so
+        it is never chosen by the planner.
     within
-        ``"region"``, where H > 1: devices of a stage in one region average gradients in every step
-        and so stay equal; every H, regions average how far they went. It changes what is learned:
-        there are as many that take steps of their own as regions, not as devices.
+        Two-frequency averaging, with H > 1: ``"region"`` averages gradients within regions in every
+        step, and changes of parameters between regions every H. Changes the computation.
     outer
-        The outer optimizer where H > 1.
+        Outer optimizer, with H > 1.
     delayed
-        Where H > 1, whether averaging goes on beside the next step, and the outer step is taken at
-        that one's end. It changes what is learned too.
+        With H > 1: average during the next step, and apply the outer step at its end. Changes the
+        computation.
     objective
-        ``"time"``: minimise the step time. ``"cost"``: minimise the cost of devices and messages of
-        a step, plus waiting at ``hour_usd`` an hour.
+        ``"time"`` minimises step time. ``"cost"`` minimises dollars a step for devices and
+        messages, plus step time at ``hour_usd`` dollars per hour; joint search only.
     hour_usd
-        Dollars.
+        Value of an hour's wait, in dollars.
     prices
-        Of bytes between regions; those of devices are the cluster's.
+        Of traffic between regions; devices have theirs in the cluster.
     clip
-        The largest norm of all gradients together, to which they are scaled down: every update
-        then waits for the slowest averaging. None: as they are.
+        Largest global norm of gradients. Every update then waits for the slowest stage's averaging.
     method
-        Of `planner.solve_assignment`.
+        Of `planner.solve_assignment`, outside the joint search.
     path_method
-        Of `planner.solve_paths`, with ``path_stages``; ``"cbs"`` is the paper's.
+        Of `planner.solve_paths`, for partial paths; ``"cbs"`` is that of the SkipPipe paper.
     calibration
-        Measured compute times, of one of each kind of device at least; by default they follow from
-        FLOPs.
-    routing
-        How devices choose where wiring is stochastic.
+        Measured compute times, of at least one device of each kind; by default compute times follow
+        from FLOPs.
     network_name
-        What the plan calls its network.
+        Name of the network in the plan file.
+    wiring
+        ``"straight"``, ``"flow"``, or ``"stochastic"``: devices choose the next device while they
+        run, by weights that start from the planned flow (SWARM). The plan then stores no paths.
+    routing
+        Parameters of stochastic wiring.
 
     Raises
     ------
     ProblemError
-        Fields that contradict each other, or a value that can be none.
+        A value out of range, or fields that contradict each other.
     """
 
     stages: int | Literal["auto"] | None = None
@@ -193,7 +338,7 @@ class PlanRequest:
     hour_usd: float = 0.0
     prices: Prices = field(default_factory=Prices)
     clip: float | None = None
-    method: str = "auto"
+    method: str = Method.AUTO
     path_method: str = PathMethod.AUTO
     calibration: Calibration | None = None
     network_name: str = ""
@@ -201,213 +346,84 @@ class PlanRequest:
     routing: Routing = field(default_factory=Routing)
 
     def __repr__(self) -> str:
-        # what was left alone says nothing
-        words = []
+        changed = [f"{name}={reprlib.repr(value)}" for name, value in self._changed().items()]
+        return f"PlanRequest({', '.join(changed)})"
+
+    def _changed(self) -> dict[str, Any]:
+        """Fields that differ from their default."""
+        changed = {}
         for one in fields(self):
             made = one.default_factory
-            plain = one.default if made is MISSING else made()
-            if repr(value := getattr(self, one.name)) != repr(plain):
-                words.append(f"{one.name}={reprlib.repr(value)}")
-        return f"PlanRequest({', '.join(words)})"
+            usual = one.default if made is MISSING else made()
+            if (value := getattr(self, one.name)) != usual:
+                changed[one.name] = value
+        return changed
 
     def __post_init__(self) -> None:
-        self._normalise()
-        if self.in_flight is not None and (
-            self.in_flight < 1
-            or (not self.partial_paths and self.schedule != OperationOrder.EAGER_1F1B)
-        ):
-            raise ProblemError(
-                f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
-                "path_stages"
-            )
-        if instance_of(bool, self.delayed, "delayed") and self.sync_every == 1:
-            raise ProblemError(
-                "delayed averages changes of parameters a step later, found sync_every 1; give more"
-            )
-        if self.within is not None:
-            self._require_two_clocks()
+        for name, rule in _RULES.items():
+            object.__setattr__(self, name, rule(name, getattr(self, name)))
+        changed = self._changed()
+        for name, kinds in _KINDS.items():
+            if name in changed and self.kind not in kinds:
+                raise ProblemError(self._misplaced(name, kinds))
+        self._validate_stages()
+        self._validate_operations()
+        self._validate_averaging()
         if self.objective == Objective.TIME and self.hour_usd > 0:
             raise ProblemError(
-                f"hour_usd is {self.hour_usd:g}, what waiting is worth beside dollars; ask for "
+                f"hour_usd is {self.hour_usd:g}, the value of waiting beside other costs; give "
                 "objective 'cost', or leave it out"
             )
-        if self.objective == Objective.COST and not self.is_joint:
-            raise ProblemError(
-                "objective 'cost' searches the whole; leave out stages and path_stages, or give "
-                "wiring 'flow'"
-            )
-        if self.partial_paths:
-            self._require_paths()
+
+    def _misplaced(self, name: str, kinds: tuple[PlanKind, ...]) -> str:
+        """The message for a field that this kind of plan does not have."""
+        value = getattr(self, name)
+        found = repr(str(value)) if isinstance(value, str) else short_repr(value)
+        if PlanKind.PARTIAL_PATHS in kinds and PlanKind.STRAIGHT not in kinds:
+            remedy = "give path_stages (all stages for full paths)"
+        elif self.kind is PlanKind.PARTIAL_PATHS:
+            remedy = "leave path_stages out"
+        elif self.kind is PlanKind.STRAIGHT:
+            remedy = "leave stages and pipelines out, or give wiring 'flow'"
+        elif self.stages is None:
+            remedy = "give a number of stages"
         else:
-            self._require_straight()
-            if self.is_joint:
-                self._require_open()
+            remedy = f"leave out wiring '{self.wiring}'"
+        words = " and ".join(kinds)
+        return f"{name} is {found}, which only {words} can have; {remedy}, or leave {name} out"
 
-    def _normalise(self) -> None:
-        """Enums, tuples and plain integers, whatever was given for them."""
-        changes: dict[str, Any] = {
-            "schedule": choice(OperationOrder, "schedule", self.schedule),
-            "averaging": (
-                None if self.averaging is None else choice(ShareRule, "averaging", self.averaging)
-            ),
-            "codec": choice(Codec, "codec", self.codec),
-            "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
-            "path_method": choice(PathMethod, "path_method", self.path_method),
-            "objective": choice(Objective, "objective", self.objective),
-            "within": None
-            if self.within is None
-            else choice(InnerAveraging, "within", self.within),
-            "hour_usd": real("hour_usd", self.hour_usd, 0, error=ProblemError),
-            "head": None if self.head is None else choice(Head, "head", self.head),
-            "wiring": None
-            if self.wiring is None
-            else choice(RequestedWiring, "wiring", self.wiring),
-        }
-        for name in ("pipelines", "microbatch_samples", "path_stages", "full_every", "max_swaps"):
-            changes[name] = _whole_or_none(name, getattr(self, name))
-        for name in ("in_flight", "group_size"):
-            changes[name] = _whole_or_none(name, getattr(self, name))
-        changes["sync_every"] = whole("sync_every", self.sync_every)
-        if not 1 <= changes["sync_every"] <= MOST_EVERY:
-            raise ProblemError(
-                f"sync_every is {short_repr(self.sync_every)}; it must be at least 1 and at most "
-                f"{MOST_EVERY}"
-            )
-        instance_of(OuterOptimizer, self.outer, "outer")
-        instance_of(Prices, self.prices, "prices")
-        instance_of(Routing, self.routing, "routing")
-        if self.routing != Routing() and changes["wiring"] is not RequestedWiring.STOCHASTIC:
-            raise ProblemError(
-                f"routing is how devices choose with wiring 'stochastic', found {self.wiring!r}; "
-                "leave it out"
-            )
-        if self.clip is not None:
-            changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
-            if changes["clip"] == 0:
-                raise ProblemError("clip is 0; give the largest norm, above 0, or leave it out")
-        if not (isinstance(self.stages, str) and self.stages == "auto"):
-            changes["stages"] = _whole_or_none("stages", self.stages)
-            if changes["stages"] is not None and changes["stages"] < 1:
-                raise ProblemError(f"stages is {changes['stages']}; it must be at least 1")
-        if self.stage_sizes is not None:
-            changes["stage_sizes"] = _counts(self.stage_sizes)
-        if self.stage_layers is not None and not self.even_layers:
-            changes["stage_layers"] = _ranges(self.stage_layers)
-        if isinstance(self.recompute, str) and self.recompute == "none":
-            changes["recompute"] = ()
-        elif self.recompute is not None and not isinstance(self.recompute, str):
-            changes["recompute"] = _stage_numbers(self.recompute)
-        elif self.recompute not in (None, "all"):
-            raise ProblemError(
-                f"recompute must list numbers of stages, or be 'all' or 'none', found "
-                f"{self.recompute!r}"
-            )
-        for name in ("pipelines", "microbatch_samples", "path_stages", "group_size"):
-            if changes[name] is not None and changes[name] < 1:
-                raise ProblemError(f"{name} is {changes[name]}; it must be at least 1")
-        if not isinstance(self.network_name, str) or not isinstance(self.method, str):
-            raise ProblemError(
-                f"network_name and method must be text, found {self.network_name!r} and "
-                f"{self.method!r}"
-            )
-        if self.calibration is not None:
-            instance_of(Calibration, self.calibration, "calibration")
-        for name, value in changes.items():
-            object.__setattr__(self, name, value)
-
-        if self.clip is not None and self.sync_every > 1:
-            raise ProblemError(
-                f"clip bounds the norm of gradients that are averaged in every step, found "
-                f"sync_every {self.sync_every}; leave one of them out"
-            )
-
-    def _require_two_clocks(self) -> None:
-        if self.sync_every == 1:
-            raise ProblemError(
-                f"within '{self.within}' averages gradients where all average every H steps, found "
-                "sync_every 1; give more, or leave it out"
-            )
-        for name, given in (
-            ("delayed", self.delayed),
-            ("group_size", self.group_size),
-            ("path_stages", self.path_stages),
-        ):
-            if given:
+    def _validate_stages(self) -> None:
+        kind, layers = self.kind, self.given_layers
+        if self.stages == AUTO:
+            if kind is not PlanKind.STRAIGHT:
+                other = "path_stages" if self.path_stages else f"wiring '{self.wiring}'"
                 raise ProblemError(
-                    f"within '{self.within}' goes without {name}; leave one of them out"
+                    f"stages 'auto' goes with straight pipelines, found {other}; give a number of "
+                    f"stages, or leave {other} out"
                 )
-
-    def _require_straight(self) -> None:
-        for name in ("full_every", "max_swaps", "stage_sizes"):
-            value = getattr(self, name)
-            if value is not None:
-                raise ProblemError(
-                    f"{name} is {value} without path_stages; give path_stages, the number of "
-                    "stages for full paths"
-                )
-        if self.path_method != PathMethod.AUTO:
-            raise ProblemError(
-                f"path_method '{self.path_method}' finds paths that skip stages; give path_stages, "
-                "or leave it out"
-            )
-        if self.stages == "auto":
             for name in ("pipelines", "stage_layers"):
                 if getattr(self, name) is not None:
-                    raise ProblemError(f"{name} follow from stages; leave them out with 'auto'")
-
-    def _require_open(self) -> None:
-        """What describes straight pipelines presumes that these are asked for."""
-        for name, value, free in (
-            ("pipelines", self.pipelines, None),
-            ("schedule", self.schedule, OperationOrder.EAGER_1F1B),
-            ("method", self.method, "auto"),
-        ):
-            if value != free:
-                if name == "method":
-                    choice(Method, name, value)
-                raise ProblemError(
-                    f"{name} goes with straight pipelines; give a number of stages, or leave it out"
-                )
-        if self.head is Head.FIRST:
-            stated = self.fixed_stages is not None and self.wiring is not None
-            remedy = f"leave out wiring '{self.wiring}'" if stated else "give a number of stages"
-            raise ProblemError(
-                f"head 'first' goes with straight pipelines; {remedy}, or leave head out"
-            )
-        if self.stages == "auto":
-            raise ProblemError("stages 'auto' are straight; leave stages out, or wiring 'flow'")
-        for name, given in (("stage_layers", self.stage_layers), ("recompute", self.recompute)):
-            if name == "recompute" and self.recompute in (None, "all", ()):
-                continue
-            if given is not None and self.fixed_stages is None:
-                raise ProblemError(f"{name} goes with a number of stages; give stages too")
-        given = self.given_layers
-        if given is not None and len(given) != self.fixed_stages:
-            raise ProblemError(
-                f"stage_layers lists {len(given)} stages but stages is {self.stages}; leave stages "
-                "out"
-            )
-
-    def _require_paths(self) -> None:
-        assert self.path_stages is not None
-        if self.wiring is not None:
-            raise ProblemError("wiring goes without path_stages, whose paths skip stages")
-        if self.stages == "auto" or self.pipelines is not None:
-            raise ProblemError(
-                "path_stages goes with a number of stages, or with stage_sizes; leave out pipelines"
-            )
+                    raise ProblemError(
+                        f"{name} follows from stages 'auto'; leave {name} out, or give a number of "
+                        "stages"
+                    )
         if self.stage_sizes is not None and self.stages not in (None, len(self.stage_sizes)):
             raise ProblemError(
                 f"stages is {self.stages} but stage_sizes lists {len(self.stage_sizes)}; leave "
                 "stages out"
             )
         stages = self.fixed_stages
-        layers = self.given_layers
-        if layers is not None and stages is not None and len(layers) != stages:
+        if kind is not PlanKind.STRAIGHT and layers is not None and len(layers) != stages:
+            remedy = "leave stages out" if self.stage_sizes is None else "list as many"
             raise ProblemError(
-                f"stage_layers lists {len(layers)} stages but there are {stages}; list as many"
+                f"stage_layers lists {len(layers)} stages but there are {stages}; {remedy}"
             )
-        if stages is not None and not 1 <= self.path_stages <= stages:
+        if kind is PlanKind.JOINT and stages is None:
+            fixed = self.recompute not in (None, "all", ())
+            for name, given in (("stage_layers", self.even_layers), ("recompute", fixed)):
+                if given:
+                    raise ProblemError(f"{name} goes with a number of stages; give stages too")
+        if self.path_stages is not None and stages is not None and self.path_stages > stages:
             raise ProblemError(
                 f"path_stages is {self.path_stages}; it must be 1 to the {stages} stages"
             )
@@ -416,84 +432,98 @@ class PlanRequest:
                 f"path_method 'straight' visits all {stages} stages, found path_stages "
                 f"{self.path_stages}; take dtfm-skip"
             )
-        every = self.full_every
-        if every is not None and (every < 0 or every == 1 or every > MOST_FULL_EVERY):
+
+    def _validate_operations(self) -> None:
+        """Head, order of operations, and wiring."""
+        if self.kind is PlanKind.JOINT and self.head == Head.FIRST:
+            raise ProblemError(self._misplaced("head", (PlanKind.STRAIGHT,)))
+        if self.kind is PlanKind.PARTIAL_PATHS and self.head == Head.LAST:
+            raise ProblemError("head is 'last'; partial paths end where they start, give 'first'")
+        if self.in_flight is not None and self.schedule != OperationOrder.EAGER_1F1B:
             raise ProblemError(
-                f"full_every is {short_repr(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
-                "iteration, or path_stages of all stages for full ones only"
+                f"in_flight is {self.in_flight}; give it only with eager-1f1b or path_stages"
             )
-        if self.max_swaps is not None and self.max_swaps < 0:
-            raise ProblemError(f"max_swaps is {self.max_swaps}; it must be >= 0")
-        if self.schedule != OperationOrder.EAGER_1F1B:
+        if self.routing != Routing() and self.wiring != RequestedWiring.STOCHASTIC:
             raise ProblemError(
-                f"schedule '{self.schedule}' orders straight pipelines; leave it out with "
-                "path_stages, whose paths come with their order"
+                "routing sets how devices choose the next device with wiring 'stochastic', found "
+                f"wiring {self.wiring and str(self.wiring)!r}; leave it out"
             )
-        if self.head_place is not Head.FIRST:
+
+    def _validate_averaging(self) -> None:
+        if self.clip is not None and self.sync_every > 1:
             raise ProblemError(
-                f"head is '{self.head}'; paths end on the device they start from, give 'first'"
+                "clip limits the norm of gradients that are averaged in every step, found "
+                f"sync_every {self.sync_every}; leave one of them out"
             )
+        for name in ("delayed", "within"):
+            if getattr(self, name) and self.sync_every == 1:
+                raise ProblemError(
+                    f"{name} goes with sync_every above 1, found 1; give more, or leave {name} out"
+                )
+        for name in ("delayed", "group_size"):
+            if self.within is not None and getattr(self, name):
+                raise ProblemError(
+                    f"within '{self.within}' goes without {name}; leave one of them out"
+                )
+
+    @property
+    def kind(self) -> PlanKind:
+        """Which plans are searched."""
+        if self.path_stages is not None:
+            return PlanKind.PARTIAL_PATHS
+        straight = self.stages is not None or self.pipelines is not None
+        if self.wiring is not None:
+            straight = self.wiring == RequestedWiring.STRAIGHT
+        return PlanKind.STRAIGHT if straight else PlanKind.JOINT
 
     @property
     def sync(self) -> Sync:
-        """How often stages average, and what follows."""
+        """Averaging interval and outer optimizer."""
         if self.sync_every == 1:
             return Sync()
         return Sync(self.sync_every, self.outer, self.delayed)
 
     @property
-    def is_joint(self) -> bool:
-        """Whether the whole is searched, within what is fixed."""
-        given = self.stages is not None or self.pipelines is not None
-        straight = RequestedWiring.STRAIGHT if given else RequestedWiring.FLOW
-        return not self.partial_paths and (self.wiring or straight) != RequestedWiring.STRAIGHT
-
-    @property
     def fixed_stages(self) -> int | None:
-        """The number of stages, where it is given."""
+        """The number of stages, if it is given or follows from what is given."""
         for given in (self.stage_sizes, self.given_layers):
             if self.stages is None and given is not None:
                 return len(given)
-        return None if self.stages == "auto" else self.stages
+        return None if isinstance(self.stages, str) else self.stages
 
     @property
     def given_layers(self) -> tuple[tuple[int, int], ...] | None:
-        """``stage_layers``, where ranges are given."""
+        """``stage_layers``, if it lists ranges."""
         if self.stage_layers is None or self.even_layers:
             return None
-        return _ranges(self.stage_layers)
+        return tuple(self.stage_layers)  # type: ignore[arg-type]
 
     @property
     def even_layers(self) -> bool:
-        """Whether even ones are asked for."""
-        return isinstance(self.stage_layers, str) and self.stage_layers == EVEN
+        """Whether every stage is to have the same number of layers."""
+        return self.stage_layers == EVEN
 
     @property
     def shares(self) -> ShareRule:
         """``averaging`` with its default."""
         if self.averaging is None:
-            return ShareRule.ADAPTIVE if self.is_joint else ShareRule.EQUAL
+            return ShareRule.ADAPTIVE if self.kind is PlanKind.JOINT else ShareRule.EQUAL
         return ShareRule(self.averaging)
 
     @property
-    def levels(self) -> bool:
+    def may_be_hierarchical(self) -> bool:
         """Whether stages may average hierarchically where devices share a site's line."""
         if self.group_size is not None or self.within is not None:
             return False
         return self.averaging == ShareRule.ADAPTIVE or (
-            self.averaging is None and not self.partial_paths
+            self.averaging is None and self.kind is not PlanKind.PARTIAL_PATHS
         )
-
-    @property
-    def partial_paths(self) -> bool:
-        """Whether paths are searched instead of straight pipelines."""
-        return self.path_stages is not None
 
     @property
     def head_place(self) -> Head:
         """``head`` with its default."""
         if self.head is None:
-            return Head.FIRST if self.partial_paths else Head.LAST
+            return Head.FIRST if self.kind is PlanKind.PARTIAL_PATHS else Head.LAST
         return Head(self.head)
 
     @property
@@ -502,48 +532,19 @@ class PlanRequest:
         return 1 if self.max_swaps is None else self.max_swaps
 
     def recomputing(self, stages: int) -> tuple[bool, ...]:
-        """Whether each stage recomputes its activations.
-
-        Parameters
-        ----------
-        stages
-            Number of stages.
-
-        Returns
-        -------
-        tuple[bool, ...]
-            One entry a stage.
-
-        Raises
-        ------
-        ProblemError
-            A stage is named that is not there.
-        """
-        if self.recompute is None:
-            return (False,) * stages
-        if self.recompute == "all":
-            return (True,) * stages
-        beyond = [j for j in self.recompute if j not in range(stages)]
-        if beyond:
+        """Whether each of ``stages`` stages recomputes its activations; by default none does."""
+        if self.recompute is None or self.recompute == "all":
+            return (self.recompute == "all",) * stages
+        unknown = [j for j in self.recompute if j not in range(stages)]
+        if unknown:
             raise ProblemError(
-                f"recompute names stage {beyond[0]}; stages are 0 to {stages - 1}, or give 'all'"
+                f"recompute names stage {unknown[0]}; stages are 0 to {stages - 1}, or give 'all'"
             )
         return tuple(j in self.recompute for j in range(stages))
 
     def cycle(self, stages: int) -> tuple[int, ...]:
-        """Schedules of successive iterations: 0 is the usual one, 1 the full one that ends them.
-
-        Parameters
-        ----------
-        stages
-            Number of stages.
-
-        Returns
-        -------
-        tuple[int, ...]
-            Indices of schedules.
-        """
-        if not self.partial_paths:
+        """Schedules of successive iterations: 0 is the usual one, 1 visits all ``stages``."""
+        if self.kind is not PlanKind.PARTIAL_PATHS:
             return (0,)
         every = FULL_EVERY if self.full_every is None else self.full_every
         always_full = self.path_stages == stages and self.swaps == 0
@@ -555,182 +556,9 @@ class PlanRequest:
         Raises
         ------
         ProblemError
-            There is no such field.
+            An unknown field, or a value that `PlanRequest` refuses.
         """
-        known = [one.name for one in fields(self)]
         for name in changes:
-            if name not in known:
-                raise ProblemError(f"a plan has no {name!r} to ask for; it has {', '.join(known)}")
+            if name not in _RULES:
+                raise ProblemError(f"a plan has no {name!r} to ask for; it has {', '.join(_RULES)}")
         return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class PlanningProblem:
-    """A request and what it is asked about.
-
-    Attributes
-    ----------
-    cluster, workload
-        Where and what to train, with the request's microbatches and room for its outer optimizer;
-        all devices can compute. Where everything is open and times were measured, devices have the
-        FLOP/s that they were measured to have.
-    seed
-        Of every random choice.
-    given
-        The cluster with the devices that cannot compute; None: there are none.
-    """
-
-    cluster: Cluster
-    workload: Workload
-    request: PlanRequest
-    seed: int = 0
-    given: Cluster | None = None
-
-    @property
-    def aggregators(self) -> tuple[int, ...]:
-        """Devices of ``given`` that may sum gradients without a stage, to save time."""
-        asked = self.request
-        uses = (
-            asked.shares == ShareRule.ADAPTIVE
-            and asked.group_size is None
-            and not asked.partial_paths
-        )
-        uses = uses and asked.objective == Objective.TIME and asked.within is None
-        if self.given is None or not uses:
-            return ()
-        devices = self.given.devices
-        able = np.asarray(devices.can_aggregate) & ~np.asarray(devices.can_compute)
-        return tuple(np.flatnonzero(able).tolist())
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether all devices of a stage end their averaging at the same time, whatever is chosen.
-
-        Not in several rounds, not hierarchically, and not on two frequencies.
-        """
-        levels = self.request.levels and has_hierarchy(self.cluster)
-        return self.request.group_size is None and self.request.within is None and not levels
-
-    @property
-    def aggregators_in(self) -> Cluster | None:
-        """``given``, if there are `aggregators`."""
-        return self.given if self.aggregators else None
-
-    @classmethod
-    def of(
-        cls,
-        cluster: Cluster,
-        workload: Workload,
-        request: PlanRequest | None,
-        seed: int,
-        changes: dict[str, Any],
-    ) -> PlanningProblem:
-        """From the arguments of `planner.plan`, refused if they are something else."""
-        instance_of(Cluster, cluster, "cluster")
-        instance_of(Workload, workload, "workload")
-        asked = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
-        asked = asked.replace(**changes) if changes else asked
-        if asked.microbatch_samples is not None:
-            workload = workload.replace(microbatch_samples=asked.microbatch_samples)
-        if asked.sync_every > 1:
-            workload = workload.with_outer_state(delayed=asked.delayed)
-        else:
-            workload = workload.without_outer_state()
-        if asked.boundary_codec != BoundaryCodec.NONE:
-            workload = workload.with_boundary_codec(asked.boundary_codec)
-        if asked.within is not None:
-            _require_regions(cluster)
-        _require_format(cluster, workload)
-        gradients = workload.precision.gradients
-        if asked.codec != Codec.NONE and gradients is not Dtype.FP32:
-            raise ProblemError(
-                f"codec {asked.codec} is made from fp32, the workload averages gradients in "
-                f"{gradients}; choose one of the two"
-            )
-        if asked.objective == Objective.COST and cluster.devices.usd_per_hour is None:
-            raise ProblemError(
-                "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
-                "devices file"
-            )
-        if asked.calibration is not None:
-            try:
-                calibration = asked.calibration.completed(cluster, workload)
-                if asked.is_joint:
-                    cluster = calibrated(cluster, workload, calibration)
-            except ProblemError:
-                raise
-            except ValueError as error:
-                raise ProblemError(str(error)) from None
-            asked = asked.replace(calibration=calibration)
-        seed = seed_of(seed)
-        able = np.flatnonzero(np.asarray(cluster.devices.can_compute))
-        if len(able) == len(cluster):
-            return cls(cluster, workload, asked, seed)
-        if not len(able):
-            raise ProblemError("no device can compute; give one that can")
-        return cls(cluster.subset(able.tolist()), workload, asked, seed, cluster)
-
-
-def _require_format(cluster: Cluster, workload: Workload) -> None:
-    """Refuse devices that would emulate the format of compute, as their executor would."""
-    compute = workload.precision.compute
-    computes = np.asarray(cluster.devices.can_compute)
-    lacking = [d for d in cluster.lacks(compute) if computes[d]]
-    if lacking:
-        first = lacking[0]
-        assert cluster.devices.gpus is not None
-        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-        raise ProblemError(
-            f"device {cluster.network.ids[first]!r}{more} has a {cluster.devices.gpus[first]}, "
-            f"which has no {compute}, the format of compute; plan with --precision fp32, other "
-            "GPUs, or can_compute no for these devices"
-        )
-
-
-def _require_regions(cluster: Cluster) -> None:
-    """Several, of which one has several devices: else there is nothing to do within, or between."""
-    able = np.asarray(cluster.devices.can_compute)
-    regions = [region for region, can in zip(cluster.network.regions, able, strict=True) if can]
-    if not 1 < len(set(regions)) < len(regions):
-        found = "one region" if len(set(regions)) == 1 else "a region for each device"
-        raise ProblemError(
-            f"within 'region' goes with several regions, of which one has several devices, found "
-            f"{found}; leave it out"
-        )
-
-
-def _counts(sizes: Any) -> tuple[int, ...]:
-    try:
-        found = tuple(whole("a stage size", s) for s in sizes)
-    except TypeError:
-        raise ProblemError(
-            f"stage_sizes must list the devices of every stage, found {sizes!r}"
-        ) from None
-    if any(size < 1 for size in found):
-        raise ProblemError(f"a stage size must be at least 1, found {list(found)}")
-    return found
-
-
-def _stage_numbers(stages: Any) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({whole("a stage to recompute", j) for j in stages}))
-    except TypeError:
-        raise ProblemError(
-            f"recompute must list numbers of stages or be 'all', found {stages!r}"
-        ) from None
-
-
-def _ranges(layers: Any) -> tuple[tuple[int, int], ...]:
-    try:
-        return tuple((whole("a layer", a), whole("a layer", b)) for a, b in layers)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ProblemError):
-            raise
-        raise ProblemError(
-            "stage_layers must list a range (start, stop) for every stage, or be 'even', found "
-            f"{layers!r}"
-        ) from None
-
-
-def _whole_or_none(name: str, value: Any) -> int | None:
-    return None if value is None else whole(name, value)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanKind
 from planner.problems import AssignmentProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, split_costs
@@ -78,7 +79,7 @@ class Shape:
 def shape_of(problem: PlanningProblem) -> Shape:
     """The shape that a request with a number of stages asks for."""
     _require_able(problem.cluster)
-    if problem.request.partial_paths:
+    if problem.request.kind is PlanKind.PARTIAL_PATHS:
         sizes = _sizes_for_paths(problem)
         microbatches = _microbatches_for_paths(problem, sizes[0])
     else:
@@ -110,7 +111,7 @@ def _held(problem: PlanningProblem, shape: Shape) -> Shape:
 def _able(problem: PlanningProblem) -> str:
     """How many devices may hold stages, in words."""
     words = f"{len(problem.cluster)} devices"
-    return words if problem.given is None else f"{words} that can compute"
+    return words if problem.full_cluster is None else f"{words} that can compute"
 
 
 def _require_able(cluster: Cluster) -> None:

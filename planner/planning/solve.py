@@ -23,7 +23,8 @@ from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candida
 from planner.planning.part_stop import PlanAwareStop
 from planner.planning.partial_path_plan import partial_path_plan
 from planner.planning.placement import Placement, place_heterogeneous, place_stages
-from planner.planning.request import OperationOrder, PlanningProblem, PlanRequest, RequestedWiring
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
 from planner.planning.shape import Shape, shape_of
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
@@ -89,9 +90,9 @@ def plan(
         A pair of devices is not measured.
     """
     problem = PlanningProblem.of(cluster, workload, request, seed, fields)
-    if problem.request.is_joint:
+    if problem.request.kind is PlanKind.JOINT:
         return _plan_jointly(problem, stop)
-    if problem.request.partial_paths:
+    if problem.request.kind is PlanKind.PARTIAL_PATHS:
         return _one_shape(problem, shape_of(problem), stop)
     return _straight_pipelines(problem, stop)
 
@@ -158,7 +159,7 @@ def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) 
     Of microbatches of ``samples`` and of their multiples.
     """
     request = problem.request
-    if request.calibration is None or request.partial_paths:
+    if request.calibration is None or request.kind is PlanKind.PARTIAL_PATHS:
         return None
     if made.head_stage < len(made.stage_layers) - 1:
         return None
@@ -211,7 +212,7 @@ def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
     request, cluster = asked.request, asked.cluster
     if (
         request.recompute is not None
-        or request.partial_paths
+        or request.kind is PlanKind.PARTIAL_PATHS
         or request.schedule == OperationOrder.ONE_F_ONE_B
     ):
         return None
@@ -228,7 +229,7 @@ def _one_shape(
     rivals: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _skipping if problem.request.partial_paths else _straight
+    make = _skipping if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
     draft = make(problem, shape, stop, run)
     for rival in rivals:
         if _is_of(rival, problem, shape) and rival.step_s < draft.plan.predicted.step_s:

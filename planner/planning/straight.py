@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.planning.request import OperationOrder, PlanningProblem
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan

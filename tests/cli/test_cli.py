@@ -570,7 +570,10 @@ def test_path_files_that_are_wrong(
         ([*FROM_NETWORK, "--stage-sizes", "3,2,2"], "sum to the number of devices"),
         ([*SKIPPING, "--random-placements", "3"], "draws straight pipelines; leave it out"),
         ([*SKIPPING, "--batch-samples", "7"], "must be a multiple of 3"),
-        (["plan", *SKIPPING[1:5], "--stages", "4", "--full-every", "3"], "without path_stages"),
+        (
+            ["plan", *SKIPPING[1:5], "--stages", "4", "--full-every", "3"],
+            "full_every is 3, which only partial paths can have",
+        ),
         (["plan", *SKIPPING[1:5], "--pipelines", "2"], "give stages, or 'auto'"),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 
 from planner.network.cluster import Cluster, Devices
 from planner.planning.evaluation import straight_plan
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.training_plan.error import PlanError
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload

@@ -15,7 +15,8 @@ from planner.network.cluster import Cluster, Devices
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.flow_plan import LayoutContext
 from planner.planning.layout import Layout
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan

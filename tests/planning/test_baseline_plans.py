@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.planning.baselines.plans import Baselines
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Architecture, Family
 

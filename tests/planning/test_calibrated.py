@@ -18,7 +18,8 @@ from planner.checker.joint_bound import _are_no_faster, whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
 from planner.planning.calibrated import optimistic
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.training_plan.file import from_dict, plan_text
 from planner.workload.costs import stage_costs
 from tests.conftest import random_network, regional_network, tiny_workload

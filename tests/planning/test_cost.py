@@ -17,7 +17,8 @@ from planner.planning.cost import with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.joint_bound import joint_bound
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
@@ -172,8 +173,11 @@ def test_places_are_of_one_region_and_price() -> None:
     ("fields", "words"),
     [
         ({"objective": "money"}, "objective 'money' is unknown"),
-        ({"objective": "cost", "stages": 2}, "objective 'cost' searches the whole"),
-        ({"hour_usd": 2.0}, "hour_usd is 2, what waiting is worth beside dollars"),
+        (
+            {"objective": "cost", "stages": 2},
+            "objective is 'cost', which only the joint search can have; leave stages",
+        ),
+        ({"hour_usd": 2.0}, "hour_usd is 2, the value of waiting beside other costs"),
         ({"objective": "cost", "hour_usd": -1.0}, "hour_usd is -1"),
         ({"prices": 0.02}, "prices must be of type Prices"),
     ],

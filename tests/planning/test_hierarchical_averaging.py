@@ -68,7 +68,7 @@ def test_where_nothing_is_won() -> None:
     mute = nodes([2, 2, 1], can_aggregate=[True, True, False, False, True])
     assert hierarchical_rounds(mute, range(5)) is None
     for fields in ({"averaging": "equal"}, {"group_size": 2}, {"path_stages": 1}):
-        assert not pl.PlanRequest(stages=2, **fields).levels
+        assert not pl.PlanRequest(stages=2, **fields).may_be_hierarchical
 
 
 @given(

@@ -13,7 +13,8 @@ from planner.planning.baselines.rank_order import one_region
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.flow_plan import LayoutContext
 from planner.planning.layout import Layout
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.search.stop import StopRun
 from planner.training_plan.model import Routing, TrainingPlan
 from tests.conftest import random_network, tiny_workload

@@ -17,7 +17,7 @@ from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
@@ -151,7 +151,7 @@ def test_pipelines_stay_within_regions() -> None:
     ("fields", "words"),
     [
         ({"sync_every": 0}, "sync_every is 0; it must be at least 1"),
-        ({"sync_every": 10**400}, "it must be at least 1 and at most 1000000"),
+        ({"sync_every": 10**400}, "it must be at least 1 and at most 1,000,000"),
         ({"sync_every": 1.5}, "sync_every must be a whole number, found 1.5"),
         ({"sync_every": 2, "clip": 1.0}, "found sync_every 2; leave one of them out"),
         ({"sync_every": 2, "outer": "nesterov"}, "outer must be of type OuterOptimizer"),
@@ -188,7 +188,7 @@ def test_delayed_averaging_goes_on_beside_the_next_step() -> None:
     assert more == 4
     again = late.workload.with_outer_state()
     assert again.state_bytes_per_parameter == waits.workload.state_bytes_per_parameter
-    with pytest.raises(pl.ProblemError, match="delayed averages changes"):
+    with pytest.raises(pl.ProblemError, match="delayed goes with sync_every above 1, found 1"):
         pl.PlanRequest(delayed=True)
 
 

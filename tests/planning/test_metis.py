@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.planning.baselines.metis import _Placement, _plans, _Search, group_sizes, metis_rule
 from planner.planning.baselines.rank_order import unconstrained
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.problems import ProblemError
 from planner.workload.costs import stage_costs
 from tests.conftest import regional_network, tiny_workload

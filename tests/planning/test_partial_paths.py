@@ -19,7 +19,7 @@ from planner.planning.bounds import step_bound
 from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.partial_path_layers import splits
 from planner.planning.partial_path_schedules import arranged_problem, partial_path_schedules
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.problems.path_method import PathMethod
@@ -81,7 +81,7 @@ def test_the_papers_search_decides_the_paths() -> None:
         (
             {"path_method": "cbs", "path_stages": None, "full_every": None, "stages": 3}
             | {"stage_sizes": None},
-            "path_method 'cbs' finds paths that skip stages; give path_stages, or leave it out",
+            "path_method is 'cbs', which only partial paths can have; give path_stages",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from planner.planning.cycle_bounds import cycle_bound_s
 from planner.planning.evaluation import compute_times, evaluated, straight_plan
 from planner.planning.partial_path_schedules import partial_path_schedules
 from planner.planning.placement import TRIALS_PER_EFFORT
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
@@ -171,7 +171,7 @@ def test_auto_takes_the_fastest_shape_and_shows_the_table() -> None:
     steps = [c.step_s for c in result.candidates if c.step_s is not None]
     assert result.objective is not None and result.objective <= min(steps)
     assert result.bound is not None and result.bound <= result.objective
-    with pytest.raises(ValueError, match="pipelines follow from stages"):
+    with pytest.raises(ValueError, match="pipelines follows from stages 'auto'"):
         pl.plan(cluster_of(8), workload, stages="auto", pipelines=2, stop=STOP)
     with pytest.raises(ValueError, match="no shape fits this cluster"):
         pl.plan(
@@ -414,22 +414,28 @@ def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
     ("change", "message"),
     [
         ({"path_stages": 5}, "path_stages is 5; it must be 1 to the 4 stages"),
-        ({"path_stages": None}, "full_every is 3 without path_stages; give path_stages"),
+        (
+            {"path_stages": None},
+            "stage_sizes is .2, 2, 1, 1., which only partial paths can have; give path_stages",
+        ),
         ({"full_every": 1}, "full_every is 1; give 2 to 1000, 0 for no full iteration"),
         ({"full_every": 10**19}, "full_every is 1"),
-        ({"max_swaps": -1}, "max_swaps is -1; it must be >= 0"),
+        ({"max_swaps": -1}, "max_swaps is -1; it must be at least 0"),
         ({"stage_sizes": (2, 2, 1, 2)}, "sum to the number of devices, found"),
         ({"stage_sizes": None}, "give stages, or stage_sizes"),
         ({"stage_sizes": None, "stages": 4}, r"cannot be divided into 4 equal .* such as 2,2,1,1"),
         ({"stage_sizes": (2, 2, 1.5, 0.5)}, "a stage size must be a whole number, found 1.5"),
         ({"path_stages": 2.5}, "path_stages must be a whole number, found 2.5"),
         ({"stages": 3}, "stages is 3 but stage_sizes lists 4; leave stages out"),
-        ({"stages": "auto"}, "path_stages goes with a number of stages"),
-        ({"pipelines": 2}, "leave out pipelines"),
+        ({"stages": "auto"}, "stages 'auto' goes with straight pipelines, found path_stages"),
+        (
+            {"pipelines": 2},
+            "pipelines is 2, which only straight pipelines can have; leave path_stages out",
+        ),
         ({"stage_sizes": (3, 1, 1, 1)}, "must be a multiple of 3, .* found 8; give 6 or 9"),
-        ({"head": "last"}, "head is 'last'; paths end on the device they start from"),
-        ({"schedule": "gpipe"}, "schedule 'gpipe' orders straight pipelines"),
-        ({"in_flight": 0}, "in_flight is 0; give at least 1"),
+        ({"head": "last"}, "head is 'last'; partial paths end where they start, give 'first'"),
+        ({"schedule": "gpipe"}, "schedule is 'gpipe', which only straight pipelines"),
+        ({"in_flight": 0}, "in_flight is 0; it must be at least 1"),
     ],
 )
 def test_skipping_requests_that_do_not_fit(change: dict[str, Any], message: str) -> None:

@@ -26,7 +26,8 @@ from planner.planning.baselines.search import ORDERS, BaselinePlan
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import OperationOrder, PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder, PlanRequest
 from planner.planning.shape import shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan

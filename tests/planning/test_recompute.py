@@ -12,7 +12,8 @@ import planner as pl
 from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
 from planner.planning.layer_split import balanced_split
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.planning.shape import memory_room, shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import from_dict
@@ -188,7 +189,7 @@ def test_paths_that_skip_stages_recompute_too(recompute: Any, full_every: int) -
         ([4], "recompute names stage 4; stages are 0 to 3, or give 'all'"),
         ([-1], "recompute names stage -1"),
         ([0.5], "a stage to recompute must be a whole number, found 0.5"),
-        (True, "recompute must list numbers of stages or be 'all', found True"),
+        (True, "recompute must list numbers of stages, or be 'all' or 'none', found True"),
         ("some", "recompute must list numbers of stages, or be 'all' or 'none', found 'some'"),
     ],
 )

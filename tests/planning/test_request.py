@@ -67,7 +67,10 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stages": 2.0}, "stages must be a whole number, found 2.0"),
         ({"stages": 2, "stage_layers": [(0, 2), (3, 4)]}, "2 ranges that follow each other"),
         ({"stages": 2, "stage_layers": [(0, 4)]}, "stage_layers must be 2 ranges"),
-        ({"stages": "auto", "stage_layers": [(0, 4)]}, "stage_layers follow from stages"),
+        (
+            {"stages": "auto", "stage_layers": [(0, 4)]},
+            "stage_layers follows from stages 'auto'; leave stage_layers out",
+        ),
         ({"stages": 2, "path_stages": 2, "stage_layers": [(0, 4)]}, "lists 1 stages but there"),
         ({"stages": 2, "averaging": "fair"}, "averaging 'fair' is unknown; choose one of equal"),
         ({"stages": 2, "head": "middle"}, "head 'middle' is unknown; choose one of first, last"),
@@ -79,14 +82,17 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stages": 2, "stage_layers": [(0, 1, 2)]}, "stage_layers must list a range"),
         ({"stage_sizes": 5, "path_stages": 2}, "stage_sizes must list the devices of every stage"),
         ({"stage_sizes": (4, 0), "path_stages": 2}, "a stage size must be at least 1"),
-        ({"stages": 2, "network_name": 5}, "network_name and method must be text"),
+        ({"stages": 2, "network_name": 5}, "network_name must be of type str, found 5"),
         ({"pipelines": 2}, "the shape of the plan is missing; give stages, or 'auto'"),
-        ({"schedule": "gpipe"}, "schedule goes with straight pipelines; give a number of stages"),
+        (
+            {"schedule": "gpipe"},
+            "schedule is 'gpipe', which only straight .*; give a number of stages",
+        ),
         ({"recompute": [0]}, "recompute goes with a number of stages; give stages too"),
         ({"stage_layers": [(0, 3)]}, "stage_layers must be 1 ranges that follow each other"),
-        ({"head": "first"}, "head 'first' goes with straight pipelines"),
+        ({"head": "first"}, "head is 'first', which only straight pipelines can have"),
         ({"microbatch_samples": 5}, "batch_samples must be a multiple of microbatch_samples"),
-        ({"method": "genetic"}, "method goes with straight pipelines"),
+        ({"method": "genetic"}, "method is 'genetic', which only straight pipelines and partial"),
         ({"method": "ga"}, "method 'ga' is unknown; choose one of auto"),
         ({"stages": 2, "recompute": "some"}, "recompute must list numbers of stages, or be 'all'"),
         (
@@ -94,16 +100,25 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
             "wiring 'round' is unknown; choose one of straight, flow, stochastic",
         ),
         ({"wiring": "straight"}, "the shape of the plan is missing; give stages, or 'auto'"),
-        ({"wiring": "flow", "stages": "auto"}, "stages 'auto' are straight; leave stages out"),
+        (
+            {"wiring": "flow", "stages": "auto"},
+            "stages 'auto' goes with straight pipelines, found wiring 'flow'",
+        ),
         (
             {"wiring": "flow", "stages": 5},
             "stages must be 1 to 4, the devices that can compute or the layers",
         ),
-        ({"routing": Routing(0.2)}, "routing is how devices choose with wiring 'stochastic'"),
-        ({"wiring": "flow", "pipelines": 2}, "pipelines goes with straight pipelines"),
+        (
+            {"routing": Routing(0.2)},
+            "routing sets how devices .* wiring 'stochastic', found wiring None",
+        ),
+        ({"wiring": "flow", "pipelines": 2}, "pipelines is 2, which only straight pipelines"),
         ({"wiring": "flow", "stages": 2, "recompute": [2]}, "recompute names stage 2"),
         ({"wiring": "flow", "stages": 2, "stage_layers": [(0, 4)]}, "leave stages out"),
-        ({"wiring": "flow", "path_stages": 2, "stages": 2}, "wiring goes without path_stages"),
+        (
+            {"wiring": "flow", "path_stages": 2, "stages": 2},
+            "wiring is 'flow', .*; leave path_stages out",
+        ),
     ],
 )
 def test_requests_that_can_be_none(change: dict[str, Any], message: str) -> None:

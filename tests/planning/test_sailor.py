@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.planning.baselines.sailor import _costs, _estimate_s, _grids, _orders, sailor_rule
-from planner.planning.request import PlanningProblem, PlanRequest
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import PlanRequest
 from planner.problems import ProblemError
 from tests.conftest import random_network, regional_network, tiny_workload
 

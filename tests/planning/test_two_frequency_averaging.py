@@ -25,7 +25,7 @@ from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.layout_kernel import two_frequency_s
 from planner.planning.layout_search import LayoutSearch
 from planner.planning.placed_bound import placed_bound_s
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
@@ -380,7 +380,7 @@ def test_the_estimate_is_that_of_the_rounds(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"within": "region"}, "found sync_every 1; give more, or leave it out"),
+        ({"within": "region"}, "sync_every above 1, found 1; give more, or leave within out"),
         ({"within": "site", "sync_every": 2}, "within 'site' is unknown; choose one of region"),
         (
             {"within": "region", "sync_every": 2, "delayed": True},
@@ -389,7 +389,7 @@ def test_the_estimate_is_that_of_the_rounds(
         ({"within": "region", "sync_every": 2, "group_size": 2}, "goes without group_size"),
         (
             {"within": "region", "sync_every": 2, "stages": 2, "path_stages": 2},
-            "goes without path_stages",
+            "within is 'region', which .*; leave path_stages out",
         ),
     ],
 )
@@ -432,7 +432,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         *("--no-pictures", "--out", str(out), "--within", "region"),
     ]
     assert main(words) == 2
-    assert "within 'region' averages gradients where all average every H" in capsys.readouterr().err
+    assert "within goes with sync_every above 1" in capsys.readouterr().err
     assert main([*words, "--sync-every", "50"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Gradients are averaged within regions in every step" in said

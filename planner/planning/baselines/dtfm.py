@@ -13,7 +13,7 @@ from planner.planning.baselines.search import (
 )
 from planner.planning.parallelism_candidates import NO_SHAPE, candidates
 from planner.planning.placement import place_stages
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.problems import ProblemError
 from planner.search.stop import StoppingCriterion

@@ -16,7 +16,7 @@ from planner.planning.baselines.rank_order import region_order, unconstrained
 from planner.planning.baselines.search import MOST_REFUSED, ORDERS
 from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.layer_split import least_largest
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape, memory_room
 from planner.planning.straight import path_schedule
 from planner.problems import ProblemError

@@ -15,7 +15,7 @@ from planner.planning.baselines.rank_order import (
     ranks_by_region,
 )
 from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import StoppingCriterion

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.planning.evaluation import straight_step_s
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan

@@ -26,7 +26,8 @@ from planner.planning.baselines.search import (
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.layout import Layout
 from planner.planning.parallelism_candidates import NO_SHAPE, candidates
-from planner.planning.request import OperationOrder, PlanningProblem
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder
 from planner.problems import ProblemError
 from planner.training_plan.model import Routing
 

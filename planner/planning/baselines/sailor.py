@@ -18,7 +18,7 @@ from planner.planning.baselines.search import (
     search_baselines,
 )
 from planner.planning.parallelism_candidates import NO_SHAPE
-from planner.planning.request import PlanningProblem
+from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 

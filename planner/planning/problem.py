@@ -1,0 +1,158 @@
+"""The planning problem: a request, and the cluster and workload that it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.network.dtype import Dtype
+from planner.planning.calibrated import calibrated
+from planner.planning.hierarchical_averaging import has_hierarchy
+from planner.planning.request import Objective, PlanKind, PlanRequest, ShareRule
+from planner.problems import ProblemError
+from planner.problems.quantities import instance_of, seed_of
+from planner.training_plan.choices import Codec
+from planner.workload.boundary_codec import BoundaryCodec
+from planner.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """A planning request with its cluster and workload, consistent with each other.
+
+    Attributes
+    ----------
+    cluster
+        Devices that can compute. For a joint search with a calibration they have their measured
+        FLOP/s.
+    workload
+        What to train, with the request's microbatches, boundary codec and state of the outer
+        optimizer.
+    seed
+        Of every random choice.
+    full_cluster
+        The cluster including devices that cannot compute; None if all can.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    request: PlanRequest
+    seed: int = 0
+    full_cluster: Cluster | None = None
+
+    @property
+    def aggregators(self) -> tuple[int, ...]:
+        """Devices of ``full_cluster`` that may reduce gradients though they have no stage."""
+        request = self.request
+        uses = (
+            request.shares == ShareRule.ADAPTIVE
+            and request.group_size is None
+            and request.kind is not PlanKind.PARTIAL_PATHS
+            and request.objective == Objective.TIME
+            and request.within is None
+        )
+        if self.full_cluster is None or not uses:
+            return ()
+        devices = self.full_cluster.devices
+        able = np.asarray(devices.can_aggregate) & ~np.asarray(devices.can_compute)
+        return tuple(np.flatnonzero(able).tolist())
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether all devices of a stage end their averaging at the same time in every plan.
+
+        They do not in several rounds, in hierarchical and in two-frequency averaging.
+        """
+        request = self.request
+        hierarchical = request.may_be_hierarchical and has_hierarchy(self.cluster)
+        return request.group_size is None and request.within is None and not hierarchical
+
+    @property
+    def aggregators_in(self) -> Cluster | None:
+        """``full_cluster``, if there are `aggregators`."""
+        return self.full_cluster if self.aggregators else None
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        request: PlanRequest | None,
+        seed: int,
+        changes: dict[str, Any],
+    ) -> PlanningProblem:
+        """Validate the arguments of `planner.plan`."""
+        instance_of(Cluster, cluster, "cluster")
+        instance_of(Workload, workload, "workload")
+        request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
+        request = request.replace(**changes) if changes else request
+        if request.microbatch_samples is not None:
+            workload = workload.replace(microbatch_samples=request.microbatch_samples)
+        if request.sync_every > 1:
+            workload = workload.with_outer_state(delayed=request.delayed)
+        else:
+            workload = workload.without_outer_state()
+        if request.boundary_codec != BoundaryCodec.NONE:
+            workload = workload.with_boundary_codec(request.boundary_codec)
+        if request.within is not None:
+            _require_regions(cluster)
+        _require_format(cluster, workload)
+        gradients = workload.precision.gradients
+        if request.codec != Codec.NONE and gradients is not Dtype.FP32:
+            raise ProblemError(
+                f"codec {request.codec} is made from fp32, the workload averages gradients in "
+                f"{gradients}; choose one of the two"
+            )
+        if request.objective == Objective.COST and cluster.devices.usd_per_hour is None:
+            raise ProblemError(
+                "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
+                "devices file"
+            )
+        if request.calibration is not None:
+            try:
+                calibration = request.calibration.completed(cluster, workload)
+                if request.kind is PlanKind.JOINT:
+                    cluster = calibrated(cluster, workload, calibration)
+            except ProblemError:
+                raise
+            except ValueError as error:
+                raise ProblemError(str(error)) from None
+            request = request.replace(calibration=calibration)
+        seed = seed_of(seed)
+        able = np.flatnonzero(np.asarray(cluster.devices.can_compute))
+        if len(able) == len(cluster):
+            return cls(cluster, workload, request, seed)
+        if not len(able):
+            raise ProblemError("no device can compute; give one that can")
+        return cls(cluster.subset(able.tolist()), workload, request, seed, cluster)
+
+
+def _require_format(cluster: Cluster, workload: Workload) -> None:
+    """Refuse devices that would emulate the format of compute, as their executor would."""
+    compute = workload.precision.compute
+    computes = np.asarray(cluster.devices.can_compute)
+    lacking = [d for d in cluster.lacks(compute) if computes[d]]
+    if lacking:
+        first = lacking[0]
+        assert cluster.devices.gpus is not None
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise ProblemError(
+            f"device {cluster.network.ids[first]!r}{more} has a {cluster.devices.gpus[first]}, "
+            f"which has no {compute}, the format of compute; plan with --precision fp32, other "
+            "GPUs, or can_compute no for these devices"
+        )
+
+
+def _require_regions(cluster: Cluster) -> None:
+    """Several, of which one has several devices: else there is nothing to do within, or between."""
+    able = np.asarray(cluster.devices.can_compute)
+    regions = [region for region, can in zip(cluster.network.regions, able, strict=True) if can]
+    if not 1 < len(set(regions)) < len(regions):
+        found = "one region" if len(set(regions)) == 1 else "a region for each device"
+        raise ProblemError(
+            f"within 'region' goes with several regions, of which one has several devices, found "
+            f"{found}; leave it out"
+        )
