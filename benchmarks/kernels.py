@@ -7,7 +7,7 @@
 CPU seconds of whole processes: README's first command with an empty cache of compiled code (cold)
 and again (warm), and `planner check` of its plan. Rates are measured inside one process after a
 first call: operations of the clock, of a plan with flows and one of straight pipelines; trials of
-the layout search with 8 and with 57 places; moves of the path search. With `--devices`, CPU and
+the layout search with 8 and with 57 classes; moves of the path search. With `--devices`, CPU and
 memory of the first command with so many; with `--seeds`, the median step that five named instances
 reach. Medians of the repeats, which take turns between the checkouts; all at the default effort of
 each. The other checkout must have the modules that the measurements import: 0.2.0 or later.
@@ -75,13 +75,13 @@ for name in ("aws", "skyplane"):
     instance = INSTANCES[name]
     classes = DeviceClasses.of(instance.cluster(), None)
     layouts, trials = LayoutSearch(classes, instance.model()), 20_000
-    state = layouts._start(8, InitialLayout.DEALT)
+    state = layouts._start(8, InitialLayout.SPREAD)
     def run():
         began = time.process_time()
         layouts._round(state, layouts._value(state), trials, 0.2, 0.003, True)
         return trials / (time.process_time() - began)
     run()
-    found[f"layouts, {len(classes)} places: trials/s"] = run()
+    found[f"layouts, {len(classes)} classes: trials/s"] = run()
 moves = counted(search, "anneal", lambda given: given[1].moves)
 for name, problem in (("20 devices", paths._reference()), ("100 devices", paths.hundred())):
     solve = lambda: solve_paths(problem, pl.Effort(1), 0)

@@ -181,7 +181,7 @@ class Log:
         ``(seconds, device)`` of every request that ran out of time.
     busy_s
         Seconds that each device worked.
-    most_held
+    max_in_flight
         The most microbatches that each device had between their forward and backward pass.
     """
 
@@ -189,7 +189,7 @@ class Log:
     finished_s: list[float] = field(default_factory=list)
     failed: list[tuple[float, int]] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
-    most_held: list[int] = field(default_factory=list)
+    max_in_flight: list[int] = field(default_factory=list)
 
     def per_s(self, after: int) -> float:
         """Microbatches a second, without the first ``after``."""
@@ -295,7 +295,7 @@ class _Play:
         rng = np.random.default_rng(seed)
         self.transfers = Transfers(scene.links, self.agenda, scene.jitter_s, rng)
         n = len(scene.stage)
-        self.log = Log(busy_s=[0.0] * n, most_held=[0] * n)
+        self.log = Log(busy_s=[0.0] * n, max_in_flight=[0] * n)
         self.held = [0] * n
         self.alive = [d not in scene.late for d in range(n)]
         self.life = [0] * n  # what a device began before it died is lost
@@ -392,7 +392,7 @@ class _Play:
             if not m.back:
                 self.log.forward.append((self.agenda.now_s, peer))
             self.held[peer] += -1 if m.back else 1
-            self.log.most_held[peer] = max(self.log.most_held[peer], self.held[peer])
+            self.log.max_in_flight[peer] = max(self.log.max_in_flight[peer], self.held[peer])
             home, last = self.scene.homes[m.trainer], self.scene.stages - 1
             if m.back and m.place == 0:
                 # what is left is a word to the trainer

@@ -371,7 +371,7 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         times = [log.finished_s[-1] for log in logs]
         counts = np.mean([log.counts(len(plan.cluster)) for log in logs], axis=0) / many
         off = max(abs(counts[d] - part) for d, part in found.parts.items())
-        held = max(max(log.most_held) for log in logs)
+        held = max(max(log.max_in_flight) for log in logs)
         lines.append(
             f"| {name} | {np.mean(times):.2f} | {min(times):.2f} | {max(times):.2f} | "
             f"{off:.3f} | {held} |"

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.problems.peers_file import load_peers
 
     require_outputs(
-        args,
+        vars(args),
         [
             Output("--out", args.out, [".json"], FORMAT),
             Output("--programme", args.programme, [".lp", ".mps"]),

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         Output(f"--{kind}", getattr(args, kind), [suffix], MARKS)
         for kind, suffix in (("json", ".json"), ("html", ".html"), ("markdown", ".md"))
     ]
-    require_outputs(args, outputs)
+    require_outputs(vars(args), outputs)
     if args.rows is not None:
         require_writable(args.rows, [".jsonl"])
     tasks = list(_tasks(args, instances))

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
 
-    require_outputs(args, [Output("--trace", args.trace, [".json"], MADE)])
+    require_outputs(vars(args), [Output("--trace", args.trace, [".json"], MADE)])
     settings = EmulationSettings(
         *(args.speed, args.shrink, args.steps, args.rest, args.real_compute),
         jitter_s=args.jitter_ms / 1e3,

@@ -54,7 +54,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write or print it."""
     if args.out is not None:
-        require_outputs(args, [Output("--out", args.out, [args.out.suffix])])
+        require_outputs(vars(args), [Output("--out", args.out, [args.out.suffix])])
     names = (
         *("interface", "port", "run_id", "plan_path", "executor_options"),
         *("pipeline", "schedule", "stage"),

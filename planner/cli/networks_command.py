@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    require_outputs(args, [Output("--out", args.out, [".csv", ".json"], FORMAT)])
+    require_outputs(vars(args), [Output("--out", args.out, [".csv", ".json"], FORMAT)])
     _require_no_measurement(args.out, args.measured)
     latency, bandwidth = (
         None if given is None else real(option, given, 0) * factor

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = cluster_of(args, workload.precision.compute)
     stop = stop_of(args) if seconds is None else Reporting(MaxRuntime(seconds))
     args.out.mkdir(parents=True, exist_ok=True)
-    require_outputs(args, _outputs(args.out))
+    require_outputs(vars(args), _outputs(args.out))
     front = pareto(
         cluster,
         workload,

@@ -108,7 +108,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Paths with their makespan and its bound."""
     part = None if args.out is None else part_of(args.out)
-    require_outputs(args, [Output("--out", path, [".json"], FORMAT) for path in (args.out, part)])
+    require_outputs(
+        vars(args), [Output("--out", path, [".json"], FORMAT) for path in (args.out, part)]
+    )
     asked = _question(args)
     if asked.ignored:
         names = ", ".join(asked.ignored)

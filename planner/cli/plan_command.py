@@ -384,7 +384,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.training_plan.file import plan_text, save_plan
 
     stop_of(args)  # what is wrong with it is said before anything else
-    require_outputs(args, _outputs(args))
+    require_outputs(vars(args), _outputs(args))
     time_left = TimeLeft(args.seconds, args.began)
     workload, request = workload_of(args), _request(args)
     cluster = cluster_of(args, workload.precision.compute)

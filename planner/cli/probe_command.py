@@ -31,7 +31,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show and write."""
     named = (("--out", args.out), ("--devices-out", args.devices_out))
-    require_outputs(args, [Output(option, path, [".csv"]) for option, path in named])
+    require_outputs(vars(args), [Output(option, path, [".csv"]) for option, path in named])
     log = ProbeLog.load(args.log)
     network = log.network()
     lines, written = _summary(log, network), []

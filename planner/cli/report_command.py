@@ -42,7 +42,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page of a valid plan."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
-    require_outputs(args, [Output("--out", out, [".html"], GENERATOR)])
+    require_outputs(vars(args), [Output("--out", out, [".html"], GENERATOR)])
     if args.tokens is not None and real("--tokens", args.tokens, 0) == 0:
         raise ValueError("--tokens is 0; give a number above 0")
     plan = load_plan(args.plan)

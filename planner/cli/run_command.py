@@ -121,7 +121,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_outputs(
-        args,
+        vars(args),
         [
             Output("--trace", args.trace, [".json"], MADE),
             Output("--calibrate", args.calibrate, [".json"], FORMAT),

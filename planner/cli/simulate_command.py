@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Step time and its parts, for every schedule."""
     pictures = [".png", ".svg", ".pdf"]
     require_outputs(
-        args,
+        vars(args),
         [
             Output("--trace", args.trace, [".json"], MADE),
             Output("--gantt", args.gantt, pictures, MADE),

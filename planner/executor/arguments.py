@@ -267,7 +267,7 @@ def require_files(args: argparse.Namespace) -> None:
         As `planner.utils.output_files.require_outputs` has it.
     """
     require_outputs(
-        args,
+        vars(args),
         [
             Output("--trace", args.trace, [".json"], MADE),
             Output("--calibrate", args.calibrate, [".json"], FORMAT),

@@ -1,9 +1,8 @@
-"""Chooses aggregators: devices without a stage that sum gradients for one.
+"""Chooses aggregators: devices without a stage that reduce gradients for one.
 
-A device that cannot compute but can aggregate is an aggregator. It helps one stage at most, so that
-no round waits for another. Greedily: the stage whose rounds take longest by themselves gets the
-aggregator that shortens them most, until none shortens any. The plan with aggregators is taken
-where its step on the simulator is shorter.
+Any device that can aggregate but not compute is a candidate. It serves one stage at most, so that
+no round waits for another. Greedily, the stage with the longest round gets the aggregator that
+shortens it most, until none shortens any. The result is kept if its simulated step is shorter.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from planner.training_plan.shares import shares_of
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 LEAST_GAIN = 1e-9
-"""Relative, of a round that an aggregator shortens."""
+"""Least relative gain of an aggregator."""
 
 
 def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
-    """The plan with the aggregators that make its step shorter, and all others left out."""
+    """The plan with the aggregators that shorten its step; unused devices are listed."""
     whole, names = problem.full_cluster or problem.cluster, plan.cluster.network.ids
     aggregators = problem.aggregators
     here = [whole.network.index_of(name) for name in names]
@@ -56,7 +55,7 @@ def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPl
 
 
 def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
-    """The same plan on a cluster that has its devices and maybe others."""
+    """The same plan on a cluster that contains its devices and possibly others."""
     number = dict(enumerate(index))
 
     def wide(times: ComputeTimes) -> ComputeTimes:
@@ -94,7 +93,7 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
 def group_with_aggregators(
     cluster: Cluster, members: Sequence[int], aggregators: Sequence[int]
 ) -> AveragingGroup | None:
-    """All members' gradients averaged at the highest rate, with some devices that only sum."""
+    """The group with the highest rate of averaging; None if no aggregator helps."""
     from planner.lp.helped_rates import helped_rates
 
     index = [*members, *aggregators]
@@ -123,7 +122,7 @@ def group_with_aggregators(
 def _helped(
     plan: TrainingPlan, aggregators: Sequence[int]
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
-    """The plan's averaging, with aggregators where they make it shorter."""
+    """The plan's averaging, with aggregators where they shorten it."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
     size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
     held = plan.averaging[: len(plan.stage_layers)]
@@ -152,7 +151,7 @@ def _helped(
 
 
 def _kinds(cluster: Cluster) -> dict[int, tuple[object, ...]]:
-    """What tells devices apart that only sum."""
+    """Properties that distinguish aggregators."""
     network, (up, down) = cluster.network, device_limits(cluster)
     sites = cluster.devices.sites or [""] * len(cluster)
     return {
@@ -167,6 +166,6 @@ def _renamed(group: AveragingGroup, number: Mapping[int, int]) -> AveragingGroup
 
 
 def _only(plan: TrainingPlan, whole: Cluster, cast: Sequence[int]) -> TrainingPlan:
-    """The plan, with the names of those who take no part."""
+    """The plan, with the names of devices that take no part."""
     ids = whole.network.ids
     return plan.replace(left_out=tuple(ids[d] for d in range(len(whole)) if d not in set(cast)))

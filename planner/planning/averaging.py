@@ -29,7 +29,7 @@ def averaging_rounds(
     levels: bool = False,
     two_frequency: bool = False,
 ) -> StageAveraging:
-    """Rounds of one stage, in which every device contributes.
+    """Rounds of one stage, to which every device contributes.
 
     References
     ----------
@@ -78,10 +78,10 @@ def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...
 def adaptive_group(
     cluster: Cluster, members: tuple[int, ...], vector_bytes: float
 ) -> AveragingGroup:
-    """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
+    """Shares with the highest rate of averaging over all members (eq. 6).
 
-    Equal ones of all who can sum where these take no longer in the simulator, which counts latency
-    too.
+    Equal shares of all aggregating members, if these are no slower in the simulator, which counts
+    latency too.
 
     References
     ----------
@@ -99,7 +99,7 @@ def adaptive_group(
 
 
 def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
-    """Shares of the highest rate, latency left aside."""
+    """Shares with the highest rate, without latency."""
     from planner.lp.capacity import Limits
     from planner.lp.rates import best_rates
 

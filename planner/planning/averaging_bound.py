@@ -15,14 +15,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AveragingBound:
-    """Seconds of one round over all devices of a stage.
+    """Lower bounds on one round over all devices of a stage, in seconds.
 
     Attributes
     ----------
     device_s
-        ``float[stages, N]``: at least this with that device in the stage's group.
+        ``float[stages, N]``: for groups of the stage that contain the device.
     stage_s
-        ``float[stages]``: at least this for any group of the stage.
+        ``float[stages]``: for any group of the stage.
     """
 
     device_s: Floats
@@ -37,12 +37,13 @@ def averaging_bound(
     equal_shares: bool,
     helped: bool = False,
 ) -> AveragingBound:
-    """Bounds for one round a stage in which everybody contributes.
+    """Bounds for one round per stage to which every device contributes.
 
-    In a group of m, a member gives m - 1 others their shares and returns its own to them. With
-    equal shares every pair carries 2/m of the vector, so the pair with its (m-1)-nearest partner
+    In a group of m, a member sends m - 1 others their shares and returns its own to them. With
+    equal shares every pair carries 2/m of the vector, so the pair with the (m-1)-nearest partner
     does. With any shares, what a member sends, (1 - s) + s (m - 1) of the vector, is at least the
-    vector, and so is what it receives. With aggregators too, which may be near and have fast pairs.
+    vector, and so is what it receives. Aggregators may be near and have fast pairs, so no pair
+    limits then.
     """
     n = len(cluster)
     up, down = device_limits(cluster)

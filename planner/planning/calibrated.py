@@ -1,7 +1,7 @@
-"""Clusters whose devices have their measured speed.
+"""Clusters whose devices have measured FLOP/s.
 
-Searches, and the bound on any plan, know of a device's FLOP/s and of no single operation; what a
-plan is priced with are the measured seconds themselves.
+Searches and bounds use the FLOP/s of a device, not times of single operations; plans are evaluated
+with the measured times.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
 ALIKE = 1.03
-"""Alike devices that were measured no farther apart are alike still: clocks jitter, and what is
-alike is searched once."""
+"""Devices of one kind whose measured speed differs by less are treated as equal: measurements
+jitter, and equal devices form one class."""
 
 
 def calibrated(cluster: Cluster, workload: Workload, calibration: Calibration) -> Cluster:
-    """The devices with the FLOP/s that F and B had on them."""
+    """Devices with the FLOP/s measured over forward and backward passes."""
     stated, able = cluster.flops, np.asarray(cluster.devices.can_compute)
     speed = stated.copy()
     for d in np.flatnonzero(able).tolist():
@@ -40,8 +40,10 @@ def calibrated(cluster: Cluster, workload: Workload, calibration: Calibration) -
     return _with_flops(cluster, speed)
 
 
-def optimistic(cluster: Cluster, workload: Workload, calibration: Calibration | None) -> Cluster:
-    """The devices with FLOP/s that none of F, B and H exceeded on them."""
+def fastest_measured(
+    cluster: Cluster, workload: Workload, calibration: Calibration | None
+) -> Cluster:
+    """Devices with the highest FLOP/s measured in any operation, for bounds."""
     if calibration is None:
         return cluster
     samples = calibration.microbatch_samples / workload.microbatch_samples

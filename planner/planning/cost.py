@@ -1,4 +1,4 @@
-"""Cost of a plan, and the objective: seconds or dollars."""
+"""Cost of a plan, and the objective: step time or cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR_S, BILLION = 3600.0, 1e9
 
 
 def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """The plan and what a step of it costs."""
+    """The plan with the cost of a step."""
     hourly = plan.cluster.devices.usd_per_hour
     if hourly is None:
         return plan
@@ -39,27 +39,29 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
 
 
 def step_tokens(workload: Workload) -> int | None:
-    """Tokens of a step; None where the workload does not say what a sample has."""
+    """Tokens per step; None if the workload has no sequence length."""
     arch = workload.architecture
     return None if arch is None else workload.batch_samples * arch.sequence
 
 
 @dataclass(frozen=True)
-class ObjectiveFunction:
-    """What of a plan is to be least: its seconds, or seconds at their price and messages.
+class PlanObjective:
+    """What to minimise: step time, or dollars of a step.
 
     Attributes
     ----------
+    by_cost
+        Whether dollars are minimised.
     wait_usd_per_s
-        What waiting is worth.
+        Value of waiting, added to the price of all devices.
     """
 
     by_cost: bool
     wait_usd_per_s: float
 
     @classmethod
-    def of(cls, request: PlanRequest) -> ObjectiveFunction:
-        """As asked."""
+    def of(cls, request: PlanRequest) -> PlanObjective:
+        """The objective of a request."""
         return cls(request.objective == Objective.COST, request.hour_usd / HOUR_S)
 
     def value(self, cluster: Cluster, step_s: float, messages_usd: float) -> float:
@@ -71,10 +73,10 @@ class ObjectiveFunction:
         return step_s * (each + self.wait_usd_per_s) + messages_usd
 
     def of_plan(self, plan: TrainingPlan) -> float:
-        """The same of a plan that knows its cost."""
+        """Seconds or dollars of a plan that has its cost."""
         messages = 0.0 if plan.cost is None else plan.cost.messages_usd
         return self.value(plan.cluster, plan.predicted.step_s, messages)
 
 
-BY_TIME = ObjectiveFunction(False, 0.0)
-"""Seconds."""
+STEP_TIME = PlanObjective(False, 0.0)
+"""Minimise step time."""

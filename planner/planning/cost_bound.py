@@ -1,4 +1,4 @@
-"""Lower bound on the mean cost of a step, for every plan."""
+"""Lower bound on the cost of a step, for every plan."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from planner.planning.bounds import StepBound
 from planner.planning.cost import HOUR_S
 from planner.planning.problem import PlanningProblem
+from planner.planning.step_bound import StepBound
 from planner.workload.costs import stage_costs
 
 
 def cost_bound(problem: PlanningProblem, step: StepBound | None) -> StepBound | None:
-    """Dollars: each FLOP on the device that does it for least, and waiting for the shortest step.
+    """Dollars: every FLOP on the device that does it for least, plus the value of the shortest
+    step.
 
-    A device is paid for all of a step, and is busy for part of it at most.
+    A device is paid for the whole step, but works for part of it at most.
     """
     cluster, workload, request = problem.cluster, problem.workload, problem.request
     if request.calibration is not None:

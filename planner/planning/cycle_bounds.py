@@ -1,6 +1,6 @@
-"""A lower bound on the mean step of any plan with skipped stages and given stage sizes.
+"""Lower bound on the mean step of plans with skipped stages and given stage sizes.
 
-It holds in the simulator for every arrangement, every choice of paths and every order of operations
+It holds in the simulator for every placement, every choice of paths and every order of operations
 within the devices' memory.
 """
 
@@ -31,12 +31,12 @@ def cycle_bound_s(
     layers: Sequence[tuple[int, int]],
     recompute: Sequence[bool] = (),
 ) -> float:
-    """Seconds that no arrangement can beat on average, compute times by FLOPs.
+    """Seconds of a mean step that no placement beats; compute times follow from FLOPs.
 
-    Let T be the end of the last step of a pass through the cycle; all devices of one stage begin
-    the next pass together then. If that is stage 0, all of the pass follows. Otherwise the first
-    step that visits that stage is only sure to follow from there on, but from the end of that step
-    stage 0 goes on with the others.
+    Let T be the end of the last step of a cycle; all devices of one stage begin the next cycle
+    together then. If that is stage 0, the whole cycle follows. Otherwise the first step that visits
+    that stage is only sure to follow from there on, but from the end of that step stage 0 continues
+    with the others.
     """
     least = {
         k: _Least.of(
@@ -62,16 +62,15 @@ def cycle_bound_s(
 
 
 class _Least(NamedTuple):
-    """What a step takes at least without averaging.
+    """Lower bounds on a step without averaging.
 
     Attributes
     ----------
     work_s
-        ``float[stages]``: stage 0 from its begin to its last backward pass; of another stage, the
-        device with most visits.
+        ``float[stages]``: of stage 0, from its start to its last backward; of the others, the
+        work of the device with most visits.
     from_stage_s
-        To the last backward pass of stage 0 from the moment at which stage j begins; None where no
-        path need visit that stage.
+        To the last backward of stage 0 from the start of stage j; None if no path need visit it.
     """
 
     work_s: Floats
@@ -92,7 +91,7 @@ class _Least(NamedTuple):
 def _in_turn_s(steps: Sequence[_Least], averaging: AveragingBound) -> float:
     """Steps from the moment at which stage 0 begins the first: each stage does them in turn.
 
-    Each of its steps takes its work and its averaging, which every device has in some stage.
+    Each step of a stage takes its work and its averaging, in which every device takes part.
     """
     work = sum((step.work_s for step in steps), np.zeros(len(averaging.stage_s)))
     devices = work[:, None] + len(steps) * averaging.device_s
@@ -101,7 +100,7 @@ def _in_turn_s(steps: Sequence[_Least], averaging: AveragingBound) -> float:
 
 
 def _visits(problem: ArrangedPathProblem) -> int:
-    """CC3: every stage but the first is visited by the floor of the mean, or more."""
+    """Visits of every stage but the first: at least the mean, rounded down (CC3)."""
     count = problem.stage_sizes[0] * problem.microbatches_per_start
     return count * (problem.path_stages - 1) // max(len(problem.stage_sizes) - 1, 1)
 
@@ -112,17 +111,17 @@ def _least_hop_s(problem: ArrangedPathProblem) -> float:
 
 
 def _stage_work_s(problem: ArrangedPathProblem) -> Floats:
-    """F and B of the visits that one device of every stage but the first must take."""
+    """F and B of the visits that some device of each stage but the first must take."""
     busy = (problem.forward_s + problem.backward_s).min(axis=1)
     visits = [-(-_visits(problem) // size) for size in problem.stage_sizes]
     return np.asarray(busy * [0, *visits[1:]])
 
 
 def _later_stages_s(problem: ArrangedPathProblem) -> list[float | None]:
-    """Where the devices of stage 1, 2, ... begin together; None without a visit that is sure.
+    """If the devices of stage 1, 2, ... begin together; None without a certain visit.
 
-    What visits that stage goes on to head and backward pass on a start device, back to the stage
-    and home: the stage's own work, or the start devices', is the neck of that walk.
+    What visits that stage continues to head and backward on a start device, back to the stage, and
+    on to stage 0: the work of the stage, or of the start devices, is the bottleneck.
     """
     sizes, stages, visits = problem.stage_sizes, len(problem.stage_sizes), _visits(problem)
     if visits == 0:
@@ -155,7 +154,7 @@ def _problem(
     layers: Sequence[tuple[int, int]],
     recompute: Sequence[bool],
 ) -> ArrangedPathProblem:
-    """As the simulator counts: directions apart, and no message smaller than the smallest."""
+    """As the simulator counts: directions apart, every message as small as the smallest."""
     numbers = StageNumbers.of(cluster, workload, layers, recompute)
     least = min(layer.output_bytes for layer in workload.layers) * workload.microbatch_samples
     return ArrangedPathProblem(

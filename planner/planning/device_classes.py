@@ -1,4 +1,4 @@
-"""Device classes: groups of devices that nothing distinguishes."""
+"""Device classes: groups of interchangeable devices."""
 
 from __future__ import annotations
 
@@ -18,47 +18,48 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DeviceClasses:
-    """Classes of devices with the same links, limits, speed and memory.
+    """C classes of devices with the same links, limits, FLOP/s and memory.
 
     Attributes
     ----------
     members
-        Devices of each of the C places.
+        Devices of each class.
     size
-        ``int[C]``: how many these are.
-    there_and_back_s
-        ``float[C, C]``: latency of both directions between devices of two places, or of one.
+        ``int[C]``: number of devices.
+    rtt_s
+        ``float[C, C]``: round-trip time between a device of one class and one of the other.
     bandwidth
-        ``float[C, C]``: bytes per second of a pair; infinite within a place of one device.
-    slower
-        ``float[C, C]``: of its two directions, the slower.
+        ``float[C, C]``: bytes per second between such devices; infinite within a class of one.
+    pair_bandwidth
+        ``float[C, C]``: the slower of both directions.
     capacity
-        ``float[C]``: the smaller of a device's upload and download.
+        ``float[C]``: the smaller of a device's upload and download, in bytes per second.
     flops, memory_bytes
-        ``float[C]``: of a device.
-    sums
-        ``bool[C]``: whether its devices can aggregate.
+        ``float[C]``: of one device.
+    can_aggregate
+        ``bool[C]``: whether the devices may reduce gradients.
     site
-        ``int[C]``: of whose line its devices have a part.
-    line
-        ``float[K]``: of every site's line out and in, the slower; empty where none is stated.
+        ``int[C]``: index of the site whose line the devices share.
+    site_bandwidth
+        ``float[K]``: bytes per second of each site's line in its slower direction; empty if no site
+        has a limit.
     region
-        ``int[C]``: a number for each; of one of its devices, where it may have several.
+        ``int[C]``: index of the region, or of one device's region if the class spans several.
     usd_per_s, usd_per_byte
-        ``float[C]``, ``float[C, C]``: of a device and of messages; 0 without prices.
+        ``float[C]``, ``float[C, C]``: price of a device and of traffic; 0 without prices.
     """
 
     members: tuple[tuple[int, ...], ...]
     size: Ints
-    there_and_back_s: Floats
+    rtt_s: Floats
     bandwidth: Floats
-    slower: Floats
+    pair_bandwidth: Floats
     capacity: Floats
     flops: Floats
     memory_bytes: Floats
-    sums: NDArray[np.bool_]
+    can_aggregate: NDArray[np.bool_]
     site: Ints
-    line: Floats
+    site_bandwidth: Floats
     region: Ints
     usd_per_s: Floats
     usd_per_byte: Floats
@@ -67,7 +68,7 @@ class DeviceClasses:
     def of(
         cls, cluster: Cluster, prices: Prices | None = None, *, by_region: bool = False
     ) -> DeviceClasses:
-        """The places of the devices that can compute."""
+        """Classes of the devices that can compute; with ``by_region``, none spans two regions."""
         network = cluster.network
         up, down = device_limits(cluster)
         columns = [cluster.flops, cluster.memory_bytes, up, down]

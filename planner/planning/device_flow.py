@@ -1,8 +1,8 @@
-"""From a flow between device classes to a flow between devices, over many pairs or few.
+"""Distributes a flow between device classes over pairs of devices.
 
-Alike devices of a place share its work evenly in any case. Over all pairs each link carries least;
-over few, microbatches follow one another along the same devices and wait for each other less. Which
-of them is faster only the simulator can say.
+Devices of a class always share its work evenly. Using all pairs minimises the load of each link;
+using few pairs, consecutive microbatches follow the same devices and queue less. The simulator
+decides which is faster.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from planner.planning.layout_flow import FlowNodes
 TINY = 1e-12
 
 
-class Spread(enum.StrEnum):
-    """Over which pairs of two places' devices a flow goes.
+class PairSpread(enum.StrEnum):
+    """Which pairs of devices carry the flow between two classes.
 
-    EVEN: over all of them. FEW: over as few as keep every device's part the same and no pair busier
-    than the period. FEWEST: each place's first devices give to the nearest place, the next to the
-    next. PAIRED, where all stages have as many devices: the k-th gives to the k-th, and all get the
-    same, as straight pipelines do.
+    EVEN: all pairs, equally. FEW: the fewest that give every device the same part and keep each
+    pair's load within the period. FEWEST: the first devices of a class send to the nearest class,
+    the next ones to the second nearest. PAIRED, if all stages have the same number of devices: the
+    k-th device sends to the k-th, with equal parts, as in straight pipelines.
     """
 
     EVEN = "even"
@@ -41,16 +41,16 @@ def device_flow(
     nodes: FlowNodes,
     flow: StageFlow,
     rates: FlowRates,
-    spread: Spread,
+    spread: PairSpread,
 ) -> tuple[Floats, list[Floats]]:
-    """Parts of the microbatches that begin on each device, and that go over each pair.
+    """Fractions of the microbatches that start on each device, and that use each pair.
 
     Returns
     -------
     tuple[ndarray, list[ndarray]]
         ``float[devices of the first stage]``; per boundary, ``float[devices before, after]``.
     """
-    if spread is Spread.PAIRED:
+    if spread is PairSpread.PAIRED:
         count = len(node_of[0])
         return np.full(count, 1 / count), [np.eye(count) / count for _ in node_of[1:]]
     each = rates.through / nodes.devices
@@ -68,9 +68,9 @@ def _boundary(
     nodes: FlowNodes,
     flow: StageFlow,
     rates: FlowRates,
-    spread: Spread,
+    spread: PairSpread,
 ) -> Floats:
-    """Parts over the pairs of two neighbouring stages' devices."""
+    """Fractions over the pairs of devices of two neighbouring stages."""
     part = np.zeros((len(here), len(there)))
     out, into = each[here].copy(), each[there].copy()
     stage = flow.stage[here[0]]
@@ -80,9 +80,9 @@ def _boundary(
         before, after = np.flatnonzero(here == u), np.flatnonzero(there == v)
         pairs = len(before) * len(after)
         most = rates.period_s / (flow.pair_s[e] * pairs) if flow.pair_s[e] > 0 else math.inf
-        if spread is Spread.FEWEST:
+        if spread is PairSpread.FEWEST:
             sent = _nearest(out[before], into[after], amount, most)
-        elif spread is Spread.FEW:
+        elif spread is PairSpread.FEW:
             sent = _few(len(before), len(after), amount, most)
         else:
             sent = np.full((len(before), len(after)), amount / pairs)
@@ -93,7 +93,7 @@ def _boundary(
 
 
 def _few(before: int, after: int, amount: float, most: float) -> Floats:
-    """The same from and to each; turned against each other as often as pairs need to carry it."""
+    """Equal parts per device; the pairing is rotated as often as the load of a pair requires."""
     turns = max(1, math.ceil(amount / max(before, after) / most - 1e-6))
     if turns >= min(before, after):
         return np.full((before, after), amount / (before * after))
@@ -104,7 +104,7 @@ def _few(before: int, after: int, amount: float, most: float) -> Floats:
 
 
 def _nearest(out: Floats, into: Floats, amount: float, most: float) -> Floats:
-    """What the first devices still have to give, to the first that still have to get."""
+    """From the first devices with flow left to send, to the first that still need some."""
     if amount / max(len(out), len(into)) > most * (1 + 1e-6):
         whole = max(float(out.sum() * into.sum()), TINY)
         return np.outer(out, into) * (amount / whole)
@@ -112,13 +112,13 @@ def _nearest(out: Floats, into: Floats, amount: float, most: float) -> Floats:
 
 
 def _first(values: Floats, amount: float) -> Floats:
-    """The parts of the first values that make up an amount."""
+    """The first values, as far as they add up to ``amount``."""
     upto = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray(np.diff(np.minimum(upto, amount)))
 
 
 def _overlaps(rows: Floats, columns: Floats) -> Floats:
-    """How much of each row's stretch lies on each column's when both are laid end to end."""
+    """Overlap of every row's interval with every column's, both laid end to end."""
     row, column = (np.concatenate([[0.0], np.cumsum(side)]) for side in (rows, columns))
     begin = np.maximum(row[:-1, None], column[None, :-1])
     end = np.minimum(row[1:, None], column[None, 1:])

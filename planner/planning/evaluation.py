@@ -26,7 +26,7 @@ def straight_plan(
 
 
 def straight_step_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
-    """The predicted step of `straight_plan` alone, in seconds."""
+    """Predicted seconds of a step of `straight_plan`."""
     return step_s(_straight(problem, shape, assignment))
 
 
@@ -52,11 +52,10 @@ def compute_times(
 def stage_averaging(
     problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> list[tuple[StageAveraging, float]]:
-    """How every stage averages, and bytes of its vector; at last what first and last stage share.
+    """Averaging of every stage with the bytes of its vector, and at last that of tied parameters.
 
-    Where embedding and head share a matrix, are on two stages and devices do not update by
-    themselves, that is a vector of its own, averaged over both stages in one round or hierarchical
-    averaging.
+    If embedding and head share a matrix, are on two stages, and devices take no steps of their own,
+    the matrix is averaged over both stages in a separate round, or hierarchically.
     """
     cluster, request = problem.cluster, problem.request
     codec, stages = Codec(request.codec), len(groups)

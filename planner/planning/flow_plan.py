@@ -1,4 +1,4 @@
-"""From a layout to a candidate plan: flow, paths, order and averaging."""
+"""From a layout to a candidate plan: flow, paths, order of operations and averaging."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
-from planner.planning.cost import ObjectiveFunction
+from planner.planning.cost import PlanObjective
 from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import Spread, device_flow
+from planner.planning.device_flow import PairSpread, device_flow
 from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
-from planner.planning.layout_flow import FlowNodes, flow_of, most_held
+from planner.planning.layout_flow import FlowNodes, flow_of, max_in_flight
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight import eagerly_served
@@ -32,26 +32,26 @@ from planner.workload.compute_times import ComputeTimes
 
 @dataclass(frozen=True)
 class LayoutContext:
-    """A layout with all that its drafts have in common.
+    """A layout with all that its candidates have in common.
 
     Attributes
     ----------
     problem
-        Restricted to the devices that take part.
+        Restricted to the devices of the layout.
     shape, assignment, times
-        What a plan is made of.
+        Shape, groups of devices and compute times.
     room
-        Microbatches that each device can hold.
+        Microbatches in flight that fit on each device.
     nodes, flow
-        The layout's programme.
+        The layout's linear program.
     node_of
         Per stage, the node of each of its devices.
-    merit, usd_per_byte, averaging_usd
-        What is least; ``float[N, N]`` of messages, and what a step's averaging costs in the mean,
-        where dollars count.
+    objective, usd_per_byte, averaging_usd
+        What to minimise; by cost, ``float[N, N]`` prices of traffic and mean dollars per step of
+        averaging.
     averaging_s, within_s, update_s
-        Per stage, seconds of its averaging when nothing slows it down; of what of it is every
-        step's, on two frequencies; and its longest update.
+        Per stage, seconds of averaging alone, of its part that is repeated in every step with two
+        frequencies, and of the longest update.
     """
 
     layout: Layout
@@ -64,7 +64,7 @@ class LayoutContext:
     nodes: FlowNodes
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
-    merit: ObjectiveFunction
+    objective: PlanObjective
     usd_per_byte: Floats
     averaging_usd: float
     averaging_s: tuple[float, ...]
@@ -74,11 +74,11 @@ class LayoutContext:
 
     @classmethod
     def of(
-        cls, problem: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+        cls, problem: PlanningProblem, classes: DeviceClasses, layout: Layout, in_flight: float
     ) -> LayoutContext:
-        """Of the devices that take part."""
+        """Restrict the problem to the devices of a layout."""
         whole, workload = problem.cluster, problem.workload
-        chosen = layout.groups(places)
+        chosen = layout.groups(classes)
         used = sorted(d for group in chosen for d in group)
         number = {d: k for k, d in enumerate(used)}
         groups = tuple(tuple(number[d] for d in group) for group in chosen)
@@ -93,7 +93,7 @@ class LayoutContext:
         asked = replace(problem, cluster=cluster)
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
-        nodes, flow = flow_of(places, layout, costs, in_flight, most_held(problem))
+        nodes, flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(asked, shape, assignment), LinkResources.of(cluster)
         codec = Codec(problem.request.codec)
@@ -102,44 +102,50 @@ class LayoutContext:
             tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
             for part in (tuple, within)
         )
-        merit, paid = ObjectiveFunction.of(problem.request), np.zeros((len(cluster), len(cluster)))
+        objective, paid = PlanObjective.of(problem.request), np.zeros((len(cluster), len(cluster)))
         averaging_usd = 0.0
-        if merit.by_cost:
+        if objective.by_cost:
             paid = problem.request.prices.usd_per_byte(cluster.network)
             sent = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)
             averaging_usd = float((paid * sent).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
-        node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
+        node_of = tuple(map(tuple, nodes.by_stage(classes, chosen)))
         parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
-        usd = (merit, paid, averaging_usd)
+        usd = (objective, paid, averaging_usd)
         return cls(layout, *parts, *usd, averaging_s, within_s, update_s)
 
     @property
-    def spreads(self) -> tuple[Spread, ...]:
-        """Those that these stages can have; the one that is mostly the best comes first."""
+    def spreads(self) -> tuple[PairSpread, ...]:
+        """Possible distributions over pairs; the one that is usually best comes first."""
         alike = len({len(group) for group in self.assignment.groups}) == 1
         rarely = self.problem.request.sync_every > 1
-        first = Spread.FEW if rarely or self.flow.lines is not None else Spread.EVEN
-        rest = (one for one in Spread if one is not first and (alike or one is not Spread.PAIRED))
+        first = PairSpread.FEW if rarely or self.flow.lines is not None else PairSpread.EVEN
+        rest = (
+            one
+            for one in PairSpread
+            if one is not first and (alike or one is not PairSpread.PAIRED)
+        )
         return first, *rest
 
-    def draft(
+    def candidate(
         self,
         most_in_flight: float = math.inf,
-        slower: Floats | None = None,
-        spread: Spread = Spread.EVEN,
+        slowdown: Floats | None = None,
+        spread: PairSpread = PairSpread.EVEN,
     ) -> CandidatePlan:
-        """Paths that follow the flow, in the order in which devices serve what comes.
+        """Paths that follow the flow, in the order in which devices serve what arrives.
 
         Parameters
         ----------
-        slower
-            ``float[V]``: factors on the seconds of every stage's places and of their pairs, so that
-            less flows there. None: as they are.
+        most_in_flight
+            Limit on microbatches in flight, as a multiple of what Little's law requires.
+        slowdown
+            ``float[V]``: factors on the compute and transfer times of nodes, which direct flow away
+            from them. None: 1.
         """
         groups, shape = self.assignment.groups, self.shape
-        slower = np.ones(len(self.flow.stage)) if slower is None else slower
-        rates = self._spread_by(slower)
+        slowdown = np.ones(len(self.flow.stage)) if slowdown is None else slowdown
+        rates = self._spread_by(slowdown)
         room = self.room
         if most_in_flight < math.inf:
             # Little's law
@@ -155,13 +161,13 @@ class LayoutContext:
         sent = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
-        took, late = [], np.ones(len(self.flow.stage))
+        took, lateness = [], np.ones(len(self.flow.stage))
         for group, its_nodes in zip(groups, self.node_of, strict=True):
             here, at = list(group), np.array(its_nodes)
             busy = end[here] > 0
             took.append(end[here].max() - begin[here].min())
             for v in np.unique(at[busy]):
-                late[v] = end[here][at == v].mean() / end[here][busy].mean()
+                lateness[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
         sync = self.problem.request.sync
         ends = alone + self.averaging_s[: len(alone)]
@@ -173,11 +179,11 @@ class LayoutContext:
             averages = max(alone.max(), averages - alone.max())
         seconds = sync.mean_s(alone.max(), averages)
         usd = self._messages_usd(paths)
-        return CandidatePlan(self, schedule, float(seconds), slower, late, spread, usd)
+        return CandidatePlan(self, schedule, float(seconds), slowdown, lateness, spread, usd)
 
     def _messages_usd(self, paths: Sequence[Sequence[int]]) -> float:
-        """What messages cost, where dollars count: activations there and gradients back."""
-        if not self.merit.by_cost:
+        """Dollars of a step for messages; 0 if the objective is time."""
+        if not self.objective.by_cost:
             return 0.0
         through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
         costs = self.shape.costs(self.problem.workload)
@@ -186,85 +192,84 @@ class LayoutContext:
             found += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
         return found
 
-    def _spread_by(self, slower: Floats) -> FlowRates:
-        """The flow where places are so much slower."""
-        key = slower.tobytes()
+    def _spread_by(self, slowdown: Floats) -> FlowRates:
+        """The flow with slowdowns of nodes."""
+        key = slowdown.tobytes()
         if key not in self._rates:
             flow = self.flow
-            either = np.maximum(slower[flow.source], slower[flow.target])
-            flow = replace(flow, busy_s=flow.busy_s * slower, pair_s=flow.pair_s * either)
+            either = np.maximum(slowdown[flow.source], slowdown[flow.target])
+            flow = replace(flow, busy_s=flow.busy_s * slowdown, pair_s=flow.pair_s * either)
             self._rates[key] = solve_flow(flow, self.shape.microbatches)
         return self._rates[key]
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A layout with paths and an order, before its steps are chained.
+    """A layout with paths and an order of operations.
 
     Attributes
     ----------
-    prepared
-        What it was made of.
+    context
+        What it was built from.
     seconds
-        The longest that a stage takes from its first operation to its update, from rest and with
-        averaging that nothing slows down: about a step, since there is no barrier. In the mean,
-        where one step in several averages.
-    slower
-        ``float[V]``: by how much its flow took places for slower than they are.
-    late
-        ``float[V]``: when their devices were done, relative to others of the same stage.
+        Estimated step: the longest time of a stage from its first operation to its update, from an
+        idle system, with undisturbed averaging. A mean if one step in several averages.
+    slowdown
+        ``float[V]``: assumed slowdown of each node.
+    lateness
+        ``float[V]``: mean end of a node's operations, relative to its stage.
     spread
-        Over which pairs of devices its flow went.
+        Distribution of the flow over pairs of devices.
     messages_usd
-        What messages of a step cost, where dollars count.
+        Dollars of a step for messages, if the objective is cost.
     chained
-        Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
+        Whether ``seconds`` includes a next step, whose messages slow averaging down.
     """
 
-    prepared: LayoutContext
+    context: LayoutContext
     schedule: Schedule
     seconds: float
-    slower: Floats
-    late: Floats
-    spread: Spread
+    slowdown: Floats
+    lateness: Floats
+    spread: PairSpread
     messages_usd: float = 0.0
     chained: bool = False
 
     @property
     def value(self) -> float:
-        """What is to be least: seconds, or dollars."""
-        p = self.prepared
-        return p.merit.value(p.problem.cluster, self.seconds, self.messages_usd)
+        """Seconds or dollars, whichever is minimised."""
+        p = self.context
+        return p.objective.value(p.problem.cluster, self.seconds, self.messages_usd)
 
     @property
     def layout(self) -> Layout:
-        """Who does what."""
-        return self.prepared.layout
+        """The layout it was built from."""
+        return self.context.layout
 
     def without_idle(self) -> Layout:
-        """The layout without devices to which no microbatch goes."""
+        """The layout without devices that get no microbatch."""
         counts = [list(row) for row in self.layout.counts]
         through = {d for path in self.schedule.paths for d in path}
-        nodes, p = self.prepared.nodes, self.prepared
+        nodes, p = self.context.nodes, self.context
         for j, (group, its_nodes) in enumerate(zip(p.assignment.groups, p.node_of, strict=True)):
             for d, v in zip(group, its_nodes, strict=True):
-                counts[j][int(nodes.place[v])] -= d not in through
+                counts[j][int(nodes.device_class[v])] -= d not in through
         return replace(self.layout, counts=tuple(map(tuple, counts)))
 
     @property
     def operations(self) -> int:
-        """How many a step has: what pricing takes grows with them."""
+        """Operations of a step, which determine the cost of simulation."""
         return sum(map(len, self.schedule.order))
 
     def with_next_step(self) -> CandidatePlan:
-        """The same draft with the seconds that it takes where a step follows."""
+        """The same candidate, simulated with a next step."""
         if self.chained:
             return self
-        p = self.prepared
+        p = self.context
         with_next = chained_step_s(p.problem, p.shape, p.assignment, p.times, self.schedule)
         return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
-        """The plan, priced in the simulator."""
-        p = self.prepared
+        """The plan with its simulated times."""
+        p = self.context
         return evaluated(p.problem, p.shape, p.assignment, p.times, (self.schedule,))

@@ -1,7 +1,7 @@
-"""Assignment for devices of different speed or memory.
+"""Assignment of heterogeneous devices.
 
 DT-FM's cost knows the network only (its own stated limitation, section 8). Here layers follow the
-devices (`planner.planning.layer_split`), and devices of different speed change places as long as
+devices (`planner.planning.layer_split`), and devices of different speed are exchanged as long as
 network and computation together get faster.
 """
 
@@ -22,9 +22,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> float:
-    """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
+    """Communication of eq. 1 plus the busiest stage's computation, with layers split for the
+    groups.
 
-    Of data parallelism the share that falls on a step, where one in several averages.
+    Averaging counts with its share of a step if only every H-th step averages.
     """
     cluster, workload = problem.cluster, problem.workload
     try:
@@ -43,7 +44,7 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
 
 
 def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
-    """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
+    """Exchange different devices of two stages as long as that lowers `estimated_step_s`."""
     cluster = problem.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     best, cost = groups, estimated_step_s(problem, shape, groups)
@@ -75,14 +76,14 @@ def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: 
 
 
 def sorted_by_speed(problem: PlanningProblem, shape: Shape) -> Groups:
-    """Stages of like devices, slowest first: the start that ignores the network."""
+    """Stages of similar devices, slowest first; an initial solution that ignores the network."""
     order = np.lexsort((problem.cluster.memory_bytes, problem.cluster.flops))
     stages = order.reshape(shape.stages, shape.starts).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
 def match_stages(subproblem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-    """The grid that realises the bottleneck matchings of given groups."""
+    """The grid given by bottleneck matchings of the groups."""
     from planner.matching import bottleneck_assignment
 
     grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Hierarchical averaging: sums within sites, slices of them between sites, and back.
+"""Hierarchical averaging: reduce within sites, exchange slices between sites, spread the result.
 
-Whoever averages over a line that several devices share sends each device's vector over it. Summed
-within the site first, it carries one. The k-th device of every site sums the k-th slice there, the
-devices that hold the same slice exchange it, and give it to their sites. All sites have as many
-such devices as the smallest can have, so that a device exchanges in one group.
+In one round, every device sends its vector over its site's shared line. Reduced within the site
+first, the line carries one vector. The k-th aggregator of every site reduces the k-th slice; the
+devices that hold the same slice exchange it, and spread it within their sites. Every site has as
+many slice owners as the smallest site can have, so that a device exchanges in one group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.training_plan.slice_owners import exchanged, slice_owners
 
 
 def has_hierarchy(cluster: Cluster) -> bool:
-    """Whether devices of a site share a line, and there are other sites."""
+    """Whether devices of a site share a line, and there are several sites."""
     devices = cluster.devices
     lines = devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s
     sites = devices.sites
@@ -31,7 +31,7 @@ def has_hierarchy(cluster: Cluster) -> bool:
 
 
 def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
-    """Rounds that reduce, exchange and spread; None where there is nothing to win by them."""
+    """Rounds that reduce, exchange and spread; None if the group cannot gain by them."""
     if not has_hierarchy(cluster):
         return None
     sites = cluster.devices.sites
@@ -54,7 +54,7 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveragin
 def _exchange_shares(
     cluster: Cluster, sites: Sequence[str], slice_owners: Sequence[Sequence[int]]
 ) -> tuple[float, ...]:
-    """Each site's share of what all exchange: as if a site were one device."""
+    """Each site's share in the exchange, as if a site were one device."""
     from planner.lp.capacity import Limits
     from planner.lp.rates import best_rates
 

@@ -31,10 +31,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.network.cluster import Cluster
-from planner.planning.bounds import StepBound
-from planner.planning.calibrated import optimistic
+from planner.planning.calibrated import fastest_measured
 from planner.planning.problem import PlanningProblem
 from planner.planning.stage_requirements import DevicePool, Floats, Requirement, StageRequirements
+from planner.planning.step_bound import StepBound
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -151,7 +151,7 @@ def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float
     if problem.request.group_size is not None or problem.request.delayed:
         return None
     return long_run_bound_s(
-        optimistic(problem.cluster, plan.workload, problem.request.calibration),
+        fastest_measured(problem.cluster, plan.workload, problem.request.calibration),
         plan.workload,
         plan.codec.wire_ratio,
         every=plan.sync.every_steps,

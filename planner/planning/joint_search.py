@@ -1,8 +1,9 @@
 """Joint search over devices, stages, layers, groups, paths and averaging.
 
-Each round anneals layouts on an estimate of their step time, turns the best into candidates with
-paths and simulates one step of each, and then simulates consecutive steps of the best candidates.
-Rounds start from different layouts and repeat until the limit; the first one already gives a plan.
+A round anneals layouts on an estimate of their step time, builds candidate plans with paths from
+the best layouts, simulates one step of each, then two consecutive steps of the best, and evaluates
+the best of these in full. Moves of good layouts follow in the same way. Rounds start from other
+layouts and repeat until the limit; the first one already yields a plan.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import numpy as np
 
 from planner.planning.aggregators import with_aggregators
 from planner.planning.baselines.rank_order import rank_layouts, region_order
-from planner.planning.bounds import StepBound
-from planner.planning.cost import ObjectiveFunction, with_cost
+from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import Spread
+from planner.planning.device_flow import PairSpread
 from planner.planning.flow_plan import CandidatePlan, LayoutContext
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import pipeline_s
@@ -28,6 +28,7 @@ from planner.planning.nothing_fits import nothing_fits
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest, RequestedWiring, ShareRule
 from planner.planning.shape import layers_of, microbatches_of
+from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -39,44 +40,43 @@ from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
 
 ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
-"""Of the layout search in one round, at most, and after a limit within which nothing was found."""
-SEARCHING = 0.3
-"""Share of the limit for the layout search of a round, at most."""
-MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
-"""Operations of a step up to which the best layout is drafted with one decision otherwise, and how
-often runners-up that are better take its place."""
+"""Most trials of the layout search in a round, and in one after a limit that found nothing."""
+LAYOUT_SEARCH_SHARE = 0.3
+"""Largest share of the limit for the layout search of a round."""
+MAX_RECHECK_OPERATIONS, MAX_RECHECKS = 60_000, 3
+"""Operations of a step up to which variants of the best plan are built after the search, and how
+often a better runner-up may replace it."""
 IDLE_ROUNDS = 3
-"""One after the other without a new layout: there are few."""
-OPERATIONS_PER_EFFORT, MAKING = 800_000, 25_000
-"""That the simulator serves in a unit of effort, and as many as a draft costs beside them."""
-PASSES = 5
-"""Of a plan's pricing: one from rest, and steps that chain."""
-DRAFTS, CHAINED, PRICED = 6, 8, 2
-"""Layouts of a round that are drafted; drafts that are chained with a next step, and those that are
-priced, after these and after changes."""
-RANKS = 6
-"""Layouts of ranks in order, as trainers have them, that get better layers. The best of these is
-drafted where its estimate is good, and the best as trainers have it whatever the estimate."""
-MAX_DRAFT_RATIO = 1.08
-"""A draft no farther above the best is made over other pairs of devices too, and once more by what
-its devices took."""
-CHANGES, TRIED, IMPROVED = 600, 12, 6
-"""Changes of a good draft's layout that are estimated, those that are drafted, and how often in a
-round."""
-PROPORTIONS, PERTURBATION_SIGMA = 4, 0.04
-"""Other parts for a good draft's places that are tried, and by how much they differ."""
+"""Consecutive rounds without a new layout that end the search."""
+OPERATIONS_PER_EFFORT, OPERATIONS_PER_CANDIDATE = 800_000, 25_000
+"""Simulated operations per unit of effort; a candidate costs a fixed number on top."""
+EVALUATION_PASSES = 5
+"""Simulated steps of a full evaluation: one from an idle system, then consecutive ones."""
+MAX_CANDIDATES, MAX_CHAINED, MAX_EVALUATED = 6, 8, 2
+"""Candidates built in a round; those simulated with a second step, and those evaluated, after the
+candidates and after each improvement."""
+RANK_LAYOUTS = 6
+"""Layouts of consecutive ranks whose layers are improved. The best of them becomes a candidate if
+its estimate is promising; the best with the trainers' own layers always does."""
+PROMISING_RATIO = 1.08
+"""A candidate within this factor of the best is built again over other pairs of devices, and with
+slowdowns measured in its schedule."""
+NEIGHBOURS, MAX_NEIGHBOURS, IMPROVEMENTS = 600, 12, 6
+"""Moves of a layout that are estimated, that are built, and improvements in a round."""
+SLOWDOWN_TRIALS, PERTURBATION_SIGMA = 4, 0.04
+"""Random slowdowns of classes tried on a good candidate, and their standard deviation."""
 CHANGE_TOLERANCE, TOLERANCE_PER_VISIT = 1.04, 0.01
-"""Of a change's estimate over that of what it changes; more each time that one was changed."""
-VISIT_PENALTY, EXHAUSTED = 0.002, 3
-"""By how much worse another draft may be and is changed first, each time one was changed; as often
-counts a time that found nothing to try."""
-MOST_IN_FLIGHT = (2.0, 3.0)
-"""That the best plan is also made with."""
-LEAST_IN_FLIGHT = 1.0
-"""Multiple of delay over period that keeps every stage busy where nothing is late (Little)."""
-LARGER = 0.5
+"""Largest estimate of a move relative to its parent; grows with every visit of the parent."""
+VISIT_PENALTY, EXHAUSTED_VISITS = 0.002, 3
+"""Handicap of a parent for each visit, relative to its value; a visit that finds nothing new counts
+several times."""
+IN_FLIGHT_FACTORS = (2.0, 3.0)
+"""Limits on microbatches in flight, by Little's law, that variants of the best plan get."""
+MIN_IN_FLIGHT = 1.0
+"""Delay over period that keeps every stage busy without queueing (Little's law)."""
+LARGER_SHARE = 0.5
 """Share of the limit for layouts with a baseline's larger microbatches."""
-IDLE = (
+IDLE_DEVICES = (
     "wiring 'stochastic': every plan found leaves devices without microbatches; give more "
     "samples a step, or let wiring be 'flow'"
 )
@@ -88,7 +88,7 @@ def search_jointly(
     bound: StepBound | None = None,
     baselines: Sequence[TrainingPlan] = (),
 ) -> Result[TrainingPlan]:
-    """The fastest plan found with every decision open that the request leaves open."""
+    """The best plan found; every decision that the request leaves open is searched."""
     search = _Search(problem, stop, bound, baselines)
     found = search.result()
     samples = found.plan.workload.microbatch_samples if found.plan is not None else None
@@ -99,11 +99,11 @@ def search_jointly(
     # a baseline with larger microbatches is the best: layouts with these are searched, too
     workload = problem.workload.replace(microbatch_samples=samples)
     larger = replace(problem, workload=workload)
-    more = _Search(larger, stop.portion(LARGER), bound, baselines).result()
+    more = _Search(larger, stop.portion(LARGER_SHARE), bound, baselines).result()
     return min(found, more, key=lambda one: one.objective or math.inf)
 
 
-def _given(problem: PlanningProblem, devices: int) -> Constraints:
+def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
     """What the request fixes of layouts."""
     request, stages = problem.request, problem.request.fixed_stages
     most = min(devices, len(problem.workload.layers))
@@ -120,12 +120,12 @@ def _given(problem: PlanningProblem, devices: int) -> Constraints:
     parts = (stages, layers, request.recompute, request.in_flight, equal)
     two_frequency = request.within is not None
     return Constraints(
-        *parts, request.sync_every, request.delayed, two_frequency, ObjectiveFunction.of(request)
+        *parts, request.sync_every, request.delayed, two_frequency, PlanObjective.of(request)
     )
 
 
 class _Search:
-    """Rounds of layouts, drafts and prices, and the best plan so far."""
+    """State of the search: layouts, candidates, and the best plan so far."""
 
     def __init__(
         self,
@@ -135,14 +135,14 @@ class _Search:
         baselines: Sequence[TrainingPlan] = (),
     ) -> None:
         self.problem, self.stop = problem, stop
-        self.merit = ObjectiveFunction.of(problem.request)
-        prices = problem.request.prices if self.merit.by_cost else None
+        self.objective = PlanObjective.of(problem.request)
+        prices = problem.request.prices if self.objective.by_cost else None
         by_region = problem.request.within is not None
-        self.places = DeviceClasses.of(problem.cluster, prices, by_region=by_region)
+        self.classes = DeviceClasses.of(problem.cluster, prices, by_region=by_region)
         wire = Codec(problem.request.codec).wire_ratio
-        given = _given(problem, int(self.places.size.sum()))
+        given = _constraints(problem, int(self.classes.size.sum()))
         self.random = np.random.default_rng((problem.seed, 1))
-        self.layouts = LayoutSearch(self.places, problem.workload, wire, problem.seed, given)
+        self.layouts = LayoutSearch(self.classes, problem.workload, wire, problem.seed, given)
         # compiled before the simulator starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
@@ -153,51 +153,51 @@ class _Search:
             self.best.raise_bound(*bound)
         # a mean over many steps, which the simulator puts together from some
         calibration = problem.request.calibration
-        self.lasting = problem.request.sync_every > 1 or self.merit.by_cost
-        self.lasting |= calibration is not None and calibration.updates
-        self.routed = problem.request.wiring == RequestedWiring.STOCHASTIC
-        self.refuted: list[tuple[float, TrainingPlan]] = []
-        self.leader: CandidatePlan | None = None
-        self.everybody: CandidatePlan | None = None
-        self.unpriced: list[CandidatePlan] = []
+        self.is_mean = problem.request.sync_every > 1 or self.objective.by_cost
+        self.is_mean |= calibration is not None and calibration.updates
+        self.is_stochastic = problem.request.wiring == RequestedWiring.STOCHASTIC
+        self.below_bound: list[tuple[float, TrainingPlan]] = []
+        self.incumbent: CandidatePlan | None = None
+        self.best_on_all: CandidatePlan | None = None
+        self.pending: list[CandidatePlan] = []
         self.parents: dict[int, CandidatePlan] = {}
         self.visits: dict[int, int] = {}
-        self.drafted: set[Layout] = set()
-        self.refused: ProblemError | None = None
-        self.baselines = [one for one in baselines if self._allowed(one)]
+        self.tried: set[Layout] = set()
+        self.first_error: ProblemError | None = None
+        self.baselines = [one for one in baselines if self._is_allowed(one)]
 
     def result(self) -> Result[TrainingPlan]:
-        """Rounds until the limit."""
+        """Run rounds until the limit."""
         trials = min(ROUND_TRIALS, self._trials())
         idle = 0
         with self.run.interruptible():
             self._offer_baselines()
             while idle < IDLE_ROUNDS:
-                known = len(self.drafted)
+                known = len(self.tried)
                 self._round(trials)
-                idle = 0 if len(self.drafted) > known else idle + 1
+                idle = 0 if len(self.tried) > known else idle + 1
                 if self.run.check() is not None:
                     break
         alternatives: tuple[Alternative, ...] = ()
         with self.run.interruptible():
-            if self.best.plan is None and not self.refuted:
-                self._price_anything()
+            if self.best.plan is None and not self.below_bound:
+                self._evaluate_any()
             elif not self.run.paced_by_time and self.run.reason != "interrupted":
-                self._price_last()
-            self._leave_out_idle()
+                self._evaluate_last()
+            self._drop_idle_devices()
             alternatives = tuple(self._alternatives())
         if self.best.plan is None:
-            if not self.refuted:
+            if not self.below_bound:
                 raise KeyboardInterrupt  # before anything that fits was found
-            self._take_refuted()
+            self._accept_below_bound()
         result = self.best.result(exhausted="all layouts that were found")
         assert result.plan is not None
         return replace(result, plan=result.plan.replace(alternatives=alternatives))
 
-    def _allowed(self, plan: TrainingPlan) -> bool:
-        """Whether a baseline has what the request fixes."""
+    def _is_allowed(self, plan: TrainingPlan) -> bool:
+        """Whether a baseline satisfies the request."""
         request, stages = self.problem.request, len(plan.stage_layers)
-        layers, flight = self.layouts.given.layers, request.in_flight
+        layers, flight = self.layouts.constraints.layers, request.in_flight
         return (
             (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))
@@ -206,61 +206,62 @@ class _Search:
         )
 
     def _offer_baselines(self) -> None:
-        """Baselines are candidates like all others, priced on the same clock."""
+        """Offer the baselines as incumbents."""
         for one in self.baselines:
             plan = with_cost(with_aggregators(self.problem, one), self.problem.request)
-            value = self.merit.of_plan(plan)
-            if not self._refutes(value):
+            value = self.objective.of_plan(plan)
+            if not self._is_below_bound(value):
                 self.best.offer(value, plan)
 
     def _baseline_layouts(self) -> list[Layout]:
-        """Who holds what in the baselines, so that the search goes on from them."""
-        place_of = {d: c for c, members in enumerate(self.places.members) for d in members}
+        """Layouts of the baselines, which the search tries to improve."""
+        class_of = {d: c for c, members in enumerate(self.classes.members) for d in members}
         ids = self.problem.cluster.network.index_of
         layouts = []
         for plan in self.baselines:
             names, counts = plan.cluster.network.ids, []
             for group in plan.assignment.groups:
-                row = [0] * len(self.places)
+                row = [0] * len(self.classes)
                 for d in group:
-                    row[place_of[ids(names[d])]] += 1
+                    row[class_of[ids(names[d])]] += 1
                 counts.append(row)
             cuts = [0, *(stop for _, stop in plan.stage_layers)]
             layouts.append(Layout.of(counts, cuts, list(plan.recompute)))
         return list(dict.fromkeys(layouts))
 
-    def _refutes(self, value: float) -> bool:
-        """Whether many steps cannot be what the simulator says of the few it looks at.
+    def _is_below_bound(self, value: float) -> bool:
+        """Whether the value of a plan cannot hold in the long run.
 
-        Without averaging, devices that are ahead leave their links to those behind; not for long.
+        The simulator looks at a few steps; without averaging, devices that are ahead leave their
+        links to those behind for a while.
         """
         bound = self.best.bound
-        return self.lasting and bound is not None and value < bound
+        return self.is_mean and bound is not None and value < bound
 
-    def _take_refuted(self) -> None:
-        """Where nothing else was found, the best of what the bound speaks against, without it."""
+    def _accept_below_bound(self) -> None:
+        """If nothing else was found, take the best plan below the bound, and drop the bound."""
         cluster, seed = self.problem.cluster, self.problem.seed
         self.best = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
-        for value, plan in self.refuted:
+        for value, plan in self.below_bound:
             self.best.offer(value, plan)
 
     def _alternatives(self) -> Iterator[Alternative]:
-        """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
-        rivals = self._rivals()
-        best, request = self.leader, self.problem.request
-        for words, draft in rivals:
-            yield self._alternative(words, draft.value)
-        if best is None or not self._asks_again(best):
+        """Runners-up, and variants of the best plan with one decision changed."""
+        runners_up = self._runners_up()
+        best, request = self.incumbent, self.problem.request
+        for words, candidate in runners_up:
+            yield self._alternative(words, candidate.value)
+        if best is None or not self._may_recheck(best):
             return
         on = any(best.layout.recompute)
         if request.recompute is None:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            found = self._drafted_again(best, other, request)
+            found = self._rebuilt(best, other, request)
             value = None if found is None else found.value
             taken = self.best.objective
             if found is not None and found.value < taken * (1 - 1e-9):
-                value = self._price(found)
+                value = self._evaluate(found)
                 if value < taken * (1 - 1e-9):
                     words, value = (
                         (
@@ -269,19 +270,19 @@ class _Search:
                         ),
                         taken,
                     )
-                    best = self.leader or best
+                    best = self.incumbent or best
             yield self._alternative(words, value)
         if request.averaging is None:
-            yield from self._averaging_otherwise(best)
+            yield from self._equal_shares(best)
 
     def _alternative(self, words: tuple[str, str], value: float | None) -> Alternative:
         why = "memory does not hold it" if value is None else ""
-        return Alternative(*words, value, "$" if self.merit.by_cost else "s", why)
+        return Alternative(*words, value, "$" if self.objective.by_cost else "s", why)
 
-    def _averaging_otherwise(self, best: CandidatePlan) -> Iterator[Alternative]:
-        """One round with equal shares instead, which is taken if it turns out to be better.
+    def _equal_shares(self, best: CandidatePlan) -> Iterator[Alternative]:
+        """The best plan with one round of equal shares, which replaces it if that is better.
 
-        Shares are chosen for averaging by itself; beside messages others may be faster.
+        Shares are optimised for averaging alone; beside other messages, others may be faster.
         """
         plan, taken = self.best.plan, self.best.objective
         levels = (
@@ -293,136 +294,138 @@ class _Search:
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )
         equal = self.problem.request.replace(averaging=ShareRule.EQUAL)
-        draft = self._drafted_again(best, best.layout, equal)
-        if draft is None:
+        candidate = self._rebuilt(best, best.layout, equal)
+        if candidate is None:
             return
-        value = draft.value
+        value = candidate.value
         if value < taken * (1 - 1e-9):
-            value = self._price(draft)
+            value = self._evaluate(candidate)
             if value < taken * (1 - 1e-9):
                 words, value = ("equal shares", words[0]), taken
         yield self._alternative(words, value)
 
-    def _rivals(self) -> list[tuple[tuple[str, str], CandidatePlan]]:
-        """The best draft with another number of stages, and with a stage for everybody.
+    def _runners_up(self) -> list[tuple[tuple[str, str], CandidatePlan]]:
+        """The best candidate with another number of stages, and the best one that uses all devices.
 
-        One that turns out to be better than the best plan takes its place.
+        One that is better than the best plan replaces it.
         """
-        rivals: list[tuple[tuple[str, str], CandidatePlan]] = []
-        for _ in range(LAST_LOOKS):
-            best = self.leader
+        runners_up: list[tuple[tuple[str, str], CandidatePlan]] = []
+        for _ in range(MAX_RECHECKS):
+            best = self.incumbent
             if best is None:
                 return []
             mine = len(best.layout.layers)
-            others = [draft for k, draft in self.parents.items() if k != mine]
-            rivals = []
+            others = [candidate for k, candidate in self.parents.items() if k != mine]
+            runners_up = []
             if others:
-                one = min(others, key=lambda draft: draft.value)
-                rivals.append(((counted(mine, "stage"), str(len(one.layout.layers))), one))
-            if self._idle(best) > 0 and self.everybody is not None:
-                rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
-            if not self._asks_again(best):
-                return rivals
-            rivals = [(words, draft.with_next_step()) for words, draft in rivals]
-            for _, draft in rivals:
-                self._update_parent(draft, draft.seconds)
-            better = [d for _, d in rivals if d.value < self.best.objective * (1 - 1e-9)]
-            for draft in better:
-                self._price(draft)
-            if self.leader is best:
+                one = min(others, key=lambda candidate: candidate.value)
+                runners_up.append(((counted(mine, "stage"), str(len(one.layout.layers))), one))
+            if self._idle(best) > 0 and self.best_on_all is not None:
+                runners_up.append(
+                    ((f"{self._idle(best)} without a stage", "none"), self.best_on_all)
+                )
+            if not self._may_recheck(best):
+                return runners_up
+            runners_up = [(words, candidate.with_next_step()) for words, candidate in runners_up]
+            for _, candidate in runners_up:
+                self._update_parent(candidate, candidate.seconds)
+            better = [d for _, d in runners_up if d.value < self.best.objective * (1 - 1e-9)]
+            for candidate in better:
+                self._evaluate(candidate)
+            if self.incumbent is best:
                 break
-        return rivals
+        return runners_up
 
-    def _drafted_again(
+    def _rebuilt(
         self, best: CandidatePlan, layout: Layout, request: PlanRequest
     ) -> CandidatePlan | None:
-        """The best with one thing otherwise, spread like it; None where memory does not hold it."""
+        """The best candidate with one decision changed; None if memory is too small."""
         try:
             asked = replace(self.problem, request=request)
-            prepared = LayoutContext.of(asked, self.places, layout, IN_FLIGHT)
-            return prepared.draft(slower=best.slower, spread=best.spread).with_next_step()
+            context = LayoutContext.of(asked, self.classes, layout, IN_FLIGHT)
+            return context.candidate(slowdown=best.slowdown, spread=best.spread).with_next_step()
         except ProblemError:
             return None
 
-    def _asks_again(self, draft: CandidatePlan) -> bool:
-        """Whether drafts like this one may be made after the search."""
-        most = MOST_ASKED_AGAIN // (10 if self.run.paced_by_time else 1)
-        return draft.operations <= most and self.run.reason != "interrupted"
+    def _may_recheck(self, candidate: CandidatePlan) -> bool:
+        """Whether variants of this candidate are small enough to be built after the search."""
+        most = MAX_RECHECK_OPERATIONS // (10 if self.run.paced_by_time else 1)
+        return candidate.operations <= most and self.run.reason != "interrupted"
 
-    def _idle(self, draft: CandidatePlan) -> int:
-        """Devices that could compute and hold no stage."""
-        return int(self.places.size.sum()) - len(draft.prepared.problem.cluster)
+    def _idle(self, candidate: CandidatePlan) -> int:
+        """Devices that can compute but hold no stage."""
+        return int(self.classes.size.sum()) - len(candidate.context.problem.cluster)
 
     def _trials(self) -> float:
-        """That the limit allows the layout search."""
+        """Trials of the layout search that the limit allows."""
         if self.run.paced_by_time:
-            return SEARCHING * self.trials_per_s * self.stop.seconds()
-        return SEARCHING * self.run.most_iterations
+            return LAYOUT_SEARCH_SHARE * self.trials_per_s * self.stop.seconds()
+        return LAYOUT_SEARCH_SHARE * self.run.most_iterations
 
     def _round(self, trials: float) -> None:
-        """The best layouts from new starts, drafted and priced; then changes of good ones."""
+        """Build and evaluate the best of new layouts, then improve good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
-        hopeful = [one.layout for one in self.layouts.ranked(first=InitialLayout.KEPT)]
+        promising = [one.layout for one in self.layouts.ranked(first=InitialLayout.SPREAD_COLD)]
         ranks = []
-        if not self.drafted:
-            ranks = list(dict.fromkeys([*self._baseline_layouts(), *self._by_rank()]))
-        hopeful = [one for one in hopeful if one not in ranks]
-        drafts: list[CandidatePlan] = []
-        first = [*hopeful[:1], *ranks]
+        if not self.tried:
+            ranks = list(dict.fromkeys([*self._baseline_layouts(), *self._rank_layouts()]))
+        promising = [one for one in promising if one not in ranks]
+        candidates: list[CandidatePlan] = []
+        first = [*promising[:1], *ranks]
         if self.run.check() is not None:
-            # one draft is all that there is time for
-            first.sort(key=lambda layout: self.layouts.estimated(layout).value)
-        for layout in [*first, *hopeful[1:]]:
-            if len(drafts) == DRAFTS + len(ranks) or self._out_of_budget(drafts):
+            # one candidate is all that there is time for
+            first.sort(key=lambda layout: self.layouts.scored(layout).value)
+        for layout in [*first, *promising[1:]]:
+            if len(candidates) == MAX_CANDIDATES + len(ranks) or self._out_of_budget(candidates):
                 break
-            draft = self._draft(layout, always=layout in ranks)
-            if draft is not None:
-                drafts.append(draft)
-        drafts += self._undrafted_best(drafts, ranks)
-        self._price_best(drafts)
-        for _ in range(IMPROVED):
+            candidate = self._candidate(layout, always=layout in ranks)
+            if candidate is not None:
+                candidates.append(candidate)
+        candidates += self._best_unbuilt(candidates, ranks)
+        self._evaluate_best(candidates)
+        for _ in range(IMPROVEMENTS):
             if not self.parents or self.run.check() is not None:
                 break
-            parent = self._parent()
-            self._price_best([*self._changed(parent), *self._reproportioned(parent)])
+            parent = self._next_parent()
+            self._evaluate_best([*self._neighbours(parent), *self._perturbed(parent)])
 
-    def _undrafted_best(
-        self, drafts: Sequence[CandidatePlan], ranks: Sequence[Layout]
+    def _best_unbuilt(
+        self, candidates: Sequence[CandidatePlan], ranks: Sequence[Layout]
     ) -> list[CandidatePlan]:
-        """What is estimated by far the best, where the limit came before it was drafted."""
-        every = [*self.layouts.ranked()[:1], *map(self.layouts.estimated, ranks)]
-        known = [self.layouts.estimated(one.layout).value for one in drafts]
+        """The layout with by far the best estimate, if the limit came before it was built."""
+        every = [*self.layouts.ranked()[:1], *map(self.layouts.scored, ranks)]
+        known = [self.layouts.scored(one.layout).value for one in candidates]
         if not every or self.run.reason == "interrupted":
             return []
         best = min(every, key=lambda one: one.value)
-        if best.value * MAX_DRAFT_RATIO >= min(known, default=math.inf):
+        if best.value * PROMISING_RATIO >= min(known, default=math.inf):
             return []
-        draft = self._draft(best.layout)
-        return [] if draft is None else [draft]
+        candidate = self._candidate(best.layout)
+        return [] if candidate is None else [candidate]
 
-    def _by_rank(self) -> list[Layout]:
-        """Of what ranks in order would do, the best as estimated; none where nothing fits."""
-        numbers, given = self.layouts.numbers, self.layouts.given.layers
+    def _rank_layouts(self) -> list[Layout]:
+        """The best layouts of consecutive ranks by estimate; none if nothing fits."""
+        numbers, given = self.layouts.stage_counts, self.layouts.constraints.layers
         layers = {s: given or self.problem.workload.even_split(s) for s in numbers}
         network = self.problem.cluster.network
         order = region_order(network)
-        first = self._ranked(order, layers)
+        first = self._best_ranks(order, layers)
         better = [self.layouts.with_better_layers(one.layout) for one in first]
         better.sort(key=lambda one: one.value)
         least = min((one.value for one in self.layouts.ranked()), default=math.inf)
-        better = [one for one in better[:1] if one.value <= MAX_DRAFT_RATIO * least]
+        better = [one for one in better[:1] if one.value <= PROMISING_RATIO * least]
         least = min([least, *(one.value for one in (*better, *first[:1]))])
         alone = self._in_one_region(order, layers, least)
         return list(dict.fromkeys(one.layout for one in (*alone, *better, *first[:1])))
 
-    def _ranked(
+    def _best_ranks(
         self, ranks: Sequence[int], layers: Mapping[int, Sequence[tuple[int, int]]]
     ) -> list[ScoredLayout]:
-        """The best of ranks in this order, as estimated."""
-        found = map(self.layouts.estimated, rank_layouts(ranks, self.places, layers))
+        """The best layouts of ranks in this order, by estimate."""
+        found = map(self.layouts.scored, rank_layouts(ranks, self.classes, layers))
         fits = [one for one in found if one.value < math.inf]
-        return sorted(fits, key=lambda one: one.value)[:RANKS]
+        return sorted(fits, key=lambda one: one.value)[:RANK_LAYOUTS]
 
     def _in_one_region(
         self,
@@ -430,23 +433,23 @@ class _Search:
         layers: Mapping[int, Sequence[tuple[int, int]]],
         least: float,
     ) -> list[ScoredLayout]:
-        """The best where one region or device works alone, if all others are estimated slower."""
+        """The best layout on one region or device, if all others have a larger estimate."""
         regions = self.problem.cluster.network.regions
         names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
         parts = [[d for d in order if regions[d] == name] for name in names]
-        parts += [[members[0]] for members in self.places.members]
+        parts += [[members[0]] for members in self.classes.members]
         first = [
             one
             for ranks in parts
-            for one in self._ranked(ranks, layers)[:1]
-            if one.value <= MAX_DRAFT_RATIO * least
+            for one in self._best_ranks(ranks, layers)[:1]
+            if one.value <= PROMISING_RATIO * least
         ]
         better = [self.layouts.with_better_layers(one.layout) for one in first]
         better.sort(key=lambda one: one.value)
         return [one for one in better[:1] if one.value < least]
 
-    def _parent(self) -> CandidatePlan:
-        """Of the best draft for each number of stages, the best that was not changed too often."""
+    def _next_parent(self) -> CandidatePlan:
+        """The best candidate over numbers of stages, with a handicap for visits."""
         stages = min(
             self.parents,
             key=lambda k: self.parents[k].value * (1 + VISIT_PENALTY * self.visits[k]),
@@ -454,45 +457,45 @@ class _Search:
         self.visits[stages] += 1
         return self.parents[stages]
 
-    def _changed(self, parent: CandidatePlan) -> list[CandidatePlan]:
-        """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
-        drafts: list[CandidatePlan] = []
+    def _neighbours(self, parent: CandidatePlan) -> list[CandidatePlan]:
+        """Candidates from moves of a layout whose estimates are not much worse."""
+        candidates: list[CandidatePlan] = []
         slack = CHANGE_TOLERANCE + TOLERANCE_PER_VISIT * self.visits[len(parent.layout.layers)]
-        most = slack * self.layouts.estimated(parent.layout).value
-        near = self.layouts.near(parent.layout, CHANGES)
-        hopeful = [one.layout for one in near if one.value <= most]
-        for layout in [*self._other_recomputation(parent.layout), *hopeful]:
-            if len(drafts) == TRIED or self.run.check() is not None:
+        most = slack * self.layouts.scored(parent.layout).value
+        near = self.layouts.neighbours(parent.layout, NEIGHBOURS)
+        promising = [one.layout for one in near if one.value <= most]
+        for layout in [*self._less_recomputation(parent.layout), *promising]:
+            if len(candidates) == MAX_NEIGHBOURS or self.run.check() is not None:
                 break
-            draft = self._draft(layout)
-            if draft is not None:
-                drafts.append(draft)
-        if not drafts:
-            self.visits[len(parent.layout.layers)] += EXHAUSTED
-        return drafts
+            candidate = self._candidate(layout)
+            if candidate is not None:
+                candidates.append(candidate)
+        if not candidates:
+            self.visits[len(parent.layout.layers)] += EXHAUSTED_VISITS
+        return candidates
 
-    def _reproportioned(self, parent: CandidatePlan) -> list[CandidatePlan]:
-        """The same layout with other parts for its places, from one that is better to the next."""
+    def _perturbed(self, parent: CandidatePlan) -> list[CandidatePlan]:
+        """Candidates of the same layout with other slowdowns of its classes; a descent."""
         best, better = parent, []
-        for k in range(PROPORTIONS):
+        for k in range(SLOWDOWN_TRIALS):
             if self.run.check() is not None:
                 break
-            by_chance = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slower)))
-            slower = best.slower * by_chance * (best.late if k == 0 else 1.0)
-            most = MOST_IN_FLIGHT[-1] if k % 2 else math.inf
-            draft = self._make_draft(best.prepared, most, slower, best.spread)
-            if draft.value < best.value and best.chained:
-                draft = draft.with_next_step()
-                self._spend(draft, 2)
-            if draft.value < best.value:
-                best = draft
-                better.append(draft)
+            by_chance = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
+            slowdown = best.slowdown * by_chance * (best.lateness if k == 0 else 1.0)
+            most = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
+            candidate = self._build(best.context, most, slowdown, best.spread)
+            if candidate.value < best.value and best.chained:
+                candidate = candidate.with_next_step()
+                self._spend(candidate, 2)
+            if candidate.value < best.value:
+                best = candidate
+                better.append(candidate)
         if better:
             self.parents[len(best.layout.layers)] = best
         return better
 
-    def _other_recomputation(self, layout: Layout) -> list[Layout]:
-        """On no stage, on one less or on all, where memory makes the flow no slower by much."""
+    def _less_recomputation(self, layout: Layout) -> list[Layout]:
+        """The layout with recomputation on fewer stages, where that slows the flow down little."""
         on = [j for j, does in enumerate(layout.recompute) if does]
         if self.problem.request.recompute is not None or not on:
             return []
@@ -500,169 +503,173 @@ class _Search:
         fewer = [tuple(k in on and k != j for k in stages) for j in on]
         kinds = dict.fromkeys([(False,) * len(stages), *fewer, (True,) * len(stages)])
         other = [replace(layout, recompute=flags) for flags in kinds]
-        other = [one for one in other if one not in self.drafted]
+        other = [one for one in other if one not in self.tried]
         if not other:
             return []
         most = CHANGE_TOLERANCE * self._pipeline_s(layout, IN_FLIGHT)
         # where memory is short, fewer microbatches in flight than usual may do
-        return [one for one in other if self._pipeline_s(one, LEAST_IN_FLIGHT) <= most]
+        return [one for one in other if self._pipeline_s(one, MIN_IN_FLIGHT) <= most]
 
     def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
-        return pipeline_s(self.problem, self.places, layout, in_flight)
+        return pipeline_s(self.problem, self.classes, layout, in_flight)
 
-    def _draft(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
-        """The best of some; None where there was one before or memory does not hold it.
+    def _candidate(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
+        """The best candidate of a layout; None if it was tried before or memory is too small.
 
-        Over other pairs only where the first is promising, or ``always``.
+        Other pairs of devices are tried if the first candidate is promising, or ``always``.
         """
-        if layout in self.drafted:
+        if layout in self.tried:
             return None
-        self.drafted.add(layout)
+        self.tried.add(layout)
         try:
-            prepared = LayoutContext.of(self.problem, self.places, layout, IN_FLIGHT)
-            first, *others = prepared.spreads
-            best = self._make_draft(prepared, spread=first)
+            context = LayoutContext.of(self.problem, self.classes, layout, IN_FLIGHT)
+            first, *others = context.spreads
+            best = self._build(context, spread=first)
         except ProblemError as error:
-            self.refused = self.refused or error
+            self.first_error = self.first_error or error
             return None
         for spread in others:
-            if self._is_promising(best, math.inf if always else MAX_DRAFT_RATIO):
-                made = self._make_draft(prepared, spread=spread)
-                best = min(best, made, key=lambda draft: draft.value)
-        if self._is_promising(best, MAX_DRAFT_RATIO):
-            made = self._make_draft(prepared, slower=best.slower * best.late, spread=best.spread)
-            best = min(best, made, key=lambda draft: draft.value)
-        known = self.everybody
+            if self._is_promising(best, math.inf if always else PROMISING_RATIO):
+                made = self._build(context, spread=spread)
+                best = min(best, made, key=lambda candidate: candidate.value)
+        if self._is_promising(best, PROMISING_RATIO):
+            made = self._build(context, slowdown=best.slowdown * best.lateness, spread=best.spread)
+            best = min(best, made, key=lambda candidate: candidate.value)
+        known = self.best_on_all
         if self._idle(best) == 0 and (known is None or best.value < known.value):
-            self.everybody = best
+            self.best_on_all = best
         stages = len(layout.layers)
         if stages not in self.parents or best.value < self.parents[stages].value:
             self.parents[stages], self.visits[stages] = best, 0
         return best
 
-    def _is_promising(self, draft: CandidatePlan, most: float) -> bool:
-        """Whether to make it another way too: it is at most so many times as long as the best."""
+    def _is_promising(self, candidate: CandidatePlan, most: float) -> bool:
+        """Whether the value is within a factor of the best one."""
         best_s = min([self.best.objective, *(one.value for one in self.parents.values())])
-        return draft.value <= most * best_s and self.run.check() is None
+        return candidate.value <= most * best_s and self.run.check() is None
 
-    def _make_draft(
+    def _build(
         self,
-        prepared: LayoutContext,
+        context: LayoutContext,
         most: float = math.inf,
-        slower: Floats | None = None,
-        spread: Spread = Spread.EVEN,
+        slowdown: Floats | None = None,
+        spread: PairSpread = PairSpread.EVEN,
     ) -> CandidatePlan:
-        draft = prepared.draft(most, slower, spread)
-        self._spend(draft, 1)
-        return draft
+        candidate = context.candidate(most, slowdown, spread)
+        self._spend(candidate, 1)
+        return candidate
 
-    def _price_best(self, drafts: list[CandidatePlan]) -> None:
-        """The best of all drafts so far that may be better than the best plan."""
-        hopeful = [*self.unpriced, *drafts]
-        self.unpriced = [one for one in hopeful if one.value < self.best.objective]
-        prices, looks = PRICED, CHAINED
-        while prices > 0 and looks > 0:
-            self.unpriced.sort(key=lambda draft: draft.value)
-            better = self.unpriced and self.unpriced[0].value < self.best.objective
+    def _evaluate_best(self, candidates: list[CandidatePlan]) -> None:
+        """Evaluate the most promising candidates so far."""
+        promising = [*self.pending, *candidates]
+        self.pending = [one for one in promising if one.value < self.best.objective]
+        prices, chains = MAX_EVALUATED, MAX_CHAINED
+        while prices > 0 and chains > 0:
+            self.pending.sort(key=lambda candidate: candidate.value)
+            better = self.pending and self.pending[0].value < self.best.objective
             if not better or (self.best.plan is not None and self.run.check() is not None):
                 break
-            draft = self.unpriced.pop(0)
-            if draft.chained:
+            candidate = self.pending.pop(0)
+            if candidate.chained:
                 prices -= 1
-                self._price(draft)
-                if self.leader is draft:
-                    self.unpriced += self._variants(draft)
+                self._evaluate(candidate)
+                if self.incumbent is candidate:
+                    self.pending += self._variants(candidate)
             else:
-                looks -= 1
-                draft = draft.with_next_step()
-                self._spend(draft, 2)
-                self.unpriced.append(draft)
-                self._update_parent(draft, draft.seconds)
+                chains -= 1
+                candidate = candidate.with_next_step()
+                self._spend(candidate, 2)
+                self.pending.append(candidate)
+                self._update_parent(candidate, candidate.seconds)
 
-    def _price_last(self) -> None:
-        """The best that was drafted before the effort was spent."""
-        waiting = [one for one in self.unpriced if one.value < self.best.objective]
+    def _evaluate_last(self) -> None:
+        """Evaluate the best candidate that was built before the effort was spent."""
+        waiting = [one for one in self.pending if one.value < self.best.objective]
         if waiting:
-            draft = min(waiting, key=lambda one: one.value).with_next_step()
-            if draft.value < self.best.objective:
-                self._price(draft)
+            candidate = min(waiting, key=lambda one: one.value).with_next_step()
+            if candidate.value < self.best.objective:
+                self._evaluate(candidate)
 
-    def _leave_out_idle(self) -> None:
-        """Devices of the best plan that got no microbatches hold no stage, if that is better.
+    def _drop_idle_devices(self) -> None:
+        """Remove devices without microbatches from the best plan, if that is better.
 
-        They average with their stage all the same.
+        Devices with a stage take part in its averaging even when idle.
         """
-        best = self.leader
-        if best is None or not self._asks_again(best):
+        best = self.incumbent
+        if best is None or not self._may_recheck(best):
             return
         layout = best.without_idle()
         if layout == best.layout:
             return
-        draft = self._draft(layout, always=True)
-        if draft is not None and draft.layout == layout:
-            draft = draft.with_next_step()
-            if draft.value < self.best.objective:
-                self._price(draft)
+        candidate = self._candidate(layout, always=True)
+        if candidate is not None and candidate.layout == layout:
+            candidate = candidate.with_next_step()
+            if candidate.value < self.best.objective:
+                self._evaluate(candidate)
 
-    def _variants(self, draft: CandidatePlan) -> Iterator[CandidatePlan]:
-        """The same layout with less in flight, and spread anew by what its devices took."""
-        for most in (*MOST_IN_FLIGHT, math.inf):
+    def _variants(self, candidate: CandidatePlan) -> Iterator[CandidatePlan]:
+        """The same layout with fewer microbatches in flight, and with measured slowdowns."""
+        for most in (*IN_FLIGHT_FACTORS, math.inf):
             if self.run.check() is not None:
                 break
-            slower = draft.slower * draft.late if most == math.inf else draft.slower
-            yield self._make_draft(draft.prepared, most, slower, draft.spread)
+            slowdown = (
+                candidate.slowdown * candidate.lateness if most == math.inf else candidate.slowdown
+            )
+            yield self._build(candidate.context, most, slowdown, candidate.spread)
 
-    def _out_of_budget(self, drafts: list[CandidatePlan]) -> bool:
-        return bool(drafts) and self.run.check() is not None
+    def _out_of_budget(self, candidates: list[CandidatePlan]) -> bool:
+        return bool(candidates) and self.run.check() is not None
 
-    def _price(self, draft: CandidatePlan) -> float:
-        """Seconds of its step in the simulator, or dollars; the best plan so far is kept."""
-        busy = draft.without_idle() if self.routed else draft.layout
-        if busy != draft.layout:
+    def _evaluate(self, candidate: CandidatePlan) -> float:
+        """Simulate a candidate in full and offer it as incumbent; returns its value."""
+        busy = candidate.without_idle() if self.is_stochastic else candidate.layout
+        if busy != candidate.layout:
             # who chooses paths begins with a part for each device
-            self.refused = self.refused or ProblemError(IDLE)
-            again = self._draft(busy, always=True)
-            return math.inf if again is None else self._price(again.with_next_step())
-        plan = with_cost(with_aggregators(self.problem, draft.plan()), self.problem.request)
-        value = self.merit.of_plan(plan)
-        if self._refutes(value):
-            self.refuted.append((value, plan))
+            self.first_error = self.first_error or ProblemError(IDLE_DEVICES)
+            again = self._candidate(busy, always=True)
+            return math.inf if again is None else self._evaluate(again.with_next_step())
+        plan = with_cost(with_aggregators(self.problem, candidate.plan()), self.problem.request)
+        value = self.objective.of_plan(plan)
+        if self._is_below_bound(value):
+            self.below_bound.append((value, plan))
         elif self.best.offer(value, plan):
-            self.leader = draft
-        self._update_parent(draft, plan.predicted.step_s)
+            self.incumbent = candidate
+        self._update_parent(candidate, plan.predicted.step_s)
         # with aggregators it is priced twice
-        self._spend(draft, PASSES * (2 if self.problem.aggregators else 1))
+        self._spend(candidate, EVALUATION_PASSES * (2 if self.problem.aggregators else 1))
         return value
 
-    def _update_parent(self, draft: CandidatePlan, seconds: float) -> None:
-        """Averaging and pipelines slow each other down."""
-        known = self.parents[len(draft.layout.layers)]
-        later = replace(draft, seconds=max(seconds, draft.seconds), chained=True)
-        if known.layout == draft.layout and (not known.chained or later.value < known.value):
-            self.parents[len(draft.layout.layers)] = later
+    def _update_parent(self, candidate: CandidatePlan, seconds: float) -> None:
+        """Record a more accurate value: averaging and pipelines slow each other down."""
+        known = self.parents[len(candidate.layout.layers)]
+        later = replace(candidate, seconds=max(seconds, candidate.seconds), chained=True)
+        if known.layout == candidate.layout and (not known.chained or later.value < known.value):
+            self.parents[len(candidate.layout.layers)] = later
 
-    def _spend(self, draft: CandidatePlan, passes: int) -> None:
-        self.run.spend((passes * draft.operations + MAKING) / OPERATIONS_PER_EFFORT)
+    def _spend(self, candidate: CandidatePlan, passes: int) -> None:
+        self.run.spend(
+            (passes * candidate.operations + OPERATIONS_PER_CANDIDATE) / OPERATIONS_PER_EFFORT
+        )
 
-    def _price_anything(self) -> None:
-        """After an interruption, or if nothing fits: the best layout that there is."""
-        if self._price_first():
+    def _evaluate_any(self) -> None:
+        """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
+        if self._evaluate_first():
             return
         if self.run.reason == "time limit":
             # there was no time to find a layout that fits
             self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
-            if self._price_first():
+            if self._evaluate_first():
                 return
-        if self.refused is None and self.run.reason == "interrupted":
+        if self.first_error is None and self.run.reason == "interrupted":
             raise KeyboardInterrupt  # nobody knows yet what fits
-        raise self.refused or ProblemError(nothing_fits(self.layouts))
+        raise self.first_error or ProblemError(nothing_fits(self.layouts))
 
-    def _price_first(self) -> bool:
-        """Price the best layout that fits; whether there is one."""
+    def _evaluate_first(self) -> bool:
+        """Evaluate the best layout that fits; returns whether there is one."""
         for one in self.layouts.ranked():
-            draft = self._draft(one.layout)
-            if draft is not None:
-                self._price(draft)
-                if self.best.plan is not None or self.refuted:
+            candidate = self._candidate(one.layout)
+            if candidate is not None:
+                self._evaluate(candidate)
+                if self.best.plan is not None or self.below_bound:
                     return True
         return False

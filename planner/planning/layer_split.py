@@ -1,4 +1,4 @@
-"""Cuts layers over unequal stages: fastest slowest stage, or evenly filled memory."""
+"""Splits layers over heterogeneous stages: minimal slowest stage, or evenly filled memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from planner.workload.workload import Workload
 
 Cut = tuple[tuple[int, ...], tuple[float, ...]]
 CLOSE = 1e-3
-"""Of the share to which devices are filled."""
+"""Relative tolerance of the share to which devices are filled."""
 
 
 def is_uniform(cluster: Cluster, workload: Workload) -> bool:
-    """Whether all devices and all layers are alike: then layers are cut evenly."""
+    """Whether all devices and all layers are equal, so that layers are split evenly."""
     layers = {(x.parameters, x.forward_flops, x.saved_bytes) for x in workload.layers}
     devices = set(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     return len(layers) == 1 and len(devices) == 1
@@ -68,12 +68,12 @@ def balanced_split(
 def least_largest(
     stages: int, layers: int, seconds: Callable[[int, int, int], float]
 ) -> tuple[tuple[int, int], ...] | None:
-    """Contiguous ranges whose largest time is least, then the sum of their squares; exact.
+    """Contiguous ranges with the least largest time, then the least sum of squares; exact.
 
     Returns
     -------
     tuple[tuple[int, int], ...] or None
-        ``(start, stop)`` of every stage; None where there are none.
+        ``(start, stop)`` of every stage; None if there are none.
     """
     # best[stop]: (largest time, sum of squares, cuts) of the stages so far over layers[:stop]
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
@@ -93,13 +93,12 @@ def least_largest(
 
 @dataclass(frozen=True, order=True)
 class Filled:
-    """A device for every stage, all filled to the same share as far as whole layers allow.
+    """One device per stage, all filled to the same fraction as far as whole layers allow.
 
     Attributes
     ----------
     share
-        Of its device's memory, what the fullest stage needs; above 1 where these devices do not
-        hold the model.
+        Fraction of memory that the fullest stage needs; above 1 if the model does not fit.
     layers
         Per stage, ``(start, stop)``.
     memory
@@ -114,7 +113,7 @@ class Filled:
     recompute: tuple[tuple[bool, ...], ...]
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
-        """What each stage costs, recomputing or not, whichever needs less memory."""
+        """Costs of each stage, with or without recomputation, whichever needs less memory."""
         return tuple(
             least_need(workload, part, part == self.layers[-1], again)
             for part, again in zip(self.layers, self.recompute, strict=True)
@@ -124,7 +123,7 @@ class Filled:
 def least_need(
     workload: Workload, part: tuple[int, int], with_head: bool, recompute: Sequence[bool]
 ) -> StageCosts:
-    """Costs of a stage, recomputing its activations or not, whichever needs less memory."""
+    """Costs of a stage, with or without recomputation, whichever needs less memory."""
     each = (stage_costs(workload, *part, with_head=with_head, recompute=x) for x in recompute)
     return min(each, key=lambda costs: costs.need_bytes(1))
 
@@ -137,7 +136,7 @@ def evenly_filled(
     *,
     any_order: bool = False,
 ) -> Filled:
-    """Contiguous ranges that fill all devices to the same share, one device a stage."""
+    """Contiguous ranges that fill all devices to the same fraction, one device per stage."""
     layers, stages = len(workload.layers), len(memory)
 
     def share(j: int, have: float, start: int, stop: int) -> float:
@@ -192,5 +191,5 @@ def evenly_filled(
 
 
 def orders_of(memory: Sequence[float]) -> int:
-    """How many sets of devices, told apart by memory alone, some of these make."""
+    """Number of distinct subsets of these devices by memory."""
     return math.prod(count + 1 for count in Counter(memory).values())

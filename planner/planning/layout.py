@@ -10,12 +10,12 @@ from planner.planning.device_classes import DeviceClasses
 
 @dataclass(frozen=True)
 class Layout:
-    """Stages of a plan, before it is said how microbatches go through them.
+    """Stages of a plan, without the paths of microbatches.
 
     Attributes
     ----------
     counts
-        Per stage and place, the devices that hold it; those of no stage are left out.
+        Per stage and device class, the number of devices. Devices may be unused.
     layers
         Per stage, its layers ``(start, stop)``.
     recompute
@@ -28,23 +28,23 @@ class Layout:
 
     @classmethod
     def of(cls, counts: list[list[int]], cuts: list[int], recompute: list[bool]) -> Layout:
-        """From counts by stage and place, and the S + 1 ends of stages."""
+        """From counts by stage and class, and the S + 1 boundaries of stages."""
         return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
 
-    def groups(self, places: DeviceClasses) -> tuple[tuple[int, ...], ...]:
-        """Devices of every stage; which of a place they are makes no difference.
+    def groups(self, classes: DeviceClasses) -> tuple[tuple[int, ...], ...]:
+        """Devices of every stage, drawn from the classes in order.
 
         Returns
         -------
         tuple[tuple[int, ...], ...]
             Ascending; each device at most once.
         """
-        taken = [0] * len(places)
+        taken = [0] * len(classes)
         groups = []
         for row in self.counts:
             group: list[int] = []
             for c, count in enumerate(row):
-                group += places.members[c][taken[c] : taken[c] + count]
+                group += classes.members[c][taken[c] : taken[c] + count]
                 taken[c] += count
             groups.append(tuple(sorted(group)))
         return tuple(groups)

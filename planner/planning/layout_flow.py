@@ -15,75 +15,76 @@ from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 
-SPARE, LACK = 1.6, 0.2
-"""A pair that is busy most of the period makes messages wait for each other: each should have time
-for so many times its messages, and what the worst lacks counts like so much of a longer period. On
-the simulator pipelines of six layouts took 0.94 to 1.02 times as long with it."""
+LINK_HEADROOM, HEADROOM_PENALTY = 1.6, 0.2
+"""Messages queue on a link that is busy for most of the period. Every pair should have capacity for
+this multiple of its messages; the largest shortfall, in periods, is penalised with this weight. In
+the simulator, pipelines of six layouts took 0.94 to 1.02 times as long with it as without."""
 
-
-ANY = 1e12
-"""So many microbatches are no limit."""
+UNLIMITED = 1e12
+"""A number of microbatches in flight that is no limit."""
 
 
 class FlowNodes(NamedTuple):
-    """The places of every stage, one after the other.
+    """Nodes of the flow: one for every stage and device class that holds it.
 
     Attributes
     ----------
-    stage, place, devices
-        ``int[V]``: which stage, which place, how many of its devices.
+    stage, device_class, devices
+        ``int[V]``: stage, device class and number of devices of each node.
     """
 
     stage: Ints
-    place: Ints
+    device_class: Ints
     devices: Ints
 
     @classmethod
     def of(cls, layout: Layout) -> FlowNodes:
-        """Of all places that a stage has devices of."""
+        """Nodes of a layout."""
         counts = np.array(layout.counts, dtype=np.int64)
-        stage, place = np.nonzero(counts)
-        return cls(stage, place, counts[stage, place])
+        stage, device_class = np.nonzero(counts)
+        return cls(stage, device_class, counts[stage, device_class])
 
-    def by_stage(self, places: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    def by_stage(self, classes: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
         """The node of every device of every stage."""
-        place_of = {d: c for c, members in enumerate(places.members) for d in members}
-        stages = zip(self.stage.tolist(), self.place.tolist(), strict=True)
+        class_of = {d: c for c, members in enumerate(classes.members) for d in members}
+        stages = zip(self.stage.tolist(), self.device_class.tolist(), strict=True)
         node = {at: v for v, at in enumerate(stages)}
-        return [[node[j, place_of[d]] for d in group] for j, group in enumerate(groups)]
+        return [[node[j, class_of[d]] for d in group] for j, group in enumerate(groups)]
 
 
 def flow_of(
-    places: DeviceClasses,
+    classes: DeviceClasses,
     layout: Layout,
     costs: tuple[StageCosts, ...],
     in_flight: float,
-    most_held: float = math.inf,
+    max_in_flight: float = math.inf,
 ) -> tuple[FlowNodes, StageFlow]:
-    """The linear program of a layout: alike devices of a stage share its work evenly.
+    """The linear program of a layout; devices of a class share the work of a stage evenly.
 
     Returns
     -------
-    tuple[Nodes, StageFlow]
-        The places of each stage, and what flows between them.
+    tuple[FlowNodes, StageFlow]
+        Nodes, and the edges between them with their limits.
     """
     nodes = FlowNodes.of(layout)
-    stage, place, count = nodes
+    stage, device_class, count = nodes
     out = np.array([cost.output_bytes for cost in costs])
     out[-1] = 0.0
     sent = out + np.concatenate([[0.0], out[:-1]])
-    own = np.array([costs[j].busy_s(places.flops[c]) for j, c in zip(stage, place, strict=True)])
-    busy = np.maximum(own, sent[stage] / places.capacity[place]) / count
+    own = np.array(
+        [costs[j].busy_s(classes.flops[c]) for j, c in zip(stage, device_class, strict=True)]
+    )
+    busy = np.maximum(own, sent[stage] / classes.capacity[device_class]) / count
     pairs = [
         (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
     ]
     source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
-    here, there = place[source], place[target]
+    here, there = device_class[source], device_class[target]
     size = out[stage[source]]
-    both = size / places.bandwidth[here, there] + size / places.bandwidth[there, here]
+    both = size / classes.bandwidth[here, there] + size / classes.bandwidth[there, here]
     held = [
-        min(costs[j].room(places.memory_bytes[c]), most_held, ANY)
-        for j, c in zip(stage, place, strict=True)
+        min(costs[j].room(classes.memory_bytes[c]), max_in_flight, UNLIMITED)
+        for j, c in zip(stage, device_class, strict=True)
     ]
     return nodes, StageFlow(
         stage,
@@ -91,42 +92,42 @@ def flow_of(
         own,
         source,
         target,
-        size / places.slower[here, there] / (count[source] * count[target]),
-        places.there_and_back_s[here, there] + both,
+        size / classes.pair_bandwidth[here, there] / (count[source] * count[target]),
+        classes.rtt_s[here, there] + both,
         count * np.array(held, dtype=float),
         in_flight,
-        _lines(places, here, there, size),
-        SPARE,
-        LACK,
+        _lines(classes, here, there, size),
+        LINK_HEADROOM,
+        HEADROOM_PENALTY,
     )
 
 
-def _lines(places: DeviceClasses, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
-    """Edges between sites, over the lines of both: activations one way, gradients the other."""
-    if len(places.line) == 0:
+def _lines(classes: DeviceClasses, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
+    """Edges between sites use the lines of both: for activations and for their gradients."""
+    if len(classes.site_bandwidth) == 0:
         return None
-    site = places.site
+    site = classes.site
     edge = np.tile(np.flatnonzero(site[here] != site[there]), 2)
     half = len(edge) // 2
     line = np.concatenate([site[here[edge[:half]]], site[there[edge[half:]]]])
-    return SharedLines(line, edge, size[edge] / places.line[line])
+    return SharedLines(line, edge, size[edge] / classes.site_bandwidth[line])
 
 
-def most_held(problem: PlanningProblem) -> float:
-    """Microbatches that a device may hold as asked, infinite for any."""
+def max_in_flight(problem: PlanningProblem) -> float:
+    """The requested limit on microbatches in flight per device; infinite if there is none."""
     asked = problem.request.in_flight
     return math.inf if asked is None else float(asked)
 
 
 def pipeline_s(
-    problem: PlanningProblem, places: DeviceClasses, layout: Layout, in_flight: float
+    problem: PlanningProblem, classes: DeviceClasses, layout: Layout, in_flight: float
 ) -> float:
-    """What the pipelines of a layout take when its flow is spread evenly over the step."""
+    """Seconds of the pipelines of a layout with a steady flow; infinite if memory is too small."""
     workload = problem.workload
     costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples
     try:
-        flow = flow_of(places, layout, costs, in_flight, most_held(problem))[1]
+        flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))[1]
         rates = solve_flow(flow, microbatches)
     except ProblemError:
         return math.inf

@@ -13,12 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from planner.planning.cost import BY_TIME, ObjectiveFunction
+from planner.planning.cost import STEP_TIME, PlanObjective
 from planner.planning.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.planning.layout import Layout
 from planner.planning.layout_kernel import (
-    ClassLinks,
+    ClassArrays,
     LayoutScratch,
     LayoutState,
     ModelArrays,
@@ -32,56 +32,54 @@ from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
 MOST_STAGES, MORE_STAGES = 24, 8
-"""That are tried one number after the other, and how many where so few stages do not fit."""
+"""Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
 CHUNK = 2000
-"""Trials between two looks at the stopping rule."""
+"""Trials between two checks of the stopping criterion."""
 TRIALS_PER_EFFORT = 180_000.0
-"""Trials with up to eight places in a unit of effort; more places cost more."""
-ALL, FIXED = 0.15, 0.15
-"""Shares of the trials for all numbers of stages, and for the best of them; then these may
-change."""
-BEST, LAST = 4, 3
-"""How many numbers of stages get the second share, and how many layouts the last begins from, new
-starts aside."""
-PIECE = 30_000
-"""Trials of the last share between one start and the next: which places make a stage is soon
-settled, and often wrongly."""
+"""Trials per unit of effort with up to eight classes; more classes cost more."""
+ALL_SHARE, BEST_SHARE = 0.15, 0.15
+"""Shares of the trials for all numbers of stages, and for the best numbers. In the remaining trials
+the number of stages may change."""
+BEST_COUNTS, RESTARTS = 4, 3
+"""Numbers of stages that get the second share, and layouts from which the third one restarts."""
+RESTART_TRIALS = 30_000
+"""Trials of a restart: which classes form a stage settles quickly, and often in a local optimum."""
 MOST_ORDERS = 1000
-"""Sets of devices of different memory among which the best order is looked for."""
-MOST_FEW, LEAST_FEW, FEW_PLACES = 32, 4, 2048
-"""Starts of a few places that are compared, fewer where chains are long: so many places in all."""
+"""Largest number of orders of different memory sizes that are searched exhaustively."""
+MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
+"""Random subsets that are compared; fewer if chains are long, up to this many classes in all."""
 
 
 class InitialLayout(enum.Enum):
-    """Where a search for a number of stages begins, and how freely it wanders."""
+    """Initial solution of a search with a given number of stages, and its temperature."""
 
-    NEAR = "stages of near places"
-    FEW = "the same of a few places that are near each other: the best of some"
-    DEALT = "each place's devices dealt out to all stages"
-    KEPT = "the same, hardly left"
-    FOUND = "one found or new, whose number of stages may change"
+    NEIGHBOURS = "stages of nearby classes"
+    SUBSET = "the same on the best of several subsets of nearby classes"
+    SPREAD = "the devices of each class spread over all stages"
+    SPREAD_COLD = "the same, at a low temperature"
+    INCUMBENT = "a found or new layout whose number of stages may change"
 
 
-PARTS = {
-    InitialLayout.NEAR: 1.0,
-    InitialLayout.DEALT: 1.0,
-    InitialLayout.KEPT: 1.0,
-    InitialLayout.FEW: 0.3,
+TRIAL_SHARES = {
+    InitialLayout.NEIGHBOURS: 1.0,
+    InitialLayout.SPREAD: 1.0,
+    InitialLayout.SPREAD_COLD: 1.0,
+    InitialLayout.SUBSET: 0.3,
 }
-"""Of the trials for a number of stages."""
-HEAT = {
-    InitialLayout.NEAR: (0.2, 0.003),
-    InitialLayout.FEW: (0.05, 0.0005),
-    InitialLayout.DEALT: (0.2, 0.003),
-    InitialLayout.KEPT: (1e-4, 1e-6),
-    InitialLayout.FOUND: (0.05, 0.0005),
+"""Relative shares of the trials for a number of stages."""
+TEMPERATURES = {
+    InitialLayout.NEIGHBOURS: (0.2, 0.003),
+    InitialLayout.SUBSET: (0.05, 0.0005),
+    InitialLayout.SPREAD: (0.2, 0.003),
+    InitialLayout.SPREAD_COLD: (1e-4, 1e-6),
+    InitialLayout.INCUMBENT: (0.05, 0.0005),
 }
-"""Temperatures at begin and end, relative to the estimate."""
+"""First and last temperature, relative to the estimate."""
 
 
 @dataclass(frozen=True)
 class ScoredLayout:
-    """A layout and its estimated step, in seconds or dollars."""
+    """A layout with its estimated step, in seconds or dollars."""
 
     value: float
     layout: Layout
@@ -89,23 +87,23 @@ class ScoredLayout:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What layouts must have.
+    """What the request fixes of layouts.
 
     Attributes
     ----------
-    stages
-        Their number; None: any.
-    layers
-        Of every stage; None: any.
+    stages, layers
+        Number of stages, and their layers; None if free.
     recompute
-        Stages that recompute, the others do not; None: any.
+        Stages that recompute, all others do not; None if free.
     in_flight
-        Microbatches that a device may hold; None: what memory holds.
+        Limit on microbatches in flight per device; None for what memory holds.
     equal
-        Whether shares of what is averaged are equal.
+        Whether all devices must reduce equal shares.
     every, delayed, two_frequency
         Average every this many steps; overlap averaging with the next step; average within
         regions in every step as well.
+    objective
+        What to minimise.
     """
 
     stages: int | None = None
@@ -116,14 +114,14 @@ class Constraints:
     every: int = 1
     delayed: bool = False
     two_frequency: bool = False
-    merit: ObjectiveFunction = BY_TIME
+    objective: PlanObjective = STEP_TIME
 
 
-def model_of(workload: Workload, given: Constraints, most: int) -> ModelArrays:
-    """A workload as the compiled search reads it."""
-    recompute = np.full(most, given.recompute == "all")
-    if given.recompute is not None and not isinstance(given.recompute, str):
-        recompute[list(given.recompute)] = True
+def model_of(workload: Workload, constraints: Constraints, most: int) -> ModelArrays:
+    """The workload in the form of the compiled search."""
+    recompute = np.full(most, constraints.recompute == "all")
+    if constraints.recompute is not None and not isinstance(constraints.recompute, str):
+        recompute[list(constraints.recompute)] = True
     count = len(workload.layers)
     upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     whole = stage_costs(workload, 0, count, with_head=True)
@@ -154,173 +152,173 @@ def model_of(workload: Workload, given: Constraints, most: int) -> ModelArrays:
         workload.state_bytes_per_parameter,
         1.0,
         workload.batch_samples / samples,
-        float(given.every),
-        given.delayed,
-        given.two_frequency,
-        given.merit.by_cost,
-        given.merit.wait_usd_per_s,
-        math.inf if given.in_flight is None else float(given.in_flight),
-        given.layers is None,
-        given.recompute is None,
+        float(constraints.every),
+        constraints.delayed,
+        constraints.two_frequency,
+        constraints.objective.by_cost,
+        constraints.objective.wait_usd_per_s,
+        math.inf if constraints.in_flight is None else float(constraints.in_flight),
+        constraints.layers is None,
+        constraints.recompute is None,
         recompute,
     )
 
 
 class LayoutSearch:
-    """Annealing of layouts; keeps the best of every number of stages.
+    """Simulated annealing of layouts; keeps the best one of every number of stages.
 
     Parameters
     ----------
-    places, workload
-        Where and what to train.
+    classes, workload
+        Devices and model.
     wire_ratio
-        Bytes of gradients on the wire over those of the workload.
+        Bytes of encoded gradients over unencoded ones.
     seed
         Of every random choice.
-    given
-        What layouts must have.
+    constraints
+        What the request fixes.
 
     Attributes
     ----------
     found
-        By number of stages and where it was begun, the best layout so far.
+        Best layout by number of stages and kind of initial layout.
     """
 
     def __init__(
         self,
-        places: DeviceClasses,
+        classes: DeviceClasses,
         workload: Workload,
         wire_ratio: float = 1.0,
         seed: int = 0,
-        given: Constraints | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
-        self.given = given or Constraints()
+        self.constraints = constraints or Constraints()
         self.workload, self.layers = workload, len(workload.layers)
-        self.most = min(self.layers, int(places.size.sum()))
-        model = model_of(workload, self.given, self.most)
-        self.places = places
+        self.max_stages = min(self.layers, int(classes.size.sum()))
+        model = model_of(workload, self.constraints, self.max_stages)
+        self.classes = classes
         self.model = model._replace(
             gradient_bytes=model.gradient_bytes * wire_ratio, wire_ratio=wire_ratio
         )
-        order = np.argsort(places.there_and_back_s.ravel(), kind="stable").astype(np.int64)
-        self.links = ClassLinks(
-            places.size,
-            places.there_and_back_s,
-            places.bandwidth,
-            places.slower,
-            places.capacity,
-            places.flops,
-            places.memory_bytes,
-            places.sums,
-            places.site,
-            places.line,
-            places.region,
-            order // len(places),
-            order % len(places),
-            np.argsort(order).reshape(places.slower.shape),
-            self.given.equal,
-            places.usd_per_s,
-            places.usd_per_byte,
+        order = np.argsort(classes.rtt_s.ravel(), kind="stable").astype(np.int64)
+        self.links = ClassArrays(
+            classes.size,
+            classes.rtt_s,
+            classes.bandwidth,
+            classes.pair_bandwidth,
+            classes.capacity,
+            classes.flops,
+            classes.memory_bytes,
+            classes.can_aggregate,
+            classes.site,
+            classes.site_bandwidth,
+            classes.region,
+            order // len(classes),
+            order % len(classes),
+            np.argsort(order).reshape(classes.pair_bandwidth.shape),
+            self.constraints.equal,
+            classes.usd_per_s,
+            classes.usd_per_byte,
         )
         self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
         self._numpy = np.random.default_rng(seed)
         self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
         self._tried, self._best = self._empty(), self._empty()
-        width = (self.most, len(places))
+        width = (self.max_stages, len(classes))
         self._scratch = LayoutScratch(
             np.zeros(width),
-            np.zeros((2, len(places))),
-            np.zeros(len(places)),
-            np.zeros(self.most),
-            np.zeros(self.most),
-            np.zeros(self.most),
-            np.zeros(self.most),
-            np.zeros(self.most),
-            np.zeros((self.most, len(places.line))),
-            np.zeros(len(places.line)),
-            np.zeros(len(places.line)),
-            np.zeros(len(places), dtype=np.int64),
-            np.zeros(len(places)),
-            np.zeros(len(places) ** 2, dtype=np.int64),
-            np.zeros(len(places), dtype=np.int64),
-            np.zeros(len(places), dtype=np.int64),
-            np.zeros(len(places)),
+            np.zeros((2, len(classes))),
+            np.zeros(len(classes)),
+            np.zeros(self.max_stages),
+            np.zeros(self.max_stages),
+            np.zeros(self.max_stages),
+            np.zeros(self.max_stages),
+            np.zeros(self.max_stages),
+            np.zeros((self.max_stages, len(classes.site_bandwidth))),
+            np.zeros(len(classes.site_bandwidth)),
+            np.zeros(len(classes.site_bandwidth)),
+            np.zeros(len(classes), dtype=np.int64),
+            np.zeros(len(classes)),
+            np.zeros(len(classes) ** 2, dtype=np.int64),
+            np.zeros(len(classes), dtype=np.int64),
+            np.zeros(len(classes), dtype=np.int64),
+            np.zeros(len(classes)),
         )
 
     @property
     def trials_per_effort(self) -> float:
-        """How many trials make a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.25)
+        """Trials in a unit of effort."""
+        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
 
     @cached_property
-    def numbers(self) -> list[int]:
-        """Of stages that are tried: the least, or, where memory holds none, the least it does."""
-        if self.given.stages is not None:
-            return [self.given.stages]
-        few = list(range(1, min(self.most, MOST_STAGES) + 1))
+    def stage_counts(self) -> list[int]:
+        """Numbers of stages to try; where few stages do not fit in memory, larger numbers."""
+        if self.constraints.stages is not None:
+            return [self.constraints.stages]
+        few = list(range(1, min(self.max_stages, MOST_STAGES) + 1))
         if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(few)):
             return few
-        more = range(len(few) + 1, self.most + 1)
+        more = range(len(few) + 1, self.max_stages + 1)
         least = next((stages for stages in more if self.tightest(stages)[0].share <= 1.0), None)
         if least is None:
             return few
-        return sorted({round(s) for s in np.linspace(least, self.most, MORE_STAGES)})
+        return sorted({round(s) for s in np.linspace(least, self.max_stages, MORE_STAGES)})
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
-        """The best of every number of stages and start, fastest first, each once."""
+        """Distinct best layouts, fastest first; before them the best one of kind ``first``."""
         order = sorted(self.found.items(), key=lambda item: item[1].value)
         ahead = [one for (_, start), one in order if start is first][:1]
         return list(dict.fromkeys([*ahead, *(one for _, one in order)]))
 
     def run(self, run: StopRun, trials: float) -> None:
-        """Search until so many trials are spent, or the rule says stop."""
-        numbers = self.numbers
+        """Search until the trials are spent or the stopping criterion is met."""
+        numbers = self.stage_counts
         with run.interruptible():
-            self._fixed(run, numbers, ALL * trials)
+            self._search_counts(run, numbers, ALL_SHARE * trials)
             numbers = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
-            self._fixed(run, numbers[:BEST], FIXED * trials)
+            self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
             # new starts have as many stages as the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
-            left = (1 - ALL - FIXED) * trials
-            pieces = max(2 * LAST, round(left / PIECE)) if numbers else 0
-            for k in range(pieces):
+            left = (1 - ALL_SHARE - BEST_SHARE) * trials
+            restarts = max(2 * RESTARTS, round(left / RESTART_TRIALS)) if numbers else 0
+            for k in range(restarts):
                 if run.check() is not None:
                     return
                 if k % 2:
                     stages = numbers[int(self._numpy.integers(len(numbers)))]
-                    dealt = bool(self._numpy.integers(2))
+                    spread = bool(self._numpy.integers(2))
                     state = self._start(
-                        stages, InitialLayout.DEALT if dealt else InitialLayout.NEAR
+                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEIGHBOURS
                     )
                 else:
-                    known = self.ranked()[:LAST]
+                    known = self.ranked()[:RESTARTS]
                     state = self._state(known[k // 2 % len(known)].layout)
-                self._anneal(run, state, max(1, int(left / pieces)), InitialLayout.FOUND)
+                self._anneal(run, state, max(1, int(left / restarts)), InitialLayout.INCUMBENT)
 
-    def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """The same share for each number of stages; of each start its part."""
-        each = trials / max(1.0, len(numbers) * sum(PARTS.values()))
+    def _search_counts(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
+        """Divide the trials equally among numbers of stages, by weight among initial layouts."""
+        each = trials / max(1.0, len(numbers) * sum(TRIAL_SHARES.values()))
         for stages in numbers:
-            for start, part in PARTS.items():
+            for start, part in TRIAL_SHARES.items():
                 if run.check() is not None and self.found:
                     return
                 self._anneal(run, self._start(stages, start), max(1, int(part * each)), start)
 
     def trials_in(self, seconds: float) -> float:
-        """About how many trials take so long on this machine, compiling left aside."""
-        state = self._start(self.given.stages or min(4, self.most))
-        self._round(state, self._value(state), 1, *HEAT[InitialLayout.NEAR], True)
+        """Approximate number of trials in so many seconds on this machine, without compilation."""
+        state = self._start(self.constraints.stages or min(4, self.max_stages))
+        self._round(state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True)
         began = time.perf_counter()
-        self._round(state, self._value(state), CHUNK, *HEAT[InitialLayout.NEAR], True)
+        self._round(state, self._value(state), CHUNK, *TEMPERATURES[InitialLayout.NEIGHBOURS], True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def near(self, layout: Layout, trials: int) -> list[ScoredLayout]:
-        """Layouts up to three changes away, with the least estimates first."""
+    def neighbours(self, layout: Layout, trials: int) -> list[ScoredLayout]:
+        """Layouts up to three moves away, lowest estimates first."""
         found: dict[Layout, float] = {}
         for _ in range(trials):
             state = self._state(layout)
             changes = 1 + int(self._numpy.integers(3))
-            if not all(self._change(state) for _ in range(changes)):
+            if not all(self._mutate(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
             if value < math.inf:
@@ -328,49 +326,55 @@ class LayoutSearch:
         found.pop(layout, None)
         return sorted((ScoredLayout(s, one) for one, s in found.items()), key=lambda one: one.value)
 
-    def _change(self, state: LayoutState) -> bool:
-        fixed = self.given.stages is not None
+    def _mutate(self, state: LayoutState) -> bool:
+        fixed = self.constraints.stages is not None
         return bool(mutate(self.model, self.links, state, self._scratch, self._random, fixed))
 
     def _estimate(self, state: LayoutState) -> float:
-        """In full, however much it is."""
+        """The estimate, computed in full."""
         return float(estimate(self.model, self.links, state, self._scratch, math.inf))
 
-    def estimated(self, layout: Layout) -> ScoredLayout:
-        """A layout with its estimate, infinite where memory does not hold it.
+    def scored(self, layout: Layout) -> ScoredLayout:
+        """The layout with its estimate, infinite if memory is too small.
 
-        Which stages recompute is chosen anew.
+        The estimate chooses anew which stages recompute.
         """
         state = self._state(layout)
         value = self._estimate(state)
         return ScoredLayout(value, self._layout(state))
 
     def with_better_layers(self, layout: Layout) -> ScoredLayout:
-        """Shift single layers between stages for as long as that lowers the estimate."""
-        best, improved = self.estimated(layout), self.given.layers is None
+        """Shift single layers between stages as long as that lowers the estimate."""
+        best, improved = self.scored(layout), self.constraints.layers is None
         while improved:
-            tried = [self.estimated(one) for one in _shifted(best.layout)]
+            tried = [self.scored(one) for one in _shifted(best.layout)]
             least = min(tried, key=lambda one: one.value, default=best)
             improved = least.value < best.value
             best = least if improved else best
         return best
 
     def _anneal(self, run: StopRun, state: LayoutState, trials: int, start: InitialLayout) -> None:
-        """From warm to cold in chunks, so that the stopping rule is heard in between."""
-        warm, cold = HEAT[start]
+        """Anneal in chunks, checking the stopping criterion between them."""
+        t_start, t_end = TEMPERATURES[start]
         value = self._value(state)
         chunks = max(1, math.ceil(trials / CHUNK))
         for k in range(chunks):
-            begin, end = (warm * (cold / warm) ** (part / chunks) for part in (k, k + 1))
+            begin, end = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
             count = min(CHUNK, trials - k * CHUNK)
-            fixed = start is not InitialLayout.FOUND or self.given.stages is not None
+            fixed = start is not InitialLayout.INCUMBENT or self.constraints.stages is not None
             self._round(state, value, count, begin, end, fixed)
             if run.update(count) is not None:
                 break
-        self._keep(start, self._best, float(value[1]))
+        self._record(start, self._best, float(value[1]))
 
     def _round(
-        self, state: LayoutState, value: Floats, count: int, warm: float, cold: float, fixed: bool
+        self,
+        state: LayoutState,
+        value: Floats,
+        count: int,
+        t_start: float,
+        t_end: float,
+        fixed: bool,
     ) -> None:
         anneal(
             self.model,
@@ -382,20 +386,20 @@ class LayoutSearch:
             self._random,
             value,
             count,
-            warm,
-            cold,
+            t_start,
+            t_end,
             fixed,
         )
 
     def _value(self, state: LayoutState) -> Floats:
-        """The estimate of a state, which is the best so far."""
+        """The estimate of a state, which becomes the best so far."""
         value = self._estimate(state)
         for name in LayoutState._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # where memory does not hold the start, anything that it holds is better
         return np.full(2, value if value < math.inf else 1e300)
 
-    def _keep(self, start: InitialLayout, state: LayoutState, value: float) -> None:
+    def _record(self, start: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
         known = self.found.get((stages, start))
         if value >= 1e300 or (known is not None and value >= known.value):
@@ -414,72 +418,73 @@ class LayoutSearch:
         )
 
     def _empty(self) -> LayoutState:
-        most = self.most
+        most = self.max_stages
         return LayoutState(
             np.zeros(1, dtype=np.int64),
-            np.zeros((most, len(self.places)), dtype=np.int64),
+            np.zeros((most, len(self.classes)), dtype=np.int64),
             np.zeros(most + 1, dtype=np.int64),
             np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, start: InitialLayout = InitialLayout.NEAR) -> LayoutState:
-        """All devices along a chain of near places, cut into stages of equal size.
+    def _start(self, stages: int, start: InitialLayout = InitialLayout.NEIGHBOURS) -> LayoutState:
+        """An initial layout that fits in memory.
 
-        Or dealt: given out to the stages one by one, so that each place has a pipeline, as ranks
-        that are numbered place by place do. Where that cannot be, such as for lack of memory,
-        places with little memory, and those that do not aggregate, are left out one by one; then
-        the devices with the most memory are filled evenly.
+        NEIGHBOURS cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
+        devices of each class to the stages in turn, so that each class forms pipelines, as
+        consecutive ranks do. If memory is too small, classes with little memory and those that
+        cannot aggregate are left out one by one; the last resort fills the devices with the most
+        memory evenly.
         """
-        if start is InitialLayout.FEW:
-            return self._few(stages)
-        chain, dealt = self._chain(), start is not InitialLayout.NEAR
-        if self.given.merit.by_cost:
-            # a few places may do it for less
-            chain = self._some(chain, stages)
-        worth = np.lexsort((-self.places.memory_bytes, ~self.places.sums))
+        if start is InitialLayout.SUBSET:
+            return self._best_subset(stages)
+        chain, spread = self._chain(), start is not InitialLayout.NEIGHBOURS
+        if self.constraints.objective.by_cost:
+            # a few classes may do it for less
+            chain = self._subset(chain, stages)
+        worth = np.lexsort((-self.classes.memory_bytes, ~self.classes.can_aggregate))
         first = None
         for kept in range(len(worth), 0, -1):
             left = chain[np.isin(chain, worth[:kept])]
-            if first is not None and self.places.size[left].sum() < stages:
+            if first is not None and self.classes.size[left].sum() < stages:
                 break
-            state = self._spread(left, stages, dealt)
+            state = self._cut_chain(left, stages, spread)
             first = first or state
             if self._estimate(state) < math.inf:
                 return state
-        return self._filled(stages)
+        return self._fill_memory(stages)
 
-    def _filled(self, stages: int) -> LayoutState:
-        """The stages of `tightest`; whoever has none is left out."""
-        filled, places = self.tightest(stages)
+    def _fill_memory(self, stages: int) -> LayoutState:
+        """The stages of `tightest`; all other devices are left out."""
+        filled, classes = self.tightest(stages)
         state = self._empty()
         state.stages[0] = stages
-        state.counts[range(stages), places] = 1
+        state.counts[range(stages), classes] = 1
         state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
         return state
 
     def tightest(self, stages: int) -> tuple[Filled, list[int]]:
-        """The devices with the most memory, one a stage, all filled to the same share.
+        """The devices with the most memory, one per stage, all filled to the same fraction.
 
-        Along a chain of near places; where these do not hold the model so, in the best order, or
-        where there are too many with the two largest at the ends, for embedding and head. Where
-        layers are fixed, the largest needs on the largest devices.
+        In the order of a chain of nearby devices. If the model does not fit that way, in the best
+        order or, if there are too many, with the two largest devices at the ends for embedding and
+        head. If layers are fixed, the largest stages are on the largest devices.
 
         Returns
         -------
         tuple[Filled, list[int]]
-            Stages and the place of each one's device.
+            Stages, and the device class of each.
         """
-        chain = self._chain(int(np.argmax(self.places.memory_bytes)))
-        along = np.repeat(chain, self.places.size[chain])
-        largest = np.argsort(-self.places.memory_bytes[along], kind="stable")[:stages]
+        chain = self._chain(int(np.argmax(self.classes.memory_bytes)))
+        along = np.repeat(chain, self.classes.size[chain])
+        largest = np.argsort(-self.classes.memory_bytes[along], kind="stable")[:stages]
         near = along[np.sort(largest)].tolist()
         again = self.model.recompute[:stages].tolist()
         kinds = [(False, True) if self.model.recompute_free else (one,) for one in again]
 
-        memory, layers = self.places.memory_bytes, self.given.layers
+        memory, layers = self.classes.memory_bytes, self.constraints.layers
 
-        def filled(places: list[int], any_order: bool = False) -> Filled:
-            each = memory[places].tolist()
+        def filled(classes: list[int], any_order: bool = False) -> Filled:
+            each = memory[classes].tolist()
             return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
 
         if layers is not None:
@@ -502,36 +507,36 @@ class LayoutSearch:
             found.append((filled(ends), ends))
         return min(found, key=lambda one: one[0].share)
 
-    def _few(self, stages: int) -> LayoutState:
-        """The best of some starts of places that are near each other."""
-        count = max(LEAST_FEW, min(MOST_FEW, FEW_PLACES // len(self.places)))
-        some = (self._some(self._chain(), stages) for _ in range(count))
-        tried = [self._spread(chain, stages, dealt=False) for chain in some]
+    def _best_subset(self, stages: int) -> LayoutState:
+        """The best of several initial layouts on random subsets of nearby classes."""
+        count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
+        some = (self._subset(self._chain(), stages) for _ in range(count))
+        tried = [self._cut_chain(chain, stages, spread=False) for chain in some]
         return min(tried, key=self._estimate)
 
-    def _some(self, chain: Ints, stages: int) -> Ints:
-        """The first places of a chain, any number that has a device for each stage."""
-        enough = int(np.searchsorted(self.places.size[chain].cumsum(), stages)) + 1
+    def _subset(self, chain: Ints, stages: int) -> Ints:
+        """A random number of classes from the front of a chain, with a device for every stage."""
+        enough = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
         return chain[: int(self._numpy.integers(enough, len(chain) + 1))]
 
-    def _spread(self, chain: Ints, stages: int, dealt: bool) -> LayoutState:
+    def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
         state = self._empty()
         state.stages[0] = stages
-        devices = np.repeat(chain, self.places.size[chain])
+        devices = np.repeat(chain, self.classes.size[chain])
         for k, c in enumerate(devices.tolist()):
-            j = k % stages if dealt else k * stages // len(devices)
+            j = k % stages if spread else k * stages // len(devices)
             state.counts[j, c] += 1
         ends = [round(self.layers * j / stages) for j in range(stages + 1)]
-        if self.given.layers is not None:
-            ends = [0, *(stop for _, stop in self.given.layers)]
+        if self.constraints.layers is not None:
+            ends = [0, *(stop for _, stop in self.constraints.layers)]
         state.cuts[: stages + 1] = ends
         return state
 
     def _chain(self, first: int | None = None) -> Ints:
-        """Places from one on, by default a random one, each time to the nearest that is left."""
-        away = 2 * self.model.output_bytes.max() / self.places.slower
-        away = away + self.places.there_and_back_s
-        left = list(range(len(self.places)))
+        """Nearest-neighbour chain of all classes from ``first``, by default a random one."""
+        away = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
+        away = away + self.classes.rtt_s
+        left = list(range(len(self.classes)))
         begin = int(self._numpy.integers(len(left))) if first is None else first
         chain = [left.pop(begin)]
         while left:
@@ -549,7 +554,7 @@ class LayoutSearch:
 
 
 def _shifted(layout: Layout) -> Iterator[Layout]:
-    """Those in which one run of neighbouring ends of stages lies a layer earlier or later."""
+    """Layouts in which a run of consecutive stage boundaries is shifted by one layer."""
     ends = [stop for _, stop in layout.layers]
     for first in range(len(ends) - 1):
         for last in range(first, len(ends) - 1):

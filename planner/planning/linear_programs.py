@@ -12,7 +12,7 @@ from planner.lp.model_file import labels
 from planner.network.cluster import device_limits
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.layout import Layout
-from planner.planning.layout_flow import ANY, flow_of
+from planner.planning.layout_flow import UNLIMITED, flow_of
 from planner.planning.layout_kernel import IN_FLIGHT
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.model import TrainingPlan
@@ -25,7 +25,7 @@ class PlanFlow(NamedTuple):
     Attributes
     ----------
     flow
-        Nodes are places, each of some alike devices of a stage.
+        Nodes are classes, each of some alike devices of a stage.
     names
         Of nodes: stage, a device, and how many are like it.
     """
@@ -52,19 +52,19 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
             "a flow ends with the head on the last stage, and this plan has it on the first; plan "
             "with --head last"
         )
-    places = DeviceClasses.of(plan.cluster)
-    place_of = {d: c for c, members in enumerate(places.members) for d in members}
-    counts = [[0] * len(places) for _ in range(stages)]
+    classes = DeviceClasses.of(plan.cluster)
+    class_of = {d: c for c, members in enumerate(classes.members) for d in members}
+    counts = [[0] * len(classes) for _ in range(stages)]
     first: dict[tuple[int, int], int] = {}
     for j, group in enumerate(plan.assignment.groups):
         for d in group:
-            counts[j][place_of[d]] += 1
-            first.setdefault((j, place_of[d]), d)
+            counts[j][class_of[d]] += 1
+            first.setdefault((j, class_of[d]), d)
     recompute = plan.recompute or (False,) * stages
     layout = Layout(tuple(map(tuple, counts)), plan.stage_layers, recompute)
     costs = split_costs(workload, layout.layers, plan.head_stage, recompute)
-    nodes, flow = flow_of(places, layout, costs, IN_FLIGHT)
-    flow = replace(flow, room=np.where(flow.room < ANY, flow.room, np.inf))
+    nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT)
+    flow = replace(flow, room=np.where(flow.room < UNLIMITED, flow.room, np.inf))
     ids = plan.cluster.network.ids
     names = labels(
         f"s{j}.{ids[first[j, c]]}" + (f".x{count}" if count > 1 else "")
@@ -74,12 +74,12 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
 
 
 def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem, tuple[str, ...]]:
-    """DeDLOC's question of a stage: its devices compute, and average beside that.
+    """DeDLOC's averaging problem of a stage, whose devices compute meanwhile.
 
     Returns
     -------
     tuple[AveragingProblem, tuple[str, ...]]
-        Steps per second of the stage by itself, and names of its members.
+        In steps per second of the stage alone; names of its members.
     """
     groups = plan.assignment.groups
     if stage >= len(groups):

@@ -1,7 +1,7 @@
 """Placement of straight pipelines that average every H steps, which eq. 1 does not model.
 
-With fewer bytes it still counts each step's latencies in full, and keeps devices that average near
-each other where pipelines should be. So several arrangements are priced in the simulator.
+Even with fewer bytes, eq. 1 counts the latencies of averaging in every step, and keeps devices that
+average close together where pipelines should be. Several placements are therefore simulated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from planner.search.stop import MaxIterations, StoppingCriterion
 def place_for_local_sgd(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Placement:
-    """The best in the simulator of some arrangements of equal devices.
+    """The best of several placements of equal devices in the simulator.
 
-    The optimum of eq. 1, that of eq. 1 with the bytes that a step averages in the mean, and ranks
-    region by region with either degree outermost.
+    The optimum of eq. 1, that of eq. 1 with the mean bytes averaged per step, and ranks region by
+    region with either degree of parallelism outermost.
     """
     from planner.genetic.solve import solve_assignment
 

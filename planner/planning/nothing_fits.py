@@ -1,4 +1,4 @@
-"""Explains why no layout fits: the smallest requirement that is too large, and remedies."""
+"""Explains why no layout fits in memory, and what would help."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from planner.utils.text import counted, quantity
 from planner.workload.workload import Workload
 
 SHORTEST = 128
-"""Tokens of a sample below which a shorter sequence is no advice."""
+"""Shortest sequence that is proposed as a remedy, in tokens."""
 
 
 def nothing_fits(layouts: LayoutSearch) -> str:
-    """One line: which stage exceeds memory in the nearest split, and what would help."""
-    workload, asked = layouts.workload, layouts.given.stages
-    numbers = range(1, layouts.most + 1)
+    """One line: which stage exceeds memory in the tightest split, and remedies."""
+    workload, asked = layouts.workload, layouts.constraints.stages
+    numbers = range(1, layouts.max_stages + 1)
     tried = [layouts.tightest(s)[0] for s in (numbers if asked is None else [asked])]
     best = min(tried)
     split, memory, needs = best.layers, best.memory, best.costs(workload)
@@ -37,23 +37,23 @@ def nothing_fits(layouts: LayoutSearch) -> str:
     extra = ["embedding"] if start == 0 else []
     extra += ["head"] if stop == len(workload.layers) else []
     named = " and ".join([layers, *extra])
-    helps = [*_helps(layouts, best), "devices with more memory"]
+    remedies = [*_remedies(layouts, best), "devices with more memory"]
     return (
         f"no layout fits the devices' memory: of {counted(stages, 'stage')}, the one with {named} "
         f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(parts)}) for {at}, and its "
-        f"device has {quantity(memory[stage], 'B')}; what would help: {', '.join(helps)}"
+        f"device has {quantity(memory[stage], 'B')}; what would help: {', '.join(remedies)}"
     )
 
 
-def _helps(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
-    """What by itself makes the split fit, or another one."""
-    workload, given = layouts.workload, layouts.given
+def _remedies(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
+    """Changes each of which alone makes some split fit."""
+    workload, constraints = layouts.workload, layouts.constraints
     kinds, everyone = best.recompute, max(best.memory)
 
     def fits(
         workload: Workload, recompute: Sequence[tuple[bool, ...]], memory: Sequence[float]
     ) -> bool:
-        filled = evenly_filled(workload, memory, recompute, given.layers)
+        filled = evenly_filled(workload, memory, recompute, constraints.layers)
         return filled.share <= 1
 
     for tokens, shorter in _shorter(workload):
@@ -65,10 +65,10 @@ def _helps(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
     samples = workload.microbatch_samples
     if samples > 1 and fits(workload.replace(microbatch_samples=1), kinds, best.memory):
         yield "smaller microbatches (--microbatch-samples 1)"
-    if given.layers is not None:
+    if constraints.layers is not None:
         return
-    if given.stages is not None:
-        numbers = range(1, layouts.most + 1)
+    if constraints.stages is not None:
+        numbers = range(1, layouts.max_stages + 1)
         others = [s for s in numbers if layouts.tightest(s)[0].share <= 1]
         if others:
             yield f"another number of stages (--stages {others[0]})"
@@ -77,7 +77,7 @@ def _helps(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
 
 
 def _shorter(workload: Workload) -> Iterator[tuple[int, Workload]]:
-    """The same with ever shorter samples, longest first."""
+    """The workload with shorter sequences, longest first."""
     arch = workload.architecture
     tokens = 0 if arch is None else arch.sequence // 2
     while arch is not None and tokens >= SHORTEST:

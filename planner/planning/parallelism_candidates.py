@@ -12,25 +12,25 @@ from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
 
 NO_SHAPE = "no number of stages divides devices and layers"
-"""Why there are no `candidates`."""
+"""Message if there are no `candidates`."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the table that the choice was made from.
+    """A combination of stages, pipelines and microbatch size that was tried.
 
     Attributes
     ----------
     stages, pipelines
-        Its stages and pipelines.
+        Number of stages and pipelines.
     microbatch_samples
-        Samples that travel together.
+        Samples per microbatch.
     step_s
-        Predicted step time; None where it is refused.
+        Predicted step time in seconds; None if it was refused.
     bound_s
-        What no placement of this shape can beat.
+        Lower bound for every placement of this shape.
     refused
-        Why it cannot be, such as too little memory.
+        Why it was refused, for instance for lack of memory.
     """
 
     stages: int
@@ -42,12 +42,12 @@ class Candidate:
 
     @classmethod
     def of(cls, problem: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
-        """A shape that was planned."""
+        """A shape with its planned step."""
         return replace(cls.refusal(problem, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
     def refusal(cls, problem: PlanningProblem, why: str) -> Candidate:
-        """A shape that does not fit."""
+        """A shape that was refused."""
         stages = problem.request.stages
         assert isinstance(stages, int)
         samples = problem.workload.microbatch_samples
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def why(self) -> str:
-        """It is refused, without the remedy."""
+        """The reason for the refusal, without the remedy."""
         return self.refused.split(";")[0]
 
     @property
@@ -64,12 +64,12 @@ class Candidate:
         return self.stages, self.pipelines, self.microbatch_samples
 
     def rank(self) -> tuple[bool, float, int, int]:
-        """Fastest first, refused ones last."""
+        """Sort key: fastest first, refused ones last."""
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
 
 
 def runners_up(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
-    """Shapes that were tried and not taken."""
+    """Shapes that were tried and not chosen."""
     groups = made.assignment.groups
     taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
     shapes = [(one, _shape(*one.shape)) for one in table]
@@ -87,10 +87,10 @@ def _shape(stages: int, pipelines: int, samples: int) -> str:
 
 
 def candidates(problem: PlanningProblem) -> list[PlanningProblem]:
-    """The question for all stages and microbatch sizes that divide devices and batch.
+    """The problem with every number of stages and microbatch size that divides devices and batch.
 
-    Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
-    of the size that was asked for.
+    Microbatches have the requested size, or the workload's size times a power of two, as long as
+    every pipeline gets one.
     """
     n, workload = len(problem.cluster), problem.workload
     fixed, batch = problem.request.microbatch_samples is not None, workload.batch_samples

@@ -25,25 +25,24 @@ from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
 WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
-"""What an hour's wait is worth, in hours of all devices: from nothing but time to nothing but
-dollars."""
+"""Values of an hour's wait, relative to the price of all devices: from time alone to cost alone."""
 NOBODY = "none"
-"""Averages gradients in every step."""
+"""Value of ``within`` without averaging in every step."""
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A plan that is on the front, or was tried.
+    """A plan on the front, or one that was tried.
 
     Attributes
     ----------
     result
         Of `planner.plan`.
     request
-        What it was asked for.
+        The request it answers.
     on_front
-        Whether no other that trains the same way is as fast and as cheap, and better in one of
-        both.
+        Whether no other plan that trains in the same way is as fast and as cheap, and better in
+        one of both.
     """
 
     result: Result[TrainingPlan]
@@ -62,10 +61,7 @@ class FrontPoint:
 
     @property
     def trains(self) -> tuple[int, str, str, str]:
-        """What changes training: steps between averagings, codecs of gradients and boundaries.
-
-        And who averages gradients in every step where there are several.
-        """
+        """What changes training: averaging interval, codecs, and averaging within regions."""
         plan, within = self.plan, self.request.within or NOBODY
         return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec, within
 
@@ -88,9 +84,9 @@ class Front:
     Attributes
     ----------
     points
-        All that were found, each once, the fastest first.
+        All distinct plans, fastest first.
     refused
-        What was asked and could not be planned, and why.
+        Combinations that could not be planned, and why.
     """
 
     points: tuple[FrontPoint, ...]
@@ -121,36 +117,38 @@ def pareto(
 ) -> Front:
     """Plans between the fastest and the cheapest.
 
-    Each combination of what may change training is searched for each worth of time.
+    Every combination of the given ``sync_every``, codecs and ``within`` is searched for each value
+    of time.
 
     Parameters
     ----------
     cluster, workload
-        Where and what to train; devices have prices.
+        Where and what to train; devices need prices.
     sync_every, codecs, boundary_codecs
-        What may be asked of `PlanRequest` fields ``sync_every``, ``codec``, ``boundary_codec``.
+        Values to combine of `PlanRequest` fields ``sync_every``, ``codec``, ``boundary_codec``.
     within
-        Likewise, where ``sync_every`` is above 1; ``"none"``: nobody averages in every step.
+        Likewise, for ``sync_every`` above 1; ``"none"`` for no averaging in every step.
     worth
-        What an hour's wait is worth, in what all devices cost in an hour; infinite: time alone.
+        Values of an hour's wait, relative to the hourly price of all devices; infinite for time
+        alone.
     stop
-        When to end each of these searches; an interruption ends them all.
+        Stopping criterion of each search; an interruption ends all of them.
     seed
         Of every random choice.
     told
-        Takes what there is after each of these searches.
+        Called with the front so far after each search.
     fields
         Other fields of `PlanRequest`.
 
     Returns
     -------
     Front
-        All that were found, and what was refused.
+        All plans found, and what was refused.
 
     Raises
     ------
     ProblemError
-        Devices without prices, a worth that is none, an unknown codec, or nothing fits.
+        Devices without prices, an invalid value of time, an unknown codec, or nothing fits.
     """
     hourly = cluster.devices.usd_per_hour
     if hourly is None:
@@ -195,7 +193,7 @@ def _front(found: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> F
 def _asked(
     all_usd: float, hours: Sequence[float], *choices: Sequence[Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """What changes training, and what is least.
+    """Combinations of what changes training, each with an objective.
 
     The extremes come first, so that an interrupted front has both ends.
     """
@@ -211,7 +209,7 @@ def _asked(
 
 
 def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Fastest first, each once; on a front is what costs less than all that are as fast."""
+    """Distinct plans, fastest first; those cheaper than all faster ones are on the front."""
     unlike = {point.plan.content_hash: point for point in reversed(found)}
     order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
     marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()

@@ -16,14 +16,14 @@ from planner.training_plan.choices import Codec
 from planner.workload.costs import StageCosts, stage_costs
 
 LIMITS = 24
-"""On averaging, for each of which the quickest layers are looked at."""
+"""Limits on averaging time for which the fastest layers are examined."""
 
 
 def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]) -> list[Layers]:
-    """Layers worth a try for devices of stages: the shape's own first.
+    """Layer splits to try for given stages; the shape's own first.
 
-    Others make least: the slowest stage's computing for the microbatches that visit it; that and
-    the slowest averaging; what one stage takes for both.
+    The others minimise the compute time of the slowest stage over the microbatches that visit it;
+    that time plus the slowest averaging; and the sum of both for one stage.
     """
     if problem.request.stage_layers is not None:
         return [shape.layers]
@@ -72,14 +72,14 @@ def _ranges(layers: int) -> list[tuple[int, int]]:
 
 
 def visited_share(problem: PlanningProblem, shape: Shape) -> float:
-    """Of all layers, those that a microbatch visits, in the mean over the cycle."""
+    """Fraction of the layers that a microbatch visits, in the mean over the cycle."""
     count = [stop - start for start, stop in shape.layers]
     share = _visiting(problem, shape)
     return sum(n * s for n, s in zip(count, share, strict=True)) / sum(count)
 
 
 def _visiting(problem: PlanningProblem, shape: Shape) -> list[float]:
-    """Of the microbatches, those that visit each stage, in the mean over the cycle (CC3)."""
+    """Fraction of the microbatches that visit each stage, in the mean over the cycle (CC3)."""
     path_stages, cycle = problem.request.path_stages or 0, problem.request.cycle(shape.stages)
     full = cycle.count(1) / len(cycle)
     if shape.stages == 1:
@@ -91,7 +91,7 @@ def _visiting(problem: PlanningProblem, shape: Shape) -> list[float]:
 def _computing_s(
     problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
-    """Start devices have as many microbatches each; those of another stage by their speed."""
+    """Start devices have equal numbers of microbatches; those of other stages, by their speed."""
     speed = [[float(problem.cluster.flops[d]) for d in group] for group in groups]
     rate = [len(speed[0]) * min(speed[0]), *(sum(of) for of in speed[1:])]
     visits = [share * shape.microbatches for share in _visiting(problem, shape)]
@@ -101,9 +101,9 @@ def _computing_s(
 def _averaging_s(
     problem: PlanningProblem, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
-    """A round of equal shares; its seconds grow with the bytes from what latency takes.
+    """Seconds of a round of equal shares: latency plus a term linear in the bytes.
 
-    In the mean, where one step in several averages.
+    A mean, if one step in several averages.
     """
     every = problem.request.sync_every
     links, wire = LinkResources.of(problem.cluster), Codec(problem.request.codec).wire_ratio

@@ -1,9 +1,9 @@
-"""A plan whose microbatches skip stages: arrangements and layers are tried in the simulator.
+"""Plans whose microbatches skip stages: placements and layers are tried in the simulator.
 
-SkipPipe arranges for full pipelines first (3.2) and searches paths then; that is the first trial.
-Other layers are tried on it, then an arrangement that is searched together with paths and
-averaging. Each trial gets paths with a little effort and is priced as a plan, averaging and full
-iterations included; the best one's paths get what is left.
+SkipPipe places stages for full pipelines (3.2) and then searches paths; that is the first trial.
+Then other layers are tried, and a placement that is searched jointly with paths and averaging. Each
+trial gets paths with a little effort and is simulated with averaging and full iterations; the best
+one's paths get the remaining effort.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 ARRANGING, FIRST, TRYING, TOGETHER = 0.25, 0.4, 0.05, 0.05
-"""Shares of the limit: the arrangement for full pipelines, its paths with the layers as they are,
-trials of other layers, and an arrangement together with paths, which has as much for trials. With
-little effort the others must be better than the first with much."""
+"""Shares of the limit: placement for full pipelines, its paths with the initial layers, trials of
+other layers, and a joint placement, which gets as much for trials. The others, with little effort,
+must beat the first with much."""
 FULL = 0.25
-"""Of the limit for paths, the share of the full ones, at least."""
+"""Smallest share of the limit for paths that full paths get."""
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 class PartialPathPlan(NamedTuple):
-    """A priced plan and what its parts say of themselves.
+    """A simulated plan and how it was found.
 
     Attributes
     ----------
     plan, shape
-        With the layers that were chosen.
+        With the chosen layers.
     certificates
         Of assignment and paths.
     method, reason
@@ -66,7 +66,7 @@ class PartialPathPlan(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A plan, the path solver's results in it, and its step for as many layers as even ones."""
+    """A plan, its solved paths, and its step time scaled to the layers of an even split."""
 
     plan: TrainingPlan
     shape: Shape
@@ -82,7 +82,7 @@ def partial_path_plan(
 
 
 class _Search:
-    """Plans that were tried, the best of them first."""
+    """Plans that were tried, and the best one."""
 
     def __init__(
         self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
@@ -95,7 +95,7 @@ class _Search:
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
 
     def result(self) -> PartialPathPlan:
-        """All trials, then the best one's paths with what is left."""
+        """All trials, then the best one's paths with the remaining limit."""
         arranged = place_stages(self.problem, self.shape, self.stop.portion(ARRANGING))
         self.interrupted = arranged.certificate.stop_reason == "interrupted"
         groups = arranged.assignment.groups
@@ -125,7 +125,7 @@ class _Search:
         )
 
     def _try_layers(self, groups: Groups) -> None:
-        """Every cut of the layers that is worth a try on these devices."""
+        """Try every promising split of the layers on these devices."""
         several = splits(self.problem, self.shape, groups)
         if self.best is not None:
             several = list(dict.fromkeys([self.best.shape.layers, *several]))
@@ -133,7 +133,7 @@ class _Search:
             self._try(groups, layers, TRYING / len(several))
 
     def _joint(self, best: _Trial) -> Groups | None:
-        """Devices of every stage, searched with paths, averaging in the cost; or None."""
+        """Stages searched jointly with paths and averaging, or None."""
         from planner.mapf.arrange import arrange_paths
 
         if self.interrupted or self.run.check() is not None:
@@ -146,12 +146,12 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """Whether what is there will do; another would not be priced in time."""
+        """Whether the result will do: no other could be simulated in time."""
         late = self.run.check() is not None or self.run.remaining_s < self.pricing_s
         return self.best is not None and (self.interrupted or late)
 
     def _try(self, groups: Groups, layers: Layers, share: float) -> None:
-        """Price a plan with this share of the limit for its paths; keep it if it is better."""
+        """Build a plan with this share of the limit for its paths; keep it if it is better."""
         if self.over or (groups, layers) in self.tried:
             return
         shape = self.shape.with_layers(layers)
@@ -162,7 +162,7 @@ class _Search:
             self.refused = self.refused or error
 
     def _go_on(self, trial: _Trial, share: float) -> None:
-        """A trial's paths with this share of the limit more."""
+        """Improve a trial's paths with this share of the limit."""
         if not self.over:
             assignment = trial.plan.assignment
             self._offer(trial.shape, *self._priced(trial.shape, assignment, share, trial.solved))
@@ -178,7 +178,7 @@ class _Search:
         return trial
 
     def _assigned(self, shape: Shape, groups: Groups) -> AssignmentPlan:
-        """With a grid where stages are equal, as eq. 1 has it."""
+        """With a grid if stages are equal, as eq. 1 has it."""
         if len(set(map(len, groups))) > 1:
             return AssignmentPlan.of_groups(groups)
         subproblem = assignment_problem(self.problem.cluster, self.problem.workload, shape)
@@ -191,7 +191,7 @@ class _Search:
         share: float,
         before: Sequence[Result[PathPlan]],
     ) -> tuple[TrainingPlan, list[Result[PathPlan]]]:
-        """Paths, in the solver's order or in that of devices that serve them in the simulator."""
+        """Paths in the solver's order, or in the order in which simulated devices serve them."""
         problem = self.problem
         times = compute_times(problem, shape, assignment)
 

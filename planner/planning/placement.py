@@ -111,7 +111,7 @@ def place_heterogeneous(
 def evaluate_placement(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
 ) -> Certificate:
-    """What eq. 1 says of an assignment that was found in another way."""
+    """Certificate of eq. 1 for an assignment that was found in another way."""
     bounded = _solve(problem, shape, MaxIterations(0))
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     kept: Incumbent[AssignmentPlan] = Incumbent(
@@ -127,7 +127,7 @@ def evaluate_placement(
 
 
 def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
-    """Every arrangement that memory holds, as a plan; raises if there is none."""
+    """A plan for every placement that fits in memory; raises if there is none."""
     refused: ProblemError | None = None
     found = False
     for groups in dict.fromkeys(tried):
@@ -166,7 +166,7 @@ def _solve(
 def _priced_or_none(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan | None:
-    """As `straight_plan`, None where memory does not hold it."""
+    """`straight_plan`, or None if memory is too small."""
     try:
         return straight_plan(problem, shape, assignment)
     except ProblemError:

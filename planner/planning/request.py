@@ -458,7 +458,8 @@ class PlanRequest:
         for name in ("delayed", "within"):
             if getattr(self, name) and self.sync_every == 1:
                 raise ProblemError(
-                    f"{name} goes with sync_every above 1, found 1; give more, or leave {name} out"
+                    f"{name} goes with sync_every above 1, found sync_every 1; give more, or leave "
+                    f"{name} out"
                 )
         for name in ("delayed", "group_size"):
             if self.within is not None and getattr(self, name):

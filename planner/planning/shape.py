@@ -19,7 +19,7 @@ from planner.workload.costs import StageCosts, split_costs
 from planner.workload.workload import Workload
 
 MOST_ROOM = 1 << 30
-"""Microbatches that are as good as any number."""
+"""Limit on microbatches in flight where memory sets none."""
 
 Layers = tuple[tuple[int, int], ...]
 
@@ -33,11 +33,11 @@ class Shape:
     layers, sizes
         Per stage, its layers ``(start, stop)`` and its number of devices.
     microbatches
-        Of one step, over all pipelines.
+        Per step, over all pipelines.
     head
         Whether the first or the last stage runs head and loss.
     recompute
-        Per stage, whether it recomputes its activations; empty: none does.
+        Per stage, whether it recomputes its activations; empty if none does.
     """
 
     layers: Layers
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def starts(self) -> int:
-        """Devices of stage 0: pipelines, where all stages have as many."""
+        """Devices of stage 0; in straight pipelines, the number of pipelines."""
         return self.sizes[0]
 
     @property
@@ -66,18 +66,12 @@ class Shape:
         return replace(self, layers=tuple(layers))
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
-        """What each stage costs.
-
-        Returns
-        -------
-        tuple[StageCosts, ...]
-            One entry a stage.
-        """
+        """Costs of each stage."""
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
 
 
 def shape_of(problem: PlanningProblem) -> Shape:
-    """The shape that a request with a number of stages asks for."""
+    """The shape that a request with a number of stages describes."""
     _require_able(problem.cluster)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:
         sizes = _sizes_for_paths(problem)
@@ -93,7 +87,7 @@ def shape_of(problem: PlanningProblem) -> Shape:
 
 
 def _held(problem: PlanningProblem, shape: Shape) -> Shape:
-    """Other than even layers where like devices do not hold these, with embedding and head."""
+    """Uneven layers, if equal devices cannot hold even ones with embedding and head."""
     cluster, workload = problem.cluster, problem.workload
     if not is_uniform(cluster, workload):
         return shape
@@ -109,7 +103,7 @@ def _held(problem: PlanningProblem, shape: Shape) -> Shape:
 
 
 def _able(problem: PlanningProblem) -> str:
-    """How many devices may hold stages, in words."""
+    """Number of devices that may hold stages, in words."""
     words = f"{len(problem.cluster)} devices"
     return words if problem.full_cluster is None else f"{words} that can compute"
 
@@ -125,7 +119,7 @@ def _require_able(cluster: Cluster) -> None:
 
 
 def layers_of(problem: PlanningProblem, stages: int) -> Layers:
-    """The layers of every stage that were asked for, or as even ones as there are."""
+    """The requested layers of every stage, or an even split."""
     asked, workload = problem.request.given_layers, problem.workload
     if asked is None:
         return workload.even_split(stages)
@@ -169,7 +163,7 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
 
 
 MOST_MICROBATCHES = 1_000_000
-"""Of a step: whoever asks for more has written a digit too many."""
+"""Largest number of microbatches per step; more is a typing error."""
 
 
 def microbatches_of(workload: Workload, pipelines: int) -> int:
@@ -194,7 +188,7 @@ def microbatches_of(workload: Workload, pipelines: int) -> int:
 
 
 def _sizes_for_paths(problem: PlanningProblem) -> tuple[int, ...]:
-    """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
+    """Stage sizes as given, or equal; else the message proposes sizes by SkipPipe's eq. 1."""
     request, n = problem.request, len(problem.cluster)
     stages = request.fixed_stages
     if request.stage_sizes is not None:
@@ -233,9 +227,9 @@ def _microbatches_for_paths(problem: PlanningProblem, starts: int) -> int:
 
 
 def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
-    """DT-FM's question for this workload.
+    """DT-FM's assignment problem of this workload.
 
-    c_PP is one microbatch's activations, as the paper defines it: once the pipeline is full,
+    c_PP is the activations of one microbatch, as the paper defines it: once the pipeline is full,
     transfers of further microbatches overlap, so counting all of them (as its public code does)
     would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
 
@@ -256,12 +250,12 @@ def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> As
 def sent_bytes(
     costs: Sequence[StageCosts], groups: Sequence[Sequence[int]], devices: int
 ) -> NDArray[np.float64]:
-    """A microbatch's activations after each device's stage.
+    """Bytes of a microbatch's activations that each device sends.
 
     Returns
     -------
     ndarray
-        ``float[N]`` bytes; 0 where a device holds no stage.
+        ``float[N]``; 0 for devices without a stage.
     """
     sent = np.zeros(devices)
     for group, cost in zip(groups, costs, strict=True):
@@ -276,7 +270,7 @@ def memory_room(
     groups: Sequence[Sequence[int]],
     in_flight: int | None = None,
 ) -> dict[int, int]:
-    """Microbatches that each device can hold between their F and B; no more than asked for."""
+    """Microbatches between forward and backward that fit on each device, up to ``in_flight``."""
     room: dict[int, int] = {}
     for j, (group, costs) in enumerate(zip(groups, shape.costs(workload), strict=True)):
         for d in group:

@@ -11,21 +11,21 @@ from planner.network.cluster import Cluster
 from planner.planning.aggregators import with_aggregators
 from planner.planning.baselines.plans import Baselines
 from planner.planning.baselines.search import BaselinePlan
-from planner.planning.bounds import StepBound, step_bound
-from planner.planning.calibrated import optimistic
-from planner.planning.cost import ObjectiveFunction, with_cost
+from planner.planning.calibrated import fastest_measured
+from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.local_sgd_placement import place_for_local_sgd
 from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.part_stop import PlanAwareStop
 from planner.planning.partial_path_plan import partial_path_plan
 from planner.planning.placement import Placement, place_heterogeneous, place_stages
+from planner.planning.plan_aware_stop import PlanAwareStop
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
 from planner.planning.shape import Shape, shape_of
+from planner.planning.step_bound import StepBound, step_bound
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
@@ -41,11 +41,11 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.workload.workload import Workload
 
-ARRANGED, MOST_ARRANGED = 0.1, 256
-"""Share of the limit for straight pipelines before everything is searched, and devices up to which
-they are."""
-GLANCE = 0.5
-"""Share of the limit for a look at every shape; the winner gets the rest."""
+STRAIGHT_SHARE, MOST_STRAIGHT = 0.1, 256
+"""Share of the limit for straight pipelines before the joint search, and the number of devices up
+to which they are tried."""
+FIRST_LOOK_SHARE = 0.5
+"""Share of the limit for a first look at every shape; the best one gets the rest."""
 
 
 def plan(
@@ -64,9 +64,9 @@ def plan(
     cluster, workload
         Where and what to train.
     request
-        Which decisions are fixed, and to what; see `PlanRequest`.
+        Decisions that are fixed; see `PlanRequest`.
     stop
-        When to stop searching. Under a limit that counts the same arguments give the same plan.
+        When to stop searching. With a limit on effort or iterations, the result is deterministic.
     seed
         Of every random choice.
     fields
@@ -75,19 +75,23 @@ def plan(
     Returns
     -------
     Result
-        ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds (with
-        objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
-        that no plan with its head on the last stage can beat, or with ``stages`` no placement with
-        these stages, pipelines and layers (with ``stages="auto"``: with any that were tried). With
-        ``path_stages`` both are means over the cycle of iterations. With a calibration the bound is
-        that of any plan with its head on the last stage, and there is none with ``path_stages``.
+        ``plan`` is a `TrainingPlan`. ``objective`` is its predicted step time in seconds or, with
+        objective ``"cost"``, the cost of a step in dollars; with ``path_stages``, the mean over the
+        cycle of iterations. ``bound`` is a lower bound on it, or None:
+
+        - joint search, and any plan with a calibration: for every plan with the head on the last
+          stage;
+        - straight pipelines: for every placement with these stages, pipelines and layers; with
+          ``stages="auto"``, for all that were tried;
+        - partial paths: for every placement with these stage sizes and layers; None with a
+          calibration.
 
     Raises
     ------
     ProblemError
         Fields that contradict each other, or do not fit cluster and workload.
     NetworkError
-        A pair of devices is not measured.
+        A pair of devices without measurement.
     """
     problem = PlanningProblem.of(cluster, workload, request, seed, fields)
     if problem.request.kind is PlanKind.JOINT:
@@ -105,44 +109,44 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
     run = started(stop)
     baselines = Baselines.of(problem, stop)
     request, bound = problem.request, _of_any_plan(problem, problem.workload)
-    by_cost = ObjectiveFunction.of(request).by_cost
+    by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
-    plans = [*(one.plan() for one in baselines), *_arranged_plans(problem, baselines, stop)]
+    plans = [*(one.plan() for one in baselines), *_straight_plans(problem, baselines, stop)]
     found = search_jointly(problem, _rest(stop, run), bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
-    return _routed(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
+    return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
 def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
-    """What is left of a limit in seconds; counts are of the search alone."""
+    """The rest of a limit in seconds; other limits are for the search alone."""
     return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
 
 
-def _arranged_plans(
+def _straight_plans(
     problem: PlanningProblem, baselines: Baselines, stop: StoppingCriterion
 ) -> list[TrainingPlan]:
-    """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
-    too_many = len(problem.cluster) > MOST_ARRANGED
+    """Straight pipelines with the number of stages of the best ranks, optimised."""
+    too_many = len(problem.cluster) > MOST_STRAIGHT
     if baselines.ranks is None or too_many or INTERRUPTS.asked:
         return []
     best = baselines.ranks.best[1]
     asked = replace(best.start.problem, cluster=problem.cluster)
     try:
-        found = _one_shape(asked, shape_of(asked), stop.portion(ARRANGED))
+        found = _one_shape(asked, shape_of(asked), stop.portion(STRAIGHT_SHARE))
     except ValueError:
         return []
     return [] if found.plan is None else [found.plan.replace(certificates={})]
 
 
 def _of_any_plan(problem: PlanningProblem, workload: Workload) -> StepBound | None:
-    """A bound whatever the decisions are; none where rounds are of small groups, or delayed."""
+    """A bound for every plan; None for rounds of small groups, and for delayed averaging."""
     request = problem.request
     if request.group_size is not None or request.delayed:
         return None
     return joint_bound(
-        optimistic(problem.cluster, workload, request.calibration),
+        fastest_measured(problem.cluster, workload, request.calibration),
         workload,
         Codec(request.codec).wire_ratio,
         recomputes=request.recompute != (),
@@ -154,9 +158,9 @@ def _of_any_plan(problem: PlanningProblem, workload: Workload) -> StepBound | No
 
 
 def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) -> StepBound | None:
-    """Where compute times were measured, that of any plan, if it is about such as this one.
+    """With measured compute times, the bound for every plan, if it applies to this one.
 
-    Of microbatches of ``samples`` and of their multiples.
+    For microbatches of ``samples`` and multiples.
     """
     request = problem.request
     if request.calibration is None or request.kind is PlanKind.PARTIAL_PATHS:
@@ -171,8 +175,8 @@ def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) 
     return bound
 
 
-def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
-    """A flow's plan as one whose devices begin with that flow, and choose."""
+def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
+    """A flow's plan as a stochastic one, whose weights start from that flow."""
     assert result.plan is not None
     made = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
     for line in contradictions(made):
@@ -180,8 +184,8 @@ def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[Traini
     return replace(result, plan=made)
 
 
-class _Candidate(NamedTuple):
-    """A priced plan, the certificates of its parts, and what the search says of itself."""
+class _PlannedShape(NamedTuple):
+    """A simulated plan, the certificates of its parts, and how it was found."""
 
     plan: TrainingPlan
     shape: Shape
@@ -191,7 +195,7 @@ class _Candidate(NamedTuple):
 
 
 def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
-    """One shape or the best of all; no slower than ranks in order of the same kind."""
+    """One shape or the best of all; no slower than consecutive ranks of the same kind."""
     shapes = candidates(problem) if problem.request.stages == "auto" else [problem]
     if not shapes:
         raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
@@ -199,16 +203,16 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
     run = started(stop)
     baselines = Baselines.of(problem, stop)
     ranks = baselines.ranks
-    rivals = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
+    ranked = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
     if fixed is None or _recomputed(problem, fixed) is not None:
-        found = _best_shape(problem, shapes, _rest(stop, run), rivals)
+        found = _best_shape(problem, shapes, _rest(stop, run), ranked)
     else:
-        found = _one_shape(problem, fixed, _rest(stop, run), rivals)
+        found = _one_shape(problem, fixed, _rest(stop, run), ranked)
     return replace(found, baselines=baselines)
 
 
 def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
-    """The same with recomputation in all stages, where that is open and memory is short."""
+    """The problem with recomputation in all stages, where that is open and memory is short."""
     request, cluster = asked.request, asked.cluster
     if (
         request.recompute is not None
@@ -226,33 +230,33 @@ def _one_shape(
     problem: PlanningProblem,
     shape: Shape,
     stop: StoppingCriterion,
-    rivals: Sequence[BaselinePlan] = (),
+    ranked: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _skipping if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
-    draft = make(problem, shape, stop, run)
-    for rival in rivals:
-        if _is_of(rival, problem, shape) and rival.step_s < draft.plan.predicted.step_s:
-            fitted, _, _ = rival.start.fitted()
-            draft = _Candidate(rival.plan(), fitted, {}, "ranks by region", draft.reason)
+    make = _partial_paths if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
+    found = make(problem, shape, stop, run)
+    for baseline in ranked:
+        if _is_of(baseline, problem, shape) and baseline.step_s < found.plan.predicted.step_s:
+            fitted, _, _ = baseline.start.fitted()
+            found = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", found.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
-        run, draft.plan.content_hash, method=draft.method, seed=problem.seed
+        run, found.plan.content_hash, method=found.method, seed=problem.seed
     )
-    made = with_cost(with_aggregators(problem, draft.plan), problem.request)
+    made = with_cost(with_aggregators(problem, found.plan), problem.request)
     step.offer(made.predicted.step_s, made)
-    bound = step_bound(problem, draft.shape)
+    bound = step_bound(problem, found.shape)
     bound = bound or _measured_bound(problem, made, made.workload.microbatch_samples)
     if bound is not None:
         step.raise_bound(*bound)
-    return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
+    return _with_certificates(step.result(exhausted=found.reason), found.certificates)
 
 
-def _is_of(rival: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
-    """Whether ranks in order are a plan of this shape, order and layers, recomputing alike."""
-    request, own = problem.request, rival.start.problem
+def _is_of(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
+    """Whether a baseline has this shape, order, layers and recomputation."""
+    request, own = problem.request, baseline.start.problem
     return (
-        (rival.stages, rival.pipelines) == (shape.stages, shape.starts)
-        and rival.order == request.schedule
+        (baseline.stages, baseline.pipelines) == (shape.stages, shape.starts)
+        and baseline.order == request.schedule
         and own.workload == problem.workload
         and (own.request.recompute or ()) == (request.recompute or ())
         and request.stage_layers is None
@@ -269,12 +273,12 @@ def _with_certificates(
 
 def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
-) -> _Candidate:
+) -> _PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _arranging(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
+    arranged = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
     made = arranged.made or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
-    return _Candidate(
+    return _PlannedShape(
         made,
         arranged.shape,
         {"assignment": certificate},
@@ -283,31 +287,31 @@ def _straight(
     )
 
 
-def _arranging(
+def _placement_search(
     problem: PlanningProblem,
 ) -> Callable[[PlanningProblem, Shape, StoppingCriterion], Placement]:
-    """How devices come to stages."""
+    """The function that places devices on stages."""
     if not is_uniform(problem.cluster, problem.workload):
         return place_heterogeneous
     return place_for_local_sgd if problem.request.sync_every > 1 else place_stages
 
 
-def _skipping(
+def _partial_paths(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> _Candidate:
-    """Paths that skip stages, on the best arrangement and layers that were tried."""
-    return _Candidate(*partial_path_plan(problem, shape, stop, run))
+) -> _PlannedShape:
+    """Paths that skip stages, with the best placement and layers that were tried."""
+    return _PlannedShape(*partial_path_plan(problem, shape, stop, run))
 
 
 def _best_shape(
     problem: PlanningProblem,
     shapes: Sequence[PlanningProblem],
     stop: StoppingCriterion,
-    rivals: Sequence[BaselinePlan],
+    ranked: Sequence[BaselinePlan],
 ) -> Result[TrainingPlan]:
-    """A look at every number of stages and size of microbatches, then more for the winner."""
+    """A first look at every number of stages and microbatch size, then more for the best one."""
     run = started(stop)
-    glance = stop.portion(GLANCE / len(shapes))
+    first_look = stop.portion(FIRST_LOOK_SHARE / len(shapes))
     interrupted = False
     refused: list[Candidate] = []
     planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
@@ -318,7 +322,7 @@ def _best_shape(
                 shape = shape_of(one)
                 other = _recomputed(one, shape)
                 kinds += [] if other is None else [other]
-                planned.append((one, _one_shape(one, shape, glance, rivals)))
+                planned.append((one, _one_shape(one, shape, first_look, ranked)))
             except ValueError as error:
                 refused.append(Candidate.refusal(one, str(error)))
                 continue
@@ -336,8 +340,8 @@ def _best_shape(
     winner, best = planned[first]
     again = best
     if not interrupted and run.check() is None:
-        rest = stop.portion(1 - GLANCE, run.remaining_s)
-        again = _one_shape(winner, shape_of(winner), rest, rivals)
+        rest = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
+        again = _one_shape(winner, shape_of(winner), rest, ranked)
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again
@@ -350,7 +354,7 @@ def _best_shape(
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:
-    """Whether Ctrl-C ended a part of it."""
+    """Whether Ctrl-C ended the search of a part."""
     assert result.plan is not None
     return any("interrupted" in c.stop_reason for c in result.plan.certificates.values())
 

@@ -32,7 +32,7 @@ Paths = tuple[tuple[int, ...], ...]
 def straight_schedule(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> Schedule:
-    """Every microbatch along a row of the grid, in the order that was asked for."""
+    """Every microbatch along a row of the grid, in the requested order."""
     assert assignment.grid is not None
     grid, gpipe = assignment.grid.tolist(), problem.request.schedule == OperationOrder.GPIPE
     # S - j fill a pipeline whose transfers are free

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,15 @@ def add_force(sub: Any) -> None:
     )
 
 
-def require_outputs(args: argparse.Namespace, outputs: Iterable[Output]) -> None:
-    """Refuse what must not or cannot be written, before the work that it would be lost after."""
+def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> None:
+    """Refuse outputs that cannot or must not be written, before any work is done.
+
+    ``arguments`` are those of the command by name, among them ``force``: no output may be one of
+    its input files.
+    """
     asked = [one for one in outputs if one.path is not None]
     names = {one.option.removeprefix("--").replace("-", "_") for one in asked}
-    reads = list(_files(value for name, value in vars(args).items() if name not in names))
+    reads = list(_files(value for name, value in arguments.items() if name not in names))
     for k, one in enumerate(asked):
         path = one.path
         assert path is not None
@@ -62,7 +65,7 @@ def require_outputs(args: argparse.Namespace, outputs: Iterable[Output]) -> None
                 raise ValueError(
                     f"{one.option} {path}: {other.option} names it too; name another file"
                 )
-        if not args.force:
+        if not arguments["force"]:
             _require_own(one, path)
 
 

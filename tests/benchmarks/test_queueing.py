@@ -23,7 +23,7 @@ def test_one_microbatch_by_hand() -> None:
     assert log.finished_s == pytest.approx([4.62, 9.24, 13.86])
     assert log.counts(2) == pytest.approx([3, 3])
     assert log.busy_s == pytest.approx([0.9, 0.9])
-    assert log.most_held == [1, 1]
+    assert log.max_in_flight == [1, 1]
 
 
 def test_one_microbatch_through_its_trainer() -> None:
@@ -283,8 +283,8 @@ def test_peers_begin_no_forward_pass_beyond_their_room() -> None:
     speeds = [[4.0, 4.0], [4.0, 4.0], [1.0, 1.0]]
     free = scene(speeds, homes=(0, 1), in_flight=8)
     log = simulate_queues(free, routers(free), 40, drain=True)
-    assert max(log.most_held[2:4]) > 2
+    assert max(log.max_in_flight[2:4]) > 2
     tight = scene(speeds, homes=(0, 1), in_flight=8, room=(8, 8, 2, 2, 1, 1))
     log = simulate_queues(tight, routers(tight), 40, drain=True)
     assert len(log.finished_s) == 40
-    assert max(log.most_held[2:4]) == 2 and max(log.most_held[4:]) == 1
+    assert max(log.max_in_flight[2:4]) == 2 and max(log.max_in_flight[4:]) == 1

@@ -11,7 +11,7 @@ import planner as pl
 import planner.planning.solve as planning
 from planner.checker.bound_basis import bound_bases
 from planner.checker.step_bound import straight_step_bound_s
-from planner.planning.bounds import StepBound
+from planner.planning.step_bound import StepBound
 from planner.search.certificate import relative_gap
 from planner.search.incumbent import WrongBoundError
 from planner.training_plan.file import from_dict

@@ -209,7 +209,7 @@ def test_signals_in_a_search_leave_the_best_so_far(
 def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ends the search over layouts, the second comes while the best of them is priced."""
     calls: list[int] = []
-    search, price = LayoutSearch._anneal, _Search._price_anything
+    search, price = LayoutSearch._anneal, _Search._evaluate_any
 
     def anneal(self: LayoutSearch, *given: Any) -> None:
         search(self, *given)
@@ -222,7 +222,7 @@ def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.M
         price(self)
 
     monkeypatch.setattr(LayoutSearch, "_anneal", anneal)
-    monkeypatch.setattr(_Search, "_price_anything", anything)
+    monkeypatch.setattr(_Search, "_evaluate_any", anything)
     path = tmp_path / "plan.json"
     assert main([*LONG, "--out", str(path)]) == 130
     assert len(calls) == 3 and check(load_plan(path)) == []

@@ -62,7 +62,7 @@ def flow(codec: str = "none") -> TrainingPlan:
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
     return (
         LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout, 2.0)
-        .draft()
+        .candidate()
         .plan()
     )
 

@@ -17,9 +17,9 @@ from planner.workload.layers import Architecture, Family
 
 
 def cluster_of(
-    seed: int, devices: int, places: int, tight: float
+    seed: int, devices: int, classes: int, tight: float
 ) -> tuple[pl.Cluster, pl.Workload]:
-    """Devices of two kinds in some places; memory for ``tight`` times what an even split needs."""
+    """Devices of two kinds in some classes; memory for ``tight`` times what an even split needs."""
     rng = np.random.default_rng(seed)
     arch = Architecture(Family.LLAMA, 6, 64, 4, 2, 176, 997, 64)
     workload = pl.Workload.transformer("small", arch, batch_samples=2 * devices)
@@ -28,7 +28,7 @@ def cluster_of(
         for a, b in workload.even_split(min(devices, 6))
     )
     kinds = rng.integers(0, 2, devices)
-    at = np.sort(rng.integers(0, places, devices))
+    at = np.sort(rng.integers(0, classes, devices))
     same = at[:, None] == at
     latency = np.where(same, 1e-4, rng.uniform(1e-3, 0.1, (devices, devices)))
     rate = np.where(same, 1e9, 10 ** rng.uniform(6, 8.5, (devices, devices)))
@@ -42,9 +42,9 @@ def cluster_of(
 @given(
     st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 3), st.sampled_from([1.05, 1.5, 4.0])
 )
-def test_no_baseline_is_faster(seed: int, devices: int, places: int, tight: float) -> None:
+def test_no_baseline_is_faster(seed: int, devices: int, classes: int, tight: float) -> None:
     """Ranks in order, one region, straight pipelines of any number of stages; the plan is valid."""
-    cluster, workload = cluster_of(seed, devices, places, tight)
+    cluster, workload = cluster_of(seed, devices, classes, tight)
     try:
         result = pl.plan(cluster, workload, stop=pl.Effort(0.2))
     except pl.ProblemError as error:

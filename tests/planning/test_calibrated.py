@@ -16,7 +16,7 @@ import planner as pl
 from planner.checker.bound_basis import bound_bases
 from planner.checker.joint_bound import _are_no_faster, whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
-from planner.planning.calibrated import optimistic
+from planner.planning.calibrated import fastest_measured
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
@@ -92,7 +92,7 @@ def test_no_plan_with_measured_times_is_faster(seed: int, n: int, layers: int, c
     calibration = replace(
         calibration, times=unlike, operation_s=float(costs[0]), message_s=float(costs[1])
     )
-    fastest = optimistic(cluster, workload, calibration)
+    fastest = fastest_measured(cluster, workload, calibration)
     bound = joint_bound(fastest, workload, measured=True)
     lasting = long_run_bound_s(fastest, workload)
     tried = list(layouts(n, layers))
@@ -121,7 +121,7 @@ def test_a_witness_says_nothing_about_faster_devices() -> None:
     cluster, workload = cluster_of(3), tiny_model(2, 4, rng)
     names = cluster.network.ids
     known = calibration_of(cluster, workload, dict.fromkeys(names, (1.0, 1.5, 1.2)))
-    bound = joint_bound(optimistic(cluster, workload, known), workload, measured=True)
+    bound = joint_bound(fastest_measured(cluster, workload, known), workload, measured=True)
     assert bound is not None and bound.witness is not None
 
     def proven(f: float, b: float, h: float) -> float | None:
@@ -249,7 +249,7 @@ def test_jitter_leaves_alike_devices_alike() -> None:
     speeds = problem.cluster.flops / cluster.flops
     assert speeds == pytest.approx([1 / 1.01] * 3 + [1 / 1.5])
     calibration = problem.request.calibration
-    exact = optimistic(problem.cluster, workload, calibration).flops / cluster.flops
+    exact = fastest_measured(problem.cluster, workload, calibration).flops / cluster.flops
     assert exact == pytest.approx([1, 1 / 1.01, 1 / 1.02, 1 / 1.5])
 
 

@@ -161,10 +161,10 @@ def test_places_are_of_one_region_and_price() -> None:
     devices = pl.Devices(1e9, 1e9, usd_per_hour=[1.0, 1.0, 1.0, 2.0])
     cluster = pl.Cluster(network, devices)
     assert DeviceClasses.of(cluster).members == ((0, 1, 2, 3),)
-    places = DeviceClasses.of(cluster, DEAR)
-    assert places.members == ((0, 1), (2,), (3,))
-    assert places.usd_per_s.tolist() == pytest.approx([1 / 3600, 1 / 3600, 2 / 3600])
-    assert places.usd_per_byte.tolist() == pytest.approx(
+    classes = DeviceClasses.of(cluster, DEAR)
+    assert classes.members == ((0, 1), (2,), (3,))
+    assert classes.usd_per_s.tolist() == pytest.approx([1 / 3600, 1 / 3600, 2 / 3600])
+    assert classes.usd_per_byte.tolist() == pytest.approx(
         np.array([[0, 0.02, 0.02], [0.02, 0, 0], [0.02, 0, 0]])
     )
 

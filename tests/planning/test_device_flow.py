@@ -1,4 +1,4 @@
-"""A flow between places as one between devices: each way keeps what the programme said."""
+"""A flow between classes as one between devices: each way keeps what the programme said."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.lp.flow import solve_flow
 from planner.planning.device_classes import DeviceClasses
-from planner.planning.device_flow import Spread, device_flow
+from planner.planning.device_flow import PairSpread, device_flow
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import flow_of
 from planner.workload.costs import split_costs
@@ -25,25 +25,25 @@ COUNTS = st.lists(
 
 @given(
     COUNTS,
-    st.sampled_from([s for s in Spread if s is not Spread.PAIRED]),
+    st.sampled_from([s for s in PairSpread if s is not PairSpread.PAIRED]),
     st.floats(0, 1),
     st.integers(0, 5),
 )
 def test_every_spread_keeps_the_flow(
     counts: list[list[int]], name: str, narrow: float, seed: int
 ) -> None:
-    """What goes through each device, and over each pair of places; no pair is busier than all."""
-    spread = Spread(name)
+    """What goes through each device, and over each pair of classes; no pair is busier than all."""
+    spread = PairSpread(name)
     network = regional_network([max(1, sum(row[c] for row in counts)) for c in range(3)], seed)
     cluster = pl.Cluster(network, pl.Devices(10 ** (9 + 3 * narrow), 16e9))
-    places, work = DeviceClasses.of(cluster), tiny_workload()
+    classes, work = DeviceClasses.of(cluster), tiny_workload()
     cuts = [round(k * 4 / len(counts)) for k in range(len(counts) + 1)]
     layout = Layout.of(counts, cuts, [False] * len(counts))
     costs = split_costs(work, layout.layers, len(counts) - 1, layout.recompute)
-    nodes, flow = flow_of(places, layout, costs, 2.0)
+    nodes, flow = flow_of(classes, layout, costs, 2.0)
     rates = solve_flow(flow, 8)
-    groups = layout.groups(places)
-    node_of = nodes.by_stage(places, groups)
+    groups = layout.groups(classes)
+    node_of = nodes.by_stage(classes, groups)
     starts, edges = device_flow(node_of, nodes, flow, rates, spread)
     through = rates.through / nodes.devices
     assert starts == pytest.approx(through[node_of[0]])
@@ -58,9 +58,9 @@ def test_every_spread_keeps_the_flow(
                 sent = part[np.ix_(np.equal(here, u), np.equal(there, v))]
                 assert sent.sum() == pytest.approx(rates.part[e], abs=1e-9)
                 busy_s = sent.max() * flow.pair_s[e] * sent.size
-                if spread is not Spread.FEWEST or len(set(here)) == len(set(there)) == 1:
+                if spread is not PairSpread.FEWEST or len(set(here)) == len(set(there)) == 1:
                     assert busy_s <= rates.period_s * (1 + 1e-6) + 1e-12
-                if spread is Spread.EVEN:
+                if spread is PairSpread.EVEN:
                     assert sent.max() == pytest.approx(sent.min(), abs=1e-12)
 
 
@@ -70,13 +70,13 @@ def test_every_spread_keeps_the_flow(
 def test_few_pairs_are_pipelines_side_by_side(spread: str, pairs: int) -> None:
     """Four devices before and four after, and nothing that is full."""
     network = pl.Network(np.full((8, 8), 0.001), np.full((8, 8), 1e9))
-    places = DeviceClasses.of(pl.Cluster(network, pl.Devices(1e9, 16e9)))
+    classes = DeviceClasses.of(pl.Cluster(network, pl.Devices(1e9, 16e9)))
     layout = Layout.of([[4], [4]], [0, 2, 4], [False, False])
     costs = split_costs(tiny_workload(), layout.layers, 1, layout.recompute)
-    nodes, flow = flow_of(places, layout, costs, 2.0)
+    nodes, flow = flow_of(classes, layout, costs, 2.0)
     rates = solve_flow(flow, 8)
-    node_of = nodes.by_stage(places, layout.groups(places))
-    _, (part,) = device_flow(node_of, nodes, flow, rates, Spread(spread))
+    node_of = nodes.by_stage(classes, layout.groups(classes))
+    _, (part,) = device_flow(node_of, nodes, flow, rates, PairSpread(spread))
     assert np.count_nonzero(part > 1e-9) == pairs
 
 
@@ -88,12 +88,12 @@ def test_a_full_pair_is_spread_over_more() -> None:
     for name, net in (("fast", network), ("slow", slow)):
         limits = 1e9  # devices' own lines are wide; pairs are not
         cluster = pl.Cluster(net, pl.Devices(1e12, 16e9, limits, limits))
-        places = DeviceClasses.of(cluster)
+        classes = DeviceClasses.of(cluster)
         layout = Layout.of([[4], [4]], [0, 2, 4], [False, False])
         costs = split_costs(tiny_workload(), layout.layers, 1, layout.recompute)
-        nodes, flow = flow_of(places, layout, costs, 2.0)
+        nodes, flow = flow_of(classes, layout, costs, 2.0)
         rates = solve_flow(flow, 8)
-        node_of = nodes.by_stage(places, layout.groups(places))
-        _, (part,) = device_flow(node_of, nodes, flow, rates, Spread.FEW)
+        node_of = nodes.by_stage(classes, layout.groups(classes))
+        _, (part,) = device_flow(node_of, nodes, flow, rates, PairSpread.FEW)
         counts[name] = int(np.count_nonzero(part > 1e-9))
     assert counts == {"fast": 4, "slow": 16}

@@ -84,11 +84,11 @@ def test_the_estimate_is_no_less_than_the_rounds(
     """Which also have other shares; it is at most that of equal shares in one round."""
     sums = [k // 4 not in mute for k in range(4 * len(row))]
     cluster = nodes([4] * len(row), line=line, inside=inside, can_aggregate=sums)
-    places = DeviceClasses.of(cluster)
-    search = LayoutSearch(places, model())
+    classes = DeviceClasses.of(cluster)
+    search = LayoutSearch(classes, model())
     wire = codec.wire_ratio
     found = averaging_s(1e7 * wire, 1e7, np.array(row), search.links, search._scratch, 0.0)
-    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     links = LinkResources.of(cluster)
     try:
         made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec, levels=True)
@@ -104,9 +104,11 @@ def test_the_estimate_is_no_less_than_the_rounds(
 def test_lines_of_those_who_sum_for_others() -> None:
     """The first of three machines sums alone: its line carries four vectors, the others' two."""
     cluster = nodes([2, 2, 2], can_aggregate=[True, True, False, False, False, False])
-    places = DeviceClasses.of(cluster)
-    search = LayoutSearch(places, model())
-    row = np.array([2 if places.members[c][0] % 2 == 0 else 0 for c in range(len(places.members))])
+    classes = DeviceClasses.of(cluster)
+    search = LayoutSearch(classes, model())
+    row = np.array(
+        [2 if classes.members[c][0] % 2 == 0 else 0 for c in range(len(classes.members))]
+    )
     assert row.sum() == 6
     averaging_s(1e7, 1e7, row, search.links, search._scratch, 0.0)
     assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])

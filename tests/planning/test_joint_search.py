@@ -29,7 +29,7 @@ def planned(
 
 
 def test_two_regions_far_from_each_other() -> None:
-    """The far device is left out, and a plan with all of them would be slower."""
+    """The far device is left out, and a plan with all of them would be slowdown."""
     latency = np.full((5, 5), 0.001)
     latency[4, :4] = latency[:4, 4] = 2.0
     np.fill_diagonal(latency, 0.0)
@@ -129,7 +129,7 @@ def test_what_is_fixed_stays(name: str) -> None:
 
 
 def test_small_devices_are_left_out() -> None:
-    """Several places hold nothing at all: the search begins without them."""
+    """Several classes hold nothing at all: the search begins without them."""
     cluster = regions([1, 1, 1, 1]).replace(
         devices=pl.Devices(1e12, np.array([1e9, 1e5, 1e5, 2e5]))
     )
@@ -204,7 +204,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout, 2.0).draft().plan()
+    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout, 2.0).candidate().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:

@@ -19,7 +19,7 @@ from planner.planning.averaging import adaptive_group
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
-from planner.planning.layout_kernel import capacity, estimate, one_round_s
+from planner.planning.layout_kernel import estimate, in_flight_room, one_round_s
 from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
@@ -29,7 +29,7 @@ from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 
-STARTS = (InitialLayout.NEAR, InitialLayout.DEALT, InitialLayout.FEW)
+STARTS = (InitialLayout.NEIGHBOURS, InitialLayout.SPREAD, InitialLayout.SUBSET)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
@@ -60,12 +60,12 @@ def test_places_are_devices_that_nothing_tells_apart() -> None:
     cluster = regions([3, 2])
     fast = np.array([1e12, 2e12, 1e12, 1e12, 1e12])
     able = np.array([True, True, True, True, False])
-    places = DeviceClasses.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
-    assert sorted(places.members) == [(0, 2), (1,), (3,)]
-    alone = places.members.index((3,))
-    assert math.isinf(places.bandwidth[alone, alone])
-    both = places.members.index((0, 2))
-    assert places.there_and_back_s[both, both] == pytest.approx(0.002)
+    classes = DeviceClasses.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
+    assert sorted(classes.members) == [(0, 2), (1,), (3,)]
+    alone = classes.members.index((3,))
+    assert math.isinf(classes.bandwidth[alone, alone])
+    both = classes.members.index((0, 2))
+    assert classes.rtt_s[both, both] == pytest.approx(0.002)
 
 
 @settings(deadline=None)
@@ -73,10 +73,10 @@ def test_places_are_devices_that_nothing_tells_apart() -> None:
 def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], seed: int) -> None:
     """The estimate's shares can be carried out, and equal ones are among them."""
     cluster = regions([3, 3, 3], seed)
-    places = DeviceClasses.of(cluster)
-    search = LayoutSearch(places, model())
+    classes = DeviceClasses.of(cluster)
+    search = LayoutSearch(classes, model())
     found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
-    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     if len(members) < 2:
         assert found == 0.0
         return
@@ -92,26 +92,26 @@ def test_rooms_are_those_of_the_costs(seed: int) -> None:
     """Of every stage of a random split, with and without recomputation."""
     rng = np.random.default_rng(seed)
     cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
-    places = DeviceClasses.of(cluster)
-    search = LayoutSearch(places, work)
+    classes = DeviceClasses.of(cluster)
+    search = LayoutSearch(classes, work)
     cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
     state = search._state(layout)
     for j, (a, b) in enumerate(layout.layers):
-        found = capacity(search.model, search.links, state, j, 0)
+        found = in_flight_room(search.model, search.links, state, j, 0)
         for does, room in zip((False, True), found, strict=True):
             costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
-            assert room == min(costs.room(float(places.memory_bytes[0])), 16)
+            assert room == min(costs.room(float(classes.memory_bytes[0])), 16)
 
 
-def every_layout(places: DeviceClasses, layers: int) -> Iterator[Layout]:
+def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:
     """All numbers of devices of every place on every stage, and all cuts."""
     for stages in range(1, layers + 1):
-        rows = [range(size + 1) for size in places.size.tolist()]
+        rows = [range(size + 1) for size in classes.size.tolist()]
         columns = [list(itertools.product(*rows)) for _ in range(stages)]
         for counts in itertools.product(*columns):
             total = np.sum(counts, axis=0)
-            if (total > places.size).any() or any(sum(row) == 0 for row in counts):
+            if (total > classes.size).any() or any(sum(row) == 0 for row in counts):
                 continue
             for cuts in itertools.combinations(range(1, layers), stages - 1):
                 yield Layout.of([list(c) for c in counts], [0, *cuts, layers], [False] * stages)
@@ -120,27 +120,27 @@ def every_layout(places: DeviceClasses, layers: int) -> Iterator[Layout]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_finds_the_least_estimate(seed: int) -> None:
     """Three layers over two regions of two and one device."""
-    places, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
-    search = LayoutSearch(places, work, seed=seed)
-    best = min(search.estimated(one).value for one in every_layout(places, 3))
+    classes, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
+    search = LayoutSearch(classes, work, seed=seed)
+    best = min(search.scored(one).value for one in every_layout(classes, 3))
     search.run(MaxIterations(10**9).start(), 60_000)
     found = search.ranked()[0]
     assert found.value == pytest.approx(best, rel=1e-9)
-    assert search.estimated(found.layout).value == pytest.approx(found.value)
+    assert search.scored(found.layout).value == pytest.approx(found.value)
 
 
 def test_the_same_seed_finds_the_same_layouts() -> None:
     """And they use no device twice."""
-    places, work = DeviceClasses.of(regions([4, 3, 5])), model(6, 48)
+    classes, work = DeviceClasses.of(regions([4, 3, 5])), model(6, 48)
     found = []
     for _ in range(2):
-        search = LayoutSearch(places, work, seed=7)
+        search = LayoutSearch(classes, work, seed=7)
         search.run(MaxIterations(10**9).start(), 20_000)
         found.append(search.ranked())
     assert found[0] == found[1]
     for one in found[0]:
-        assert (np.sum(one.layout.counts, axis=0) <= places.size).all()
-        devices = [d for group in one.layout.groups(places) for d in group]
+        assert (np.sum(one.layout.counts, axis=0) <= classes.size).all()
+        devices = [d for group in one.layout.groups(classes) for d in group]
         assert len(set(devices)) == len(devices)
 
 
@@ -152,9 +152,9 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
     """It is exact up to the limit; what recomputes may be less than it seemed at first."""
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
-    places = DeviceClasses.of(regions([2, 1, 3], seed, memory))
+    classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
     given_ = Constraints(every=every, delayed=delayed)
-    search = LayoutSearch(places, model(5), seed=seed, given=given_)
+    search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
     state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
     limits = search.model, search.links, state, search._scratch
     whole = estimate(*limits, math.inf)
@@ -174,26 +174,26 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
 def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
     """Also where a stage before it was left without devices; what is given stays."""
     rng = np.random.default_rng(seed)
-    places, stages = DeviceClasses.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
+    classes, stages = DeviceClasses.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
     work = model(5)
     layers = work.even_split(stages) if bound else None
     given_ = Constraints(stages=stages if fixed else None, layers=layers)
-    search = LayoutSearch(places, work, seed=seed, given=given_)
+    search = LayoutSearch(classes, work, seed=seed, constraints=given_)
     state = search._start(stages, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
-        if not search._change(state):
+        if not search._mutate(state):
             # a change that cannot be may have been begun
             state = search._start(stages, STARTS[int(rng.integers(3))])
             continue
         count = int(state.stages[0])
-        assert 1 <= count <= search.most
+        assert 1 <= count <= search.max_stages
         assert count == stages or not (fixed or bound)
         ends = state.cuts[: count + 1]
         assert ends[0] == 0 and ends[-1] == 5 and (np.diff(ends) > 0).all()
         assert not bound or (before == state.cuts).all()
         assert (state.counts >= 0).all() and (state.counts[count:] == 0).all()
-        assert (state.counts.sum(axis=0) <= places.size).all()
+        assert (state.counts.sum(axis=0) <= classes.size).all()
 
 
 def test_other_seeds_find_layouts_as_good() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
-from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.placed_bound import placed_bound_s
+from planner.planning.placement_bound import placement_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
+from planner.planning.step_bound import straight_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.program import compile_plan
@@ -82,7 +82,7 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     for order in permutations(range(4)):
         placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
         step_s = straight_plan(problem, shape, placed).predicted.step_s
-        assert placed_bound_s(problem, shape, placed) * (1 - ROUNDING) <= step_s
+        assert placement_bound_s(problem, shape, placed) * (1 - ROUNDING) <= step_s
         least = min(least, step_s)
     assert straight_bound_s(problem, shape) * (1 - ROUNDING) <= least
 
@@ -188,7 +188,9 @@ def test_delayed_averaging_goes_on_beside_the_next_step() -> None:
     assert more == 4
     again = late.workload.with_outer_state()
     assert again.state_bytes_per_parameter == waits.workload.state_bytes_per_parameter
-    with pytest.raises(pl.ProblemError, match="delayed goes with sync_every above 1, found 1"):
+    with pytest.raises(
+        pl.ProblemError, match="delayed goes with sync_every above 1, found sync_every 1"
+    ):
         pl.PlanRequest(delayed=True)
 
 

@@ -25,7 +25,7 @@ from planner.planning.baselines.rank_order import (
 from planner.planning.baselines.search import ORDERS, BaselinePlan
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
-from planner.planning.placed_bound import placed_bound_s
+from planner.planning.placement_bound import placement_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder, PlanRequest
 from planner.planning.shape import shape_of
@@ -150,7 +150,7 @@ def test_no_order_beats_the_bound(
     for ranks in permutations(range(4)):
         assignment = AssignmentPlan.of_grid(np.reshape(ranks, (pipelines, stages)))
         step_s = straight_plan(problem, shape, assignment).predicted.step_s
-        assert placed_bound_s(problem, shape, assignment) <= step_s * (1 + 1e-9)
+        assert placement_bound_s(problem, shape, assignment) <= step_s * (1 + 1e-9)
 
 
 def test_the_bound_is_met_where_nothing_waits() -> None:
@@ -159,7 +159,7 @@ def test_the_bound_is_met_where_nothing_waits() -> None:
     shape = shape_of(problem)
     assignment = AssignmentPlan.of_grid([[0]])
     step_s = straight_plan(problem, shape, assignment).predicted.step_s
-    assert placed_bound_s(problem, shape, assignment) == pytest.approx(step_s)
+    assert placement_bound_s(problem, shape, assignment) == pytest.approx(step_s)
 
 
 def test_asked_size_averaging_and_recomputation_stay() -> None:
@@ -313,16 +313,16 @@ def test_layouts_of_ranks_are_those_of_the_grids() -> None:
     able = [True] * 5 + [False] + [True] * 3
     network = regional_network((3, 3, 3))
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
-    places = DeviceClasses.of(cluster)
+    classes = DeviceClasses.of(cluster)
     order = region_order(network)
     layers = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 3: [(0, 1), (1, 2), (2, 4)]}
-    found = list(rank_layouts(order, places, layers))
+    found = list(rank_layouts(order, classes, layers))
     assert [len(one.layers) for one in found] == [1, 1, 2, 2]  # three do not divide eight
     ranks = [d for d in order if able[d]]
     for one, outermost in zip(found, [*Outermost] * 2, strict=True):
         grid = ranks_grid(ranks, len(one.layers), outermost)
         for j, row in enumerate(one.counts):
-            assert row == tuple(np.isin(grid[:, j], m).sum() for m in places.members)
+            assert row == tuple(np.isin(grid[:, j], m).sum() for m in classes.members)
 
 
 def test_ranks_go_on_to_the_nearest_device() -> None:

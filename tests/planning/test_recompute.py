@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import planner as pl
-from planner.planning.bounds import straight_bound_s
 from planner.planning.evaluation import straight_plan
 from planner.planning.layer_split import balanced_split
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.planning.shape import memory_room, shape_of
+from planner.planning.step_bound import straight_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import from_dict
 from planner.workload.compute_times import FROM_FLOPS

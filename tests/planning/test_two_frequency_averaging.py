@@ -18,15 +18,15 @@ from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.step_simulation import clock_times
 from planner.cli.main import main
 from planner.planning.averaging import averaging_rounds
-from planner.planning.bounds import straight_bound_s
 from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.layout_kernel import two_frequency_s
 from planner.planning.layout_search import LayoutSearch
-from planner.planning.placed_bound import placed_bound_s
+from planner.planning.placement_bound import placement_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
+from planner.planning.step_bound import straight_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
@@ -247,7 +247,7 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     for order in permutations(range(4)):
         placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
         took_s = straight_plan(problem, shape, placed).predicted.step_s
-        assert placed_bound_s(problem, shape, placed) * (1 - ROUNDING) <= took_s
+        assert placement_bound_s(problem, shape, placed) * (1 - ROUNDING) <= took_s
         least = min(least, took_s)
     assert straight_bound_s(problem, shape) * (1 - ROUNDING) <= least
 
@@ -362,12 +362,12 @@ def test_the_estimate_is_that_of_the_rounds(
 ) -> None:
     """No less, as shares may be better; regions by themselves without lines that they share."""
     cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
-    places = DeviceClasses.of(cluster, by_region=True)
-    search = LayoutSearch(places, model())
-    links = search.links._replace(equal=equal)
+    classes = DeviceClasses.of(cluster, by_region=True)
+    search = LayoutSearch(classes, model())
+    links = search.links._replace(equal_shares=equal)
     size = 1e7 * codec.wire_ratio
     each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
-    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     shares = "equal" if equal else "adaptive"
     made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_frequency=True)
     assert rounds_s(within(made), 1e7, LinkResources.of(cluster)) <= each_s * (1 + 1e-6)
@@ -380,7 +380,10 @@ def test_the_estimate_is_that_of_the_rounds(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"within": "region"}, "sync_every above 1, found 1; give more, or leave within out"),
+        (
+            {"within": "region"},
+            "above 1, found sync_every 1; give more, or leave within out",
+        ),
         ({"within": "site", "sync_every": 2}, "within 'site' is unknown; choose one of region"),
         (
             {"within": "region", "sync_every": 2, "delayed": True},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.planning.baselines.rank_order import unconstrained
 from planner.planning.baselines.search import (
     ORDERS,
-    BaselinePlacement,
+    BaselineCandidate,
     BaselinePlan,
     search_baselines,
 )
@@ -58,7 +58,7 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     own = problem.workload.microbatch_samples
     blank = unconstrained(problem)
     asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
-    found: list[tuple[float, int, list[BaselinePlacement]]] = []
+    found: list[tuple[float, int, list[BaselineCandidate]]] = []
     refusals: list[str] = []
     for one in asked:
         try:
@@ -66,7 +66,7 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
             grid = arranged.assignment.grid
             assert grid is not None and arranged.certificate.objective is not None
             starts = [
-                BaselinePlacement(
+                BaselineCandidate(
                     "dtfm", replace(one, request=one.request.replace(schedule=order)), grid
                 )
                 for order in ORDERS

@@ -18,7 +18,7 @@ from planner.network.network import Network
 from planner.planning.baselines.search import (
     MOST_EVENTS,
     ORDERS,
-    BaselinePlacement,
+    BaselineCandidate,
     BaselinePlan,
     SearchCounts,
     search_baselines,
@@ -123,18 +123,18 @@ def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArr
 
 
 def rank_layouts(
-    order: Sequence[int], places: DeviceClasses, layers: Mapping[int, Sequence[tuple[int, int]]]
+    order: Sequence[int], classes: DeviceClasses, layers: Mapping[int, Sequence[tuple[int, int]]]
 ) -> Iterator[Layout]:
     """Layouts of ranks in order, with all devices that can compute."""
-    place_of = {d: c for c, members in enumerate(places.members) for d in members}
-    ranks = [d for d in order if d in place_of]
+    class_of = {d: c for c, members in enumerate(classes.members) for d in members}
+    ranks = [d for d in order if d in class_of]
     for stages, ranges in layers.items():
         if len(ranks) % stages:
             continue
         for outermost in Outermost:
-            counts = np.zeros((stages, len(places)), dtype=np.int64)
+            counts = np.zeros((stages, len(classes)), dtype=np.int64)
             for j, column in enumerate(ranks_grid(ranks, stages, outermost).T.tolist()):
-                np.add.at(counts[j], [place_of[d] for d in column], 1)
+                np.add.at(counts[j], [class_of[d] for d in column], 1)
             cuts = [0, *(stop for _, stop in ranges)]
             yield Layout.of(counts.tolist(), cuts, [False] * stages)
 
@@ -174,7 +174,7 @@ def one_region(
     names, cluster = problem.cluster.network.regions, problem.cluster
     where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
     known: set[bytes] = set()
-    starts: list[BaselinePlacement] = []
+    starts: list[BaselineCandidate] = []
     for devices in [
         *where.values(),
         *(few for every in where.values() for few in _few(every, cluster)),
@@ -258,7 +258,7 @@ def unconstrained(problem: PlanningProblem) -> PlanningProblem:
     return replace(problem, request=request)
 
 
-def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselinePlacement]:
+def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselineCandidate]:
     """Every shape, size and order that devices and batch allow."""
     in_flight = problem.request.in_flight
     for asked in candidates(unconstrained(problem)):
@@ -272,7 +272,7 @@ def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[Baseline
             ordered = asked.request.replace(schedule=order, in_flight=held)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
-                yield BaselinePlacement(kind, replace(asked, request=ordered), grid)
+                yield BaselineCandidate(kind, replace(asked, request=ordered), grid)
 
 
 def _alike(cluster: Cluster) -> bytes:

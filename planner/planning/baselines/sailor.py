@@ -13,7 +13,7 @@ from planner.planning.baselines.rank_order import unconstrained
 from planner.planning.baselines.search import (
     MOST_REFUSED,
     ORDERS,
-    BaselinePlacement,
+    BaselineCandidate,
     BaselinePlan,
     search_baselines,
 )
@@ -185,7 +185,7 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProble
     return float(every + (rounds - 1) * slowest + sync)
 
 
-def _starts(problem: PlanningProblem, grid: Grid) -> list[BaselinePlacement]:
+def _starts(problem: PlanningProblem, grid: Grid) -> list[BaselineCandidate]:
     """The placement on the devices that take part, in either order."""
     used = sorted(grid.ravel().tolist())
     number = np.full(len(problem.cluster), -1)
@@ -193,7 +193,7 @@ def _starts(problem: PlanningProblem, grid: Grid) -> list[BaselinePlacement]:
     part = unconstrained(replace(problem, cluster=problem.cluster.subset(used)))
     own = problem.workload.microbatch_samples
     return [
-        BaselinePlacement(
+        BaselineCandidate(
             "sailor",
             replace(
                 part,

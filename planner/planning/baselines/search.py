@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.planning.evaluation import straight_plan, straight_step_s
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.placed_bound import placed_bound_s
+from planner.planning.placement_bound import placement_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder
 from planner.planning.shape import Shape, memory_room, shape_of
@@ -58,7 +58,7 @@ class BaselinePlan:
     balanced: bool
     recompute: bool
     step_s: float
-    start: BaselinePlacement = field(compare=False, repr=False)
+    start: BaselineCandidate = field(compare=False, repr=False)
 
     def decisions(self) -> dict[str, Any]:
         """Shape, order and step, JSON-ready."""
@@ -92,7 +92,7 @@ class SearchCounts:
 
 
 @dataclass(frozen=True)
-class BaselinePlacement:
+class BaselineCandidate:
     """A placement to price.
 
     Attributes
@@ -126,7 +126,7 @@ class BaselinePlacement:
             )
             shape = shape.with_layers(layers)
         memory_room(cluster, workload, shape, assignment.groups)
-        return shape, assignment, placed_bound_s(problem, shape, assignment)
+        return shape, assignment, placement_bound_s(problem, shape, assignment)
 
     def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
         """Whether memory holds fewer microbatches of a pipeline than there are."""
@@ -139,7 +139,7 @@ class BaselinePlacement:
         """Whether all stages recompute their activations."""
         return self.problem.request.recompute == "all"
 
-    def recomputing(self) -> BaselinePlacement:
+    def recomputing(self) -> BaselineCandidate:
         """The same with recomputation in all stages."""
         request = self.problem.request.replace(recompute="all")
         return replace(self, problem=replace(self.problem, request=request))
@@ -159,13 +159,13 @@ class SearchOutcomes:
     """
 
     best: dict[str, BaselinePlan]
-    starts: dict[str, BaselinePlacement]
+    starts: dict[str, BaselineCandidate]
     tally: SearchCounts
     refusal: str
 
 
 def search_baselines(
-    starts: Iterable[BaselinePlacement],
+    starts: Iterable[BaselineCandidate],
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> SearchOutcomes:
@@ -181,13 +181,13 @@ class _Search:
     def __init__(self, most_events: int, over: Callable[[], bool]) -> None:
         self.left, self.over = most_events, over
         self.best: dict[str, BaselinePlan] = {}
-        self.starts: dict[str, BaselinePlacement] = {}
+        self.starts: dict[str, BaselineCandidate] = {}
         self.refusals: list[tuple[tuple[int, int, bool], str]] = []
         self.priced = self.excluded = self.left_out = 0
-        self.queue: list[tuple[float, int, BaselinePlacement, Shape, AssignmentPlan]] = []
+        self.queue: list[tuple[float, int, BaselineCandidate, Shape, AssignmentPlan]] = []
         self.queued = 0
 
-    def run(self, starts: Iterable[BaselinePlacement]) -> SearchOutcomes:
+    def run(self, starts: Iterable[BaselineCandidate]) -> SearchOutcomes:
         """All of them, or what a command has found when it is told to end."""
         try:
             self._all(starts)
@@ -199,7 +199,7 @@ class _Search:
         _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
         return SearchOutcomes(self.best, self.starts, tally, refusal)
 
-    def _all(self, starts: Iterable[BaselinePlacement]) -> None:
+    def _all(self, starts: Iterable[BaselineCandidate]) -> None:
         for start in starts:
             if self.queue and self.over():
                 self.left_out += 1
@@ -215,11 +215,11 @@ class _Search:
             else:
                 self._price(start, shape, assignment)
 
-    def _refuse(self, start: BaselinePlacement, error: ProblemError) -> None:
+    def _refuse(self, start: BaselineCandidate, error: ProblemError) -> None:
         stages, small = start.grid.shape[1], -start.problem.workload.microbatch_samples
         self.refusals.append(((stages, small, start.recomputes), str(error)))
 
-    def _offer(self, start: BaselinePlacement) -> None:
+    def _offer(self, start: BaselineCandidate) -> None:
         try:
             shape, assignment, bound = start.fitted()
         except ProblemError as error:
@@ -232,7 +232,7 @@ class _Search:
         if not start.recomputes and start.is_short(shape, assignment):
             self._offer(start.recomputing())
 
-    def _price(self, start: BaselinePlacement, shape: Shape, assignment: AssignmentPlan) -> None:
+    def _price(self, start: BaselineCandidate, shape: Shape, assignment: AssignmentPlan) -> None:
         problem = start.problem
         try:
             step_s = straight_step_s(problem, shape, assignment)

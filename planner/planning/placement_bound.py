@@ -1,10 +1,10 @@
-"""Lower bound on the step of a given placement in straight pipelines, for every order.
+"""Lower bound on the step of straight pipelines with a given placement, for every order.
 
-As in `planner.planning.bounds`: T is the end of a step and j the stage of the device whose update
-ends then. With one round over its stage, the devices of stage j begin their next step no earlier.
-Every microbatch passes them on its way F0, f0, F1, ..., H, ..., b0, B0 (f and b are the messages
-across a boundary), so all that lies behind F of stage j in that way follows T. Here devices and
-pairs are known, so each is taken at its own speed, and averaging as long as its group needs.
+As in `planner.planning.step_bound`: T is the end of a step and j the stage of the device whose
+update ends then. With one round per stage, all devices of stage j begin their next step at T or
+later. Every microbatch passes stage j on its way F0, f0, F1, ..., H, ..., b0, B0 (f and b are the
+messages across a boundary), so everything behind F of stage j on this way follows T. Devices and
+pairs are known here, so each counts with its own speed, and averaging with its group's time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from planner.training_plan.choices import Codec
 Floats = NDArray[np.float64]
 
 
-def placed_bound_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
-    """Seconds that no order of operations beats with these devices in these places."""
+def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
+    """Seconds that no order of operations beats with this placement."""
     assert assignment.grid is not None
     grid = assignment.grid
     pipelines, stages = grid.shape
@@ -51,7 +51,7 @@ def placed_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assignmen
 
 
 def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
-    """Per stage, its round by itself; several rounds, or levels, are not counted."""
+    """Per stage, seconds of its round alone; 0 for several rounds and hierarchical averaging."""
     if not problem.ends_together or shape.starts == 1:
         return np.zeros(shape.stages)
     links = LinkResources.of(problem.cluster)
@@ -63,7 +63,7 @@ def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentP
 
 
 class _Way:
-    """What a microbatch passes in each pipeline, and how long each part is busy with one."""
+    """Operations and messages of a microbatch in each pipeline, with their durations."""
 
     def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
         # hops: [there or back, busy or latency as well, pipelines, boundaries]
@@ -84,7 +84,7 @@ class _Way:
         head_s: tuple[float, ...],
         backward_s: tuple[float, ...],
     ) -> _Way:
-        """With the devices' times and the pairs' latencies and rates."""
+        """With the devices' compute times and the pairs' latency and bandwidth."""
         network = problem.cluster.limited_network()
         head = np.zeros(grid.shape)
         at = shape.head_stage
@@ -98,13 +98,13 @@ class _Way:
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
 
     def after_s(self, count: NDArray[np.int64], home: Floats) -> Floats:
-        """``float[pipelines, stages]``: from T to the last stage's end, if that stage starts at T.
+        """``float[pipelines, stages]``: from T to the end of the last stage, if that stage starts
+        at T.
 
-        ``count`` is a column of microbatches, ``home`` what `home_s` says.
-
-        Something on the way is the neck: before it the first microbatch's way there, then all
-        microbatches one after the other, then the last one's way to some stage's B, and what comes
-        after that stage's last B.
+        ``count`` is a column of microbatches, ``home`` the result of `home_s`. Some operation or
+        message is the bottleneck: before it comes the way of the first microbatch, then all
+        microbatches one after the other, then the way of the last one to some stage's B, and what
+        follows the last B of that stage.
         """
         busy, whole = self.there
         legs = self.forward.copy()

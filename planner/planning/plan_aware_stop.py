@@ -13,12 +13,12 @@ from planner.search.stop import DelegatingCriterion
 from planner.training_plan.model import TrainingPlan
 
 Later = Callable[[], tuple[float, TrainingPlan]]
-"""Makes a plan, which takes a while, and its step in seconds."""
+"""Makes a plan, which takes a while; returns its step in seconds, and the plan."""
 
 
 @dataclass(frozen=True)
 class PlanAwareStop(DelegatingCriterion):
-    """A criterion that hears of assignments as of the straight plans that they make."""
+    """Reports assignments to the inner criterion as the straight plans that they make."""
 
     problem: PlanningProblem
     shape: Shape

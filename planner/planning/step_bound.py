@@ -1,10 +1,10 @@
-"""Lower bounds on the step time in the simulator, whatever the assignment and the order of
-operations.
+"""Lower bounds on the step of a given shape, for every assignment and order of operations.
 
-Compute times by FLOPs, updates free. Let T be the end of a step and j the stage of the device whose
-averaging ends then. That device begins its next step at T; with one round over the whole stage all
-devices of stage j do, one in every pipeline. What depends on their first operations comes after T.
-The distance of two step ends is at least the least over j of what must follow.
+Compute times follow from FLOPs; updates are free. Let T be the end of a step and j the stage of the
+device whose averaging ends then. That device begins its next step at T; with one round over the
+whole stage all devices of stage j do, one in every pipeline. What depends on their first operations
+follows T. The distance between two ends of steps is at least the minimum over j of what must
+follow.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from planner.workload.costs import StageCosts
 
 
 class StepBound(NamedTuple):
-    """Seconds that no step beats, and what says so.
+    """A lower bound in seconds, or dollars.
 
     Attributes
     ----------
     basis
-        The argument, in plain words.
+        The argument, in words.
     witness
-        What the checker recomputes it from; None: it takes our word.
+        What the checker recomputes the bound from; None if it cannot.
     """
 
     seconds: float
@@ -43,7 +43,7 @@ class StepBound(NamedTuple):
 
 
 def step_bound(problem: PlanningProblem, shape: Shape) -> StepBound | None:
-    """A bound for every placement with this shape; None where compute times were measured."""
+    """A bound for every placement with this shape; None if compute times were measured."""
     request, cluster, workload = problem.request, problem.cluster, problem.workload
     if request.calibration is not None or request.delayed:
         return None
@@ -90,16 +90,15 @@ def one_round(problem: PlanningProblem, shape: Shape) -> AveragingBound:
 def straight_bound_s(problem: PlanningProblem, shape: Shape) -> float:
     """Seconds that no placement in straight pipelines beats.
 
-    With averaging in one round every pipeline has a device that begins at T, so the one with most
-    microbatches counts; otherwise one pipeline does, with the fewest. The latter is so in steps
-    that do not average too.
+    With averaging in one round every pipeline has a device that begins at T, so the pipeline with
+    most microbatches counts; otherwise, and in steps without averaging, the one with the fewest.
     """
     averages_s = _step_s(problem, shape, together=problem.ends_together)
     return problem.request.sync.mean_s(_step_s(problem, shape, together=False), averages_s)
 
 
 def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
-    """Of one step, at whose begin the devices of a stage begin together or one does."""
+    """A step at whose start the devices of a stage begin together, or one of them does."""
     cluster, costs = problem.cluster, shape.costs(problem.workload)
     together = together and shape.starts > 1
     fewest, more = divmod(shape.microbatches, shape.starts)
@@ -125,7 +124,7 @@ def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
 
 @dataclass(frozen=True)
 class _Walk:
-    """Least times of one pipeline's operations and hops, by stage and boundary."""
+    """Shortest times of a pipeline's operations and messages, by stage and boundary."""
 
     count: int
     forward_s: Sequence[float]
@@ -151,10 +150,10 @@ class _Walk:
         )
 
     def home_s(self, begin: int, home: int) -> float:
-        """From T until ``home`` has done its last backward, if stage ``begin`` starts at T.
+        """From T to the last backward of stage ``home``, if stage ``begin`` starts at T.
 
-        Some stage m is the neck: its operations that must follow T take their time one after the
-        other, before them the way to it, after them the last microbatch's way home.
+        Some stage m is the bottleneck: the way to it, then those of its operations that follow T
+        one after the other, then the way of the last microbatch from there.
         """
         return max(self._neck_s(begin, m, home) for m in range(home, len(self.forward_s)))
 
@@ -172,9 +171,9 @@ class _Walk:
 
 
 def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -> float:
-    """Every device sends or receives all of its pipeline's messages over one pair after T.
+    """After T every device sends or receives all messages of its pipeline over one pair.
 
-    From stage j on it sends activations forward, before it gradients come back to it.
+    From stage j on it sends activations forward; before stage j it receives gradients.
     """
     if len(costs) == 1:
         return 0.0
