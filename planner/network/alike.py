@@ -1,4 +1,4 @@
-"""Devices that a network cannot tell apart."""
+"""Classes of interchangeable devices of a network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 def alike_devices(
     latency_s: NDArray[np.float64], bandwidth_bytes_per_s: NDArray[np.float64]
 ) -> list[list[int]]:
-    """Classes of devices of which any two can be exchanged without changing a number.
+    """Classes of devices of which any two can be exchanged without changing a measurement.
 
-    Two devices of a class have the same links, in both directions, to every other device, and one
-    link in both directions between them; so all pairs inside a class are linked the same.
+    Two devices of a class have the same links, in both directions, to every other device, and the
+    same link in both directions to each other.
     """
     n = len(latency_s)
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
@@ -39,7 +39,7 @@ def alike_devices(
 
 
 def _hashed(bits: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Numbers whose sums seldom agree by chance: SplitMix64's finalizer."""
+    """Well-mixed 64-bit numbers, whose sums rarely collide: SplitMix64's finalizer."""
     z = bits.astype(np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""The networks that ship with the package: measured tables, and networks built from them."""
+"""Networks that ship with the package: measured tables, and networks built from them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def list_networks() -> dict[str, str]:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """A shipped network by name, or one from a file.
+    """Load a shipped network by name, or a network from a file.
 
     Parameters
     ----------
     name_or_path
-        A name that `list_networks` has, or the path of a network file, ``.csv`` or ``.json``, or
-        of any file that ``planner networks`` reads (docs/how-to/measure.md), if it has both latency
-        and bandwidth.
+        A name listed by `list_networks`, or the path of a network file (``.csv`` or ``.json``), or
+        of a file that ``planner networks`` reads (docs/how-to/measure.md) with both latency and
+        bandwidth.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def load_network(name_or_path: str | Path) -> Network:
     Raises
     ------
     NetworkError
-        No such name or file, or the file's content is not a network.
+        No such name or file, or the content is not a network.
     """
     catalog = _catalog()
     name = str(name_or_path)
@@ -91,7 +91,7 @@ def load_network(name_or_path: str | Path) -> Network:
 
 
 def _is_measurement(path: str, kind: str) -> bool:
-    """Whether a file is what another tool wrote, and no network file."""
+    """Whether a file is the output of a measuring tool, not a network file."""
     if not Path(path).is_file() or kind not in (".csv", ".json"):
         return True
     text = read_text(path, error=NetworkError)
@@ -102,7 +102,7 @@ def _is_measurement(path: str, kind: str) -> bool:
 
 
 def intra_link(name: str) -> Link | None:
-    """The link inside one region that a network's source assumes, None if it states none."""
+    """The link within a region that the source of a network assumes; None if it states none."""
     entry = _catalog()["measured"].get(name, {})
     return _link(entry["intra"]) if "intra" in entry else None
 

@@ -1,4 +1,4 @@
-"""Devices on a network: what each can compute, hold and send."""
+"""Devices on a network: compute, memory, and limits on traffic."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ from planner.utils.validate import (
 
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
-"""Names of network interfaces, as Linux has them."""
+"""Names of network interfaces on Linux."""
 POSITIVE = ("flops", "peak_flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """What the devices can do: scalars for all, or arrays of N.
+    """Properties of the devices: scalars for all, or arrays of N.
 
     Parameters
     ----------
     flops
-        FLOP/s that training attains in the workload's format (not the data sheet's peak).
+        FLOP/s attained in training in the workload's format (not the data sheet's peak).
     memory_bytes
         Memory for weights, optimizer state and activations.
     upload_bytes_per_s, download_bytes_per_s
-        Limits on the sum over all peers; None: only the pairs limit.
+        Limits on the sum over all peers; None if only pairs are limited.
     sites
-        Where each device stands; devices of one site share its line.
+        Site of each device; devices of a site share its line.
     site_upload_bytes_per_s, site_download_bytes_per_s
         By site, limits on the sum of what leaves or enters it.
     can_compute, can_aggregate
-        Whether a device can hold a stage, and whether it can sum gradients; by default all can.
+        Whether a device can hold a stage, and whether it can reduce gradients; by default all can.
     usd_per_hour
         Price of each device.
     interfaces
-        Network interface on which the rank of each device listens, such as ``eth1``; empty: the one
-        from which it reaches the others.
+        Network interface on which the rank of each device listens, such as ``eth1``; if empty, the
+        one with the route to its peers.
     peak_flops
-        The data sheet's FLOP/s in the workload's format, over which MFU counts; None: not known.
+        The data sheet's FLOP/s in the workload's format, the basis of MFU; None if unknown.
     gpus
-        Name in `planner.GPUS` of each device's GPU, or one for all; empty or None: not known.
-        Plans are refused in formats that a named GPU does not compute in.
+        Name in `planner.GPUS` of each device's GPU, or one for all; empty or None if unknown. Plans
+        in formats that a named GPU does not support are refused.
     """
 
     flops: ArrayLike
@@ -90,16 +90,16 @@ class Devices:
 
     @classmethod
     def of_gpu(cls, name: str, utilization: float = 0.4, dtype: str = Dtype.BF16) -> Devices:
-        """Devices of one type from the table of GPUs, at a fraction of their peak.
+        """Devices with one type of GPU, at a fraction of its peak.
 
         Parameters
         ----------
         name
-            One of `planner.GPUS`, also as a cloud or the driver calls it.
+            One of `planner.GPUS`; names of clouds and of the driver are recognised.
         utilization
-            Fraction of the peak that training attains, in (0, 1].
+            Fraction of the peak attained in training, in (0, 1].
         dtype
-            What the workload computes in, whose peak counts: a `Dtype` or its name.
+            Format of compute, whose peak counts: a `Dtype` or its name.
 
         Returns
         -------
@@ -109,7 +109,7 @@ class Devices:
         Raises
         ------
         ValueError
-            No such GPU, format or fraction.
+            Unknown GPU or format, or a fraction out of range.
         """
         found = find_gpu(name) if isinstance(name, str) else None
         if found is None:
@@ -161,7 +161,7 @@ class Devices:
         return words
 
     def broadcast(self, n: int) -> Devices:
-        """The same with every field an array of ``n``, validated.
+        """A validated copy with every field as an array of ``n``.
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class Devices:
         Returns
         -------
         Devices
-            Arrays of ``n``, read-only.
+            Read-only arrays of ``n``.
 
         Raises
         ------
@@ -281,7 +281,7 @@ class Devices:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Of two values of a field: mappings, names, numbers or arrays of them."""
+    """Whether two values of a field are equal: mappings, names, numbers or arrays."""
     if a is None or b is None or isinstance(a, dict) or isinstance(b, dict):
         return bool(a is b or (a is not None and b is not None and a == b))
     return bool(np.array_equal(np.asarray(a), np.asarray(b)))
@@ -289,14 +289,14 @@ def _alike(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A network and its devices; every field of ``devices`` becomes an array of N.
+    """A network and its devices; every field of ``devices`` is an array of N.
 
     Attributes
     ----------
     network
         N devices.
     devices
-        What they can do; scalars are spread over all.
+        Their properties; scalars apply to all devices.
 
     Raises
     ------
@@ -336,7 +336,7 @@ class Cluster:
         return np.asarray(self.devices.memory_bytes, dtype=np.float64)
 
     def lacks(self, dtype: Dtype) -> list[int]:
-        """Devices whose GPU does not compute in a format, as far as GPUs are known."""
+        """Devices whose GPU is known not to support a format."""
         if dtype is not Dtype.BF16 or self.devices.gpus is None:
             return []
         return [d for d, name in enumerate(self.devices.gpus) if name and not GPUS[name].has_bf16]
@@ -356,9 +356,9 @@ class Cluster:
     def subset(self, devices: Sequence[int] | Sequence[str]) -> Cluster:
         """The cluster of some devices, given by index or id, in that order.
 
-        A device keeps the limits it has here. Where none are stated, they stay so only if every
-        device's fastest measured pair is with another of the subset; otherwise the rates of
-        `device_limits` are written down.
+        A device keeps its limits. Where none are stated, they remain unstated only if the fastest
+        measured pair of every device is within the subset; otherwise the rates of `device_limits`
+        are stored.
 
         Parameters
         ----------
@@ -368,12 +368,12 @@ class Cluster:
         Returns
         -------
         Cluster
-            The devices named, in the order named.
+            The devices in the given order.
 
         Raises
         ------
         NetworkError
-            There is no such device.
+            Unknown device.
         """
         index = [self.network.index_of(d) for d in devices]
         mine = self.devices
@@ -417,7 +417,7 @@ class Cluster:
         return Network.of_valid(network.latency_s, rate, network.ids, network.regions)
 
     def _site_pairs(self) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        """Limits of sites on single pairs: sources, destinations, bytes per second."""
+        """Limits of sites' lines on pairs: sources, destinations, bytes per second."""
         sites = np.array(self.devices.sites or ())
         for site, rate in (self.devices.site_upload_bytes_per_s or {}).items():
             yield sites == site, sites != site, rate
@@ -443,12 +443,12 @@ class Cluster:
 
 
 def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Upload and download of every device: as stated, else its fastest measured pair's rate.
+    """Upload and download of every device: as stated, else the rate of its fastest measured pair.
 
     Returns
     -------
     tuple[ndarray, ndarray]
-        ``float[N]`` each, bytes per second; infinite for a device that is alone.
+        ``float[N]`` each, bytes per second; infinite for a single device.
     """
     out, into = cluster.network.fastest_bytes_per_s
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s

@@ -1,4 +1,4 @@
-"""The devices file: a CSV that says which device has which GPU, limits, site and price."""
+"""The devices file: a CSV with GPU, limits, site and price of every device."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One row of the file, SI units; None where it says nothing.
+    """One row of the file in SI units; None where a cell is empty.
 
     Attributes
     ----------
     name
         A device of the network, or a region, for all devices in it.
     count
-        Devices of this kind at a place that the network knows as one.
+        Number of such devices, where the network has one device for all.
     flops
-        FLOP/s that training attains.
+        FLOP/s attained in training.
     peak_flops
-        The data sheet's, over which MFU counts.
+        The data sheet's FLOP/s, the basis of MFU.
     memory_bytes
         Memory of each device.
     upload_bytes_per_s, download_bytes_per_s
         Limits on the sum over a device's peers.
     site
-        Where it stands; devices of one site share its line.
+        Site of the devices, which share its line.
     site_upload_bytes_per_s, site_download_bytes_per_s
         Limits on what leaves and enters the site.
     can_compute, can_aggregate
-        Whether it can hold a stage, and whether it can sum gradients.
+        Whether a device can hold a stage, and whether it can reduce gradients.
     usd_per_hour
         Price of each device.
     interface
-        On which its rank listens.
+        Network interface on which its rank listens.
     gpu_usd_per_hour
-        That of its GPU, where one is named and has a known price.
+        Price of its GPU, if one is named and has a known price.
     gpu
         Name in the table of GPUs.
     """
@@ -77,7 +77,8 @@ class DeviceRow:
 
 
 def describes_all(path: str | Path) -> bool:
-    """Whether each row of a devices file names a GPU, or FLOP/s and memory, or cannot compute."""
+    """Whether every row names a GPU, states FLOP/s and memory, or is of devices that cannot
+    compute."""
     return all(
         row.get("gpu")
         or (row.get("tflops") and row.get("memory_gb"))
@@ -96,34 +97,34 @@ def load_devices(
     dtype: str = Dtype.BF16,
     usd_per_hour: float | None = None,
 ) -> Cluster:
-    """The cluster of the devices that a file names, on their part of a network.
+    """Load the devices that a file names, as a cluster on their part of a network.
 
     Parameters
     ----------
     path
-        CSV with a header. ``name`` is required; ``gpu`` (of `planner.GPUS`), ``count``,
-        ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains, in ``dtype``),
-        ``peak_tflops`` (its data sheet's, over which MFU counts), ``upload_mbps``,
-        ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``, ``can_compute``,
-        ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (of the network, that its
-        rank listens on) are optional, and so is each of their values.
+        CSV with a header. ``name`` is required. All other columns and values are optional: ``gpu``
+        (of `planner.GPUS`), ``count``, ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s
+        attained in training in ``dtype``), ``peak_tflops`` (of the data sheet, the basis of MFU),
+        ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
+        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (network
+        interface on which the rank listens).
     network
-        Measured between the named devices; those that are not named are left out.
+        Measured between the named devices; unnamed devices are left out.
     default
-        What a device has where its row does not say; `planner.network.gpus.DEFAULT_GPU` by default.
+        GPU of devices whose row states none; by default `planner.network.gpus.DEFAULT_GPU`.
     utilization
-        Share of a GPU's peak that training attains.
+        Fraction of a GPU's peak attained in training.
     inside
-        The link between devices of one place, needed where ``count`` is over 1.
+        The link between devices of one row, required where ``count`` is above 1.
     dtype
-        What the workload computes in, whose peak counts where a GPU is named.
+        Format of compute, which selects a GPU's peak.
     usd_per_hour
-        Price of each device whose row states none; None: its GPU's, where that is known.
+        Price of devices whose row states none; None for their GPU's, if known.
 
     Returns
     -------
     Cluster
-        Devices in the file's order, a region's in the network's.
+        Devices in the file's order; those of a region in the network's.
 
     Raises
     ------
@@ -179,7 +180,7 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
 
 
 def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
-    """Nobody attains more than the peak: a stated one is wrong then, and a GPU's not known."""
+    """Require that FLOP/s do not exceed a stated peak; drop the peak of a GPU that they exceed."""
     if fields.get("flops", 0.0) > fields.get("peak_flops", math.inf):
         if stated:
             raise NetworkError(
@@ -279,7 +280,7 @@ def _cluster(
 
 
 def _places(row: DeviceRow, network: Network) -> list[str]:
-    """The network's devices that a row speaks of."""
+    """The network's devices that a row names."""
     if row.name in network.ids:
         return [row.name]
     there = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
@@ -342,7 +343,7 @@ def _devices(
 
 
 def _gpus(rows: list[DeviceRow], full: Devices) -> list[str]:
-    """As stated, else the default's unless the row states its own FLOP/s; empty: not known."""
+    """As stated, else the default unless the row states its own FLOP/s; empty if unknown."""
     usual = [""] * len(rows) if full.gpus is None else full.gpus
     return [
         row.gpu or ("" if row.flops is not None else name)
@@ -351,9 +352,9 @@ def _gpus(rows: list[DeviceRow], full: Devices) -> list[str]:
 
 
 def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
-    """As stated, else the GPU's, else the default's where its FLOP/s are; of all or of none.
+    """As stated, else of the GPU, else of the default if its FLOP/s apply; for all devices or none.
 
-    Who cannot compute has none that counts: what it is taken to attain stands for it.
+    Devices that cannot compute take their FLOP/s instead: their peak does not matter.
     """
     usual = [None] * len(rows) if full.peak_flops is None else full.peak_flops
     columns = (np.asarray(usual, dtype=object).tolist(), np.asarray(full.flops).tolist())
@@ -366,9 +367,10 @@ def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
 
 
 def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> list[float] | None:
-    """As stated, else the GPU's, else the default's; who cannot compute costs nothing unless said.
+    """As stated, else of the GPU, else the default; devices that cannot compute are free by
+    default.
 
-    Where a GPU has no known price, either all are stated or none is.
+    Where a GPU has no known price, either all prices are stated or none is.
     """
     usual = [None] * len(rows) if full.usd_per_hour is None else full.usd_per_hour
     found: list[float | None] = []
@@ -393,7 +395,7 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
 
 
 def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:
-    """The limit of each site; rows of one site must not contradict each other."""
+    """The limit of each site; rows of a site must not contradict each other."""
     column = field.replace("bytes_per_s", "mbps")
     first: dict[str, DeviceRow] = {}
     for row in rows:

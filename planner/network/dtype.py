@@ -1,4 +1,4 @@
-"""Formats of floating-point numbers."""
+"""Floating-point formats."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Dtype(enum.StrEnum):
 
     @property
     def bytes(self) -> int:
-        """Of one number."""
+        """Bytes of one number."""
         return {Dtype.BF16: 2, Dtype.FP32: 4}[self]

@@ -1,5 +1,5 @@
-"""The error of networks that cannot be used as asked."""
+"""The exception for invalid networks."""
 
 
 class NetworkError(ValueError):
-    """A network that cannot be used as asked; one line with rule, value and remedy."""
+    """An invalid network; one line with rule, value and remedy."""

@@ -1,7 +1,7 @@
-"""Matrices of a network from and to files, NetworkX graphs and pandas frames.
+"""Reads and writes networks: CSV and JSON files, NetworkX graphs and pandas frames.
 
-Files that people write may use milliseconds and gigabits; everything is converted here, by the unit
-in the column's name, and nowhere else. `planner.network.network.Network` validates what is read.
+Files may use milliseconds and gigabits. The unit in a column's name is converted here and nowhere
+else. `planner.network.network.Network` validates the result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from planner.utils.validate import LARGEST, SMALLEST, in_safe_range, short_repr
 
 FORMAT = "planner.network"
 HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
-"""Of the CSV that is written; others are read too."""
+"""Header of CSV files as written; others are read too."""
 SCHEMA_VERSION = 1
 
 ASSUMED = {"latency": "--latency-ms 50", "bandwidth": "--bandwidth-gbps 1"}
-"""Of links between regions, where somebody has to assume something."""
+"""Assumptions about links between regions that messages propose."""
 
 # column name -> factor to SI; an RTT counts both ways, so it is halved
 LATENCY_COLUMNS = {"latency_s": 1.0, "latency_ms": 1e-3, "rtt_s": 0.5, "rtt_ms": 0.5e-3}
@@ -47,11 +47,11 @@ OTHER_NAMES = {
 }
 NOT_MEASURED = ("", "-")
 ALIKE = 0.75
-"""Share of letters in which a column must be like a wanted one to be taken for it."""
+"""Share of equal letters from which on a column is taken for a misspelt one."""
 
 
 class Matrices(NamedTuple):
-    """What `Network` is built from, and keeps; NaN where a pair was not measured.
+    """Data of a `Network`; NaN where a pair was not measured.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Matrices(NamedTuple):
     ids
         Names of the N devices.
     regions
-        Where each stands; None: at its id.
+        Region of each device; None if each is its own.
     """
 
     latency_s: Any
@@ -84,7 +84,7 @@ def read(path: str | Path) -> Matrices:
 
 
 def write(network: Matrices, path: str | Path) -> None:
-    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written."""
+    """Write a ``.csv`` (one row per ordered pair) or ``.json`` file atomically."""
     path = Path(path)
     writers = {".csv": to_csv_text, ".json": to_json_text}
     kind = path.suffix.lower()
@@ -117,14 +117,14 @@ def from_frame(frame: Any) -> Matrices:
 
 
 def to_frame(network: Matrices) -> Any:
-    """A pandas frame: one row an ordered pair, SI units."""
+    """A pandas frame with one row per ordered pair, in SI units."""
     import pandas
 
     return pandas.read_csv(io.StringIO(to_csv_text(network)))
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matrices:
-    """From records, one an ordered pair; pairs without a row are missing."""
+    """From records, one per ordered pair; pairs without a row are missing."""
     return _from_records(
         ((f"line {line}", row) for line, row in enumerate(rows, start=2)), columns=columns
     )
@@ -133,7 +133,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
 def _from_records(
     rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Iterable[str]
 ) -> Matrices:
-    """From records, each with its place for messages."""
+    """From records with their position, for messages."""
     names = [str(c).strip() for c in columns]
     require_unique(names)
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
@@ -173,7 +173,7 @@ def _from_records(
 
 
 def require_unique(names: Sequence[str]) -> None:
-    """Refuse a column that is named twice, and one that is read and another in other letters."""
+    """Refuse a column that occurs twice, also with other capitals."""
     for k, name in enumerate(names):
         if name in names[:k]:
             raise NetworkError(f"column {printable(name)!r} is named twice; keep one of them")
@@ -185,7 +185,7 @@ def require_unique(names: Sequence[str]) -> None:
 
 
 def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
-    """A hint at a column that probably is a wanted one under another name; empty if none is."""
+    """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
         plain = "_".join(name.lower().split())
         meant = next((w for w in wanted if plain in OTHER_NAMES.get(w, ())), None)
@@ -250,7 +250,7 @@ def si_value(value: Any, column: str, where: str) -> float:
 
 
 def to_csv_text(network: Matrices) -> str:
-    """CSV in SI units, with every digit; missing values are empty."""
+    """CSV in SI units with all digits; missing values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER.split(","))
@@ -287,7 +287,7 @@ def to_dict(network: Matrices) -> dict[str, Any]:
 
 
 def from_dict(data: Any) -> Matrices:
-    """From the form that `to_dict` makes."""
+    """Inverse of `to_dict`."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise NetworkError(f"not a network: field 'format' must be {FORMAT!r}")
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -326,14 +326,14 @@ def to_json_text(network: Matrices) -> str:
 
 
 def from_json_text(text: str) -> Matrices:
-    """Parse what `to_json_text` wrote."""
+    """Inverse of `to_json_text`."""
     return from_dict(parse_json(text, "the text", error=NetworkError))
 
 
 def from_networkx(graph: Any) -> Matrices:
-    """From a NetworkX graph with edge attributes in any of the CSV files' units.
+    """From a NetworkX graph with edge attributes in any of the units of CSV files.
 
-    An undirected edge counts for both directions; a node attribute ``region`` is taken over.
+    An undirected edge counts in both directions; the node attribute ``region`` is used.
     """
     if isinstance(graph, type) or not all(
         hasattr(graph, name) for name in ("nodes", "edges", "is_directed")

@@ -10,34 +10,34 @@ from planner.utils.text import closest_match, quantity
 from planner.utils.validate import short_repr
 
 USABLE = 0.95
-"""Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""
+"""Usable part of a GPU's free memory: PyTorch's allocator rounds sizes up and leaves gaps."""
 CONTEXT_BYTES = 0.65e9
-"""A process's CUDA context, as measured on an H200 with CUDA 13."""
+"""A process's CUDA context, measured on an H200 with CUDA 13."""
 GIB = 2.0**30
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Data-sheet figures of one GPU, and the memory that a process gets of it.
+    """Data-sheet figures of a GPU, and the memory that a process can use.
 
     Attributes
     ----------
     peak_flops
         Dense 16-bit matrix FLOP/s with 32-bit accumulation, without sparsity.
     fp32_flops
-        In 32 bits, not TF32: what a matrix product in fp32 can attain.
+        Matrix FLOP/s in fp32, not TF32.
     total_bytes
-        Device memory as PyTorch reports it, less than its name says.
+        Device memory as PyTorch reports it, which is less than its name says.
     sold_gb
         Memory in its name.
     source
-        Where the FLOP/s come from.
+        Source of the FLOP/s.
     memory_source
-        Where `total_bytes` comes from.
+        Source of `total_bytes`.
     has_bf16
-        Whether matrix products in bf16 run in hardware.
+        Whether the hardware multiplies matrices in bf16.
     usd_per_hour
-        Of one on demand, on the AWS instance that `price_source` names; None: not offered there.
+        On-demand price per GPU on the AWS instance `price_source`; None if not offered.
     price_source
         Instance, region and date.
     """
@@ -59,13 +59,13 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> float:
-        """Memory that a stage may use: what the executor accepts on an otherwise empty GPU."""
+        """Memory that a stage may use: what the executor accepts on an otherwise idle GPU."""
         return USABLE * (self.total_bytes - CONTEXT_BYTES)
 
     def peak(self, dtype: Dtype) -> float:
-        """FLOP/s of matrix products in a format.
+        """Peak matrix FLOP/s in a format.
 
-        The 16-bit peak of T4 and V100 is of fp16; they have no bf16 (`has_bf16`).
+        The 16-bit peak of T4 and V100 is for fp16; they have no bf16 (`has_bf16`).
         """
         return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 
@@ -74,7 +74,7 @@ REPORTED = "total capacity in PyTorch's OutOfMemoryError"
 
 
 def on_demand(instance: str) -> str:
-    """Where a price is from: it changes, and regions differ; a devices file states one's own."""
+    """Source of a price. Prices change and differ by region; a devices file states actual ones."""
     return f"AWS EC2 {instance}, us-east-1, on demand, list price of 2024"
 
 
@@ -227,7 +227,7 @@ GPUS: dict[str, Gpu] = {
 }
 
 DEFAULT_GPU = "A100"
-"""Where nobody names one: common, and computes in bf16, the default format."""
+"""Default GPU: common, and supports bf16, the default format."""
 
 CALLED = {
     "Tesla T4": "T4",
@@ -253,18 +253,18 @@ CALLED = {
     "NVIDIA GeForce RTX 4090": "RTX4090",
     "NVIDIA GeForce RTX 5090": "RTX5090",
 }
-"""Names in the table by those that the driver gives; others of a family have other peaks."""
+"""Names in the table by driver name; other GPUs of a family have other peaks."""
 
 VENDOR = re.compile(r"(nvidia)?(tesla|geforce|quadro)?")
 SXM = re.compile(r"sxm\d?")
-"""The board whose figures the table has, where a GPU is sold on several."""
+"""The board whose figures are in the table, for GPUs sold on several."""
 
 
 def find_gpu(name: str) -> str | None:
-    """The name in `GPUS` of what a user, a cloud or a driver calls a GPU.
+    """Name in `GPUS` for a name used by a user, a cloud or the driver.
 
-    Case, blanks, dashes and the vendor do not count, and the memory may be said: ``RTX 4090`` is
-    ``RTX4090``, ``H100-80GB`` is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
+    Case, blanks, dashes, vendor and memory are ignored: ``RTX 4090`` is ``RTX4090``, ``H100-80GB``
+    is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
     """
     plain = _plain(name)
     known = {_plain(key): key for key in GPUS}
@@ -280,7 +280,7 @@ def find_gpu(name: str) -> str | None:
 
 
 def unknown_gpu(name: object) -> str:
-    """What is said of a GPU that `find_gpu` does not know, with the nearest and the remedy."""
+    """Message for an unknown GPU, with the closest name and a remedy."""
     plain = {_plain(key): key for key in GPUS}
     near = closest_match(_plain(str(name)), plain)
     hint = "" if near is None else f" (did you mean {plain[near]!r}?)"
@@ -292,7 +292,7 @@ def unknown_gpu(name: object) -> str:
 
 
 def _family(key: str) -> str:
-    """A name in the table without its memory."""
+    """A name in the table without its memory size."""
     return re.sub(r"-\d+GB$", "", key)
 
 

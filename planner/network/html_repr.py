@@ -1,4 +1,4 @@
-"""A network and its devices as a notebook shows them."""
+"""HTML representation of networks and clusters in notebooks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from planner.utils.html import boxed, line, table
 from planner.utils.text import quantity
 
 MOST_REGIONS = 12
-"""Rows and columns of the table."""
+"""Largest number of rows and columns of the table."""
 MOST_KINDS = 40
-"""Of devices, by region."""
+"""Largest number of kinds of devices in the table."""
 
 
 def network_html(title: str, network: Matrices) -> str:
-    """Mean one-way latency and mean bandwidth from each region (row) to each other."""
+    """Mean one-way latency and mean bandwidth between regions."""
     regions = network.ids if network.regions is None else network.regions
     names = list(dict.fromkeys(regions))
     members = [[d for d, r in enumerate(regions) if r == name] for name in names]
@@ -42,12 +42,12 @@ def network_html(title: str, network: Matrices) -> str:
 def cluster_html(
     title: str, regions: Sequence[str], figures: Mapping[str, Sequence[float]], network: str
 ) -> str:
-    """How many devices of which kind each region has.
+    """Number of devices of each kind by region.
 
     Parameters
     ----------
     figures
-        By unit, one a device, such as ``{"FLOP/s": [...], "B": [...]}``.
+        By unit, one value per device, such as ``{"FLOP/s": [...], "B": [...]}``.
     """
     kinds = Counter(zip(regions, *figures.values(), strict=True))
     rows = [
@@ -60,7 +60,7 @@ def cluster_html(
 
 
 def _between(network: Matrices, here: list[int], there: list[int]) -> str:
-    """A cell; a region's own is between its devices."""
+    """Text of a cell; on the diagonal, between devices of the region."""
     pairs = np.ix_(here, there)
     own = here == there
     off = ~np.eye(len(here), dtype=bool) if own else np.ones((len(here), len(there)), dtype=bool)

@@ -1,4 +1,4 @@
-"""One link."""
+"""Latency and bandwidth of a link."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """One direction of a link, SI units.
+    """One direction of a link, in SI units.
 
     Attributes
     ----------
     latency_s
         One-way latency.
     bandwidth_bytes_per_s
-        What one message gets.
+        Bandwidth of one message.
     """
 
     latency_s: float

@@ -34,33 +34,34 @@ from planner.utils.validate import (
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
-"""Of devices in a message."""
+"""Largest number of device names in a message."""
 MOST_DEVICES = 4096
-"""Of places with several: tables of all pairs grow with the square, to 0.13 GB each."""
+"""Largest number of devices made by `Network.replicate`: arrays of all pairs grow with the square,
+to 0.13 GB each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
     """Latency and bandwidth between N devices.
 
-    The diagonals are ignored: they are stored as latency 0 and bandwidth infinity, so that a
+    The diagonals are ignored: they are stored as latency 0 and infinite bandwidth, so that a
     transfer from a device to itself takes no time.
 
     Parameters
     ----------
     latency_s
-        N x N, one-way latency in seconds, ``>= 0``. NaN: not measured.
+        N x N, one-way latency in seconds, ``>= 0``; NaN if not measured.
     bandwidth_bytes_per_s
-        N x N, bytes per second, ``> 0`` and finite. NaN: not measured.
+        N x N, bytes per second, ``> 0`` and finite; NaN if not measured.
     ids
-        Unique names, by default the labels of pandas frames, else ``"0"`` ... ``"N-1"``.
+        Unique names; by default the labels of pandas frames, else ``"0"`` ... ``"N-1"``.
     regions
-        Where each device stands, by default its id.
+        Region of each device; by default its id.
 
     Raises
     ------
     NetworkError
-        Shapes, names or values that are no network.
+        Invalid shapes, names or values.
     """
 
     latency_s: Floats
@@ -128,15 +129,15 @@ class Network:
     def of_valid(
         cls, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
     ) -> Network:
-        """A network of values that are known to be valid, such as parts of another network's.
+        """A network of values known to be valid, such as parts of another network.
 
         Parameters
         ----------
         latency, bandwidth
             ``float[N, N]``, seconds and bytes per second, 0 and infinite on the diagonal; neither
-            checked nor copied, and read-only afterwards.
+            validated nor copied, and made read-only.
         ids, regions
-            One a device; ids are unique.
+            One per device; ids are unique.
 
         Returns
         -------
@@ -149,7 +150,7 @@ class Network:
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:
-        """From a NetworkX graph whose edges have a latency and a bandwidth, unit in the name.
+        """From a NetworkX graph whose edges have a latency and a bandwidth, named with their unit.
 
         Parameters
         ----------
@@ -159,18 +160,18 @@ class Network:
         Returns
         -------
         Network
-            Its nodes in their order.
+            Devices in the order of the nodes.
 
         Raises
         ------
         NetworkError
-            An edge lacks one of them, or the values are no network.
+            Attributes are missing, or values are invalid.
         """
         return cls(*formats.from_networkx(graph))
 
     @classmethod
     def from_pandas(cls, frame: Any) -> Network:
-        """From a pandas frame with the columns of the CSV files, a row an ordered pair.
+        """From a pandas frame with the columns of CSV files, one row per ordered pair.
 
         Parameters
         ----------
@@ -180,7 +181,7 @@ class Network:
         Returns
         -------
         Network
-            Devices in the order in which they first appear.
+            Devices in order of first appearance.
 
         Raises
         ------
@@ -191,7 +192,7 @@ class Network:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Network:
-        """From records with the columns of the CSV files; pairs without a row are missing.
+        """From records with the columns of CSV files; pairs without a record are missing.
 
         Parameters
         ----------
@@ -203,7 +204,7 @@ class Network:
         Returns
         -------
         Network
-            Devices in the order in which they first appear.
+            Devices in order of first appearance.
 
         Raises
         ------
@@ -246,7 +247,7 @@ class Network:
         return formats.to_networkx(self.matrices())
 
     def to_pandas(self) -> Any:
-        """A pandas frame, a row an ordered pair, SI units."""
+        """A pandas frame with one row per ordered pair, in SI units."""
         return formats.to_frame(self.matrices())
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,7 +294,7 @@ class Network:
         return network_html(repr(self), self.matrices())
 
     def size_words(self) -> str:
-        """How many devices, and in how many regions where these are fewer."""
+        """Number of devices, and of regions if there are fewer."""
         regions = len(set(self.regions))
         where = f" in {counted(regions, 'region')}" if regions < len(self) else ""
         return f"{counted(len(self), 'device')}{where}"
@@ -305,7 +306,7 @@ class Network:
 
     @cached_property
     def fastest_bytes_per_s(self) -> tuple[Floats, Floats]:
-        """``float[N]`` each: a device's fastest measured pair out and in; infinite if alone."""
+        """``float[N]`` each: fastest measured pair out and in; infinite for a single device."""
         if len(self) == 1:
             return np.full(1, np.inf), np.full(1, np.inf)
         pairs = np.nan_to_num(self.bandwidth_bytes_per_s, nan=0.0, posinf=np.inf)
@@ -314,7 +315,7 @@ class Network:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of ids and measurements, equal on every machine that loaded the same network."""
+        """SHA-256 of ids and measurements, the same on every machine."""
         digest = hashlib.sha256(b"planner.network\0")
         for name in self.ids:
             digest.update(name.encode() + b"\0")
@@ -325,7 +326,7 @@ class Network:
         return digest.hexdigest()
 
     def missing_pairs(self) -> list[tuple[int, int]]:
-        """Ordered pairs for which latency or bandwidth was not measured."""
+        """Ordered pairs whose latency or bandwidth was not measured."""
         return list(self._missing)
 
     @cached_property
@@ -342,7 +343,7 @@ class Network:
             )
 
     def missing_words(self) -> str:
-        """How many pairs are missing, and the devices that stand in the way; empty if none is."""
+        """Number of missing pairs and the devices most affected; empty if none is missing."""
         left = missing = self.missing_pairs()
         if not missing:
             return ""
@@ -371,7 +372,7 @@ class Network:
         Returns
         -------
         str
-            Whether measured ones of the other direction can stand for them.
+            Says whether the opposite directions were measured and can be used.
         """
         missing = set(self.missing_pairs())
         if all((j, i) in missing for i, j in missing):
@@ -455,13 +456,13 @@ class Network:
     def complete(self) -> Network:
         """The largest sub-network without missing pairs.
 
-        Exact (a minimum vertex cover of the missing pairs); of several largest ones, the one that
-        drops the lexicographically smallest set of indices.
+        Exact (a minimum vertex cover of the missing pairs). Of several, the one that drops the
+        lexicographically smallest set of indices.
 
         Returns
         -------
         Network
-            Devices in their old order.
+            Devices in their original order.
         """
         dropped = _minimum_cover({(min(p), max(p)) for p in self.missing_pairs()})
         return self.subset([i for i in range(len(self)) if i not in dropped])
@@ -478,7 +479,7 @@ class Network:
         Parameters
         ----------
         counts
-            Devices per region (an id of this network), in the order they shall have.
+            Devices per region (an id of this network), in the desired order.
         intra_latency_s, intra_bandwidth_bytes_per_s
             Between two devices of one region: one value, or one per region.
 
@@ -490,7 +491,7 @@ class Network:
         Raises
         ------
         NetworkError
-            No regions, an unknown one, or a count or value that is none.
+            No regions, an unknown one, or an invalid count or value.
         """
         sources: list[int] = []
         ids: list[str] = []
@@ -524,7 +525,7 @@ class Network:
         return Network(latency, bandwidth, ids, regions)
 
     def symmetrised(self) -> Network:
-        """Both directions replaced by their mean, as DT-FM and SkipPipe do."""
+        """Both directions replaced by their mean, as in DT-FM and SkipPipe."""
         return Network(
             (self.latency_s + self.latency_s.T) / 2,
             (self.bandwidth_bytes_per_s + self.bandwidth_bytes_per_s.T) / 2,
@@ -548,7 +549,7 @@ def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _labels(**frames: Any) -> tuple[str, ...] | None:
-    """Devices along both sides of pandas frames; None: arrays, or frames without names."""
+    """Device names of pandas frames; None for arrays and frames without names."""
     found: dict[str, tuple[str, ...]] = {}
     for field, frame in frames.items():
         if not (hasattr(frame, "index") and hasattr(frame, "columns")):
@@ -593,7 +594,7 @@ def _reject(
 
 
 def _minimum_cover(pairs: set[tuple[int, int]]) -> set[int]:
-    """Lexicographically smallest of the smallest sets that touch every pair."""
+    """The lexicographically smallest of the smallest sets that touch every pair."""
     if not pairs:
         return set()
     from scipy.optimize import Bounds, LinearConstraint, milp

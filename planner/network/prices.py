@@ -1,4 +1,4 @@
-"""What bytes between regions cost; what devices cost is theirs (`planner.network.cluster`)."""
+"""Prices of traffic between regions; those of devices are in `planner.network.cluster`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from planner.utils.validate import mapping, real, sequence
 Floats = NDArray[np.float64]
 
 BETWEEN_REGIONS, BETWEEN_PROVIDERS = 0.02, 0.09
-"""Dollars a gigabyte that leaves, AWS EC2's list of 2024: to another region from most in the United
-States and Europe (from others up to 0.147), and to the internet, the first 10 TB a month."""
+"""Dollars per gigabyte of outgoing traffic, AWS EC2's list of 2024: to another region, from most in
+the United States and Europe (from others up to 0.147), and to the internet, first 10 TB a month."""
 ANY = "*"
 COLUMNS = ("from", "to", "usd_per_gb")
 GIGA = 1e9
@@ -28,21 +28,21 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars for a gigabyte (10^9 bytes) from one region to another; nothing within one.
+    """Dollars per gigabyte (10^9 bytes) from one region to another; nothing within one.
 
     Attributes
     ----------
     between_regions, between_providers
-        Where no rule says otherwise. The provider is what a region's name has before a colon, as in
-        ``aws:us-east-1``; regions without are of one.
+        Where no rule applies. The provider is the part of a region's name before a colon, as in
+        ``aws:us-east-1``; regions without one belong to the same provider.
     rules
-        ``(from, to, dollars)`` by name of region, ``"*"`` for any; the first that fits counts, also
-        within a region.
+        ``(from, to, dollars)`` by name of region, ``"*"`` for any. The first rule that matches
+        applies, also within a region.
 
     Raises
     ------
     ValueError
-        A price that is none.
+        An invalid price.
     """
 
     between_regions: float = BETWEEN_REGIONS
@@ -72,21 +72,21 @@ class Prices:
     def load(
         cls, path: str | Path, *, regions: Iterable[str] | None = None, **others: float
     ) -> Prices:
-        """From a CSV with columns ``from,to,usd_per_gb``.
+        """Load prices from a CSV file with columns ``from,to,usd_per_gb``.
 
         Parameters
         ----------
         path
             The file.
         regions
-            Of the network, which rows must name; None: any.
+            Regions of the network, which rows must name; None for any.
         others
-            Fields for regions that no row names.
+            Fields of `Prices` for other regions.
 
         Returns
         -------
         Prices
-            Its rows as rules, in their order.
+            The rows as rules, in their order.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Prices:
         return cls(rules=tuple(rules), **others)
 
     def usd_per_byte(self, network: Network) -> Floats:
-        """What a byte from one device to another costs.
+        """Dollars per byte from one device to another.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Prices:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prices:
-        """From that of `to_dict`."""
+        """Inverse of `to_dict`."""
         given = mapping("prices", data)
         return cls(
             given["between_regions"],

@@ -1,7 +1,7 @@
-"""What a probe of links has found: lines of JSON, added to as it goes on, and a network of it.
+"""Log of a probe of links, one JSON object per line, and the network that it gives.
 
-The first line says what was measured and how, every other one is a finding: of an ordered pair, or
-of a device that sends to all others at once, or receives from all.
+The first line describes the measurement. Every other line is a finding on an ordered pair, or on a
+device that sends to, or receives from, all others at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.utils.input_files import parse_json, read_text
 FORMAT = "planner.probe"
 SCHEMA_VERSION = 1
 ALL = "*"
-"""In place of the other end: all other devices at once."""
+"""Stands for all other devices at once."""
 COLUMNS = (
     *("source", "destination", "latency_s", "bandwidth_bytes_per_s", "latency_high_s"),
     *("bandwidth_low_bytes_per_s", "bandwidth_high_bytes_per_s", "two_flows_bytes_per_s"),
@@ -32,25 +32,25 @@ COLUMNS = (
 )
 MBIT = 1e6 / 8
 MOST_BYTES = 1_000_000_000
-"""Of a log; a thousand devices have a million pairs."""
+"""Largest size of a log; a thousand devices have a million pairs."""
 
 
 @dataclass(frozen=True)
 class LinkFinding:
-    """One direction of a pair, or ``*`` at one end.
+    """Measurement of one direction of a pair, or with ``*`` at one end.
 
     Attributes
     ----------
     at
         Date and time, UTC.
     rates
-        By number of flows, bytes per second: mean, and of the slowest and fastest part of the time.
+        By number of flows, bytes per second: mean, and slowest and fastest part of the interval.
     round_trips_s
-        Of the smallest message: least, median and most; None with ``*``.
+        Round-trip times of the smallest message: minimum, median and maximum; None with ``*``.
     messages_s
-        By bytes of a message, seconds from handing over to arrival: the median.
+        By bytes of a message, median seconds from sending to arrival.
     peers
-        With ``*``: how many there were.
+        With ``*``, the number of peers.
     """
 
     source: str
@@ -83,7 +83,7 @@ class LinkFinding:
 
     @classmethod
     def of_line(cls, text: str) -> LinkFinding:
-        """From a line of the log."""
+        """Inverse of `to_line`."""
         try:
             data = parse_json(text, "the line")
             trips = data["round_trips_s"]
@@ -115,14 +115,14 @@ def _three(values: Any) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class ProbeLog:
-    """All that a probe has found so far.
+    """All findings of a probe so far.
 
     Attributes
     ----------
     about
-        How it was measured: seconds of a stream, versions, when it began.
+        How it was measured: seconds of a stream, versions, time of start.
     findings
-        By source and destination, the last of each.
+        By source and destination; the last one counts.
     """
 
     about: Mapping[str, Any]
@@ -130,7 +130,7 @@ class ProbeLog:
 
     @classmethod
     def load(cls, path: str | Path) -> ProbeLog:
-        """Read a log; a last line that was cut off is left out."""
+        """Read a log; an incomplete last line is ignored."""
         lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
         try:
             about = parse_json(lines[0], path)
@@ -154,7 +154,7 @@ class ProbeLog:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all devices of which something was found, in the order in which the probe had them."""
+        """Devices with findings, in the order of the probe."""
         known = {name for pair in self.findings for name in pair}
         begun = self.about.get("devices")
         first = [one for one in begun if isinstance(one, str)] if isinstance(begun, list) else []
@@ -162,7 +162,7 @@ class ProbeLog:
         return tuple(dict.fromkeys([*(name for name in first if name in known), *later]))
 
     def network(self) -> Network:
-        """The network: half the median round trip and the rate of one flow; NaN if not measured."""
+        """The network of half the median round-trip times and rates of one flow; NaN if missing."""
         names = self.names
         place = {name: k for k, name in enumerate(names)}
         arrays = np.full((2, len(names), len(names)), np.nan)
@@ -175,11 +175,11 @@ class ProbeLog:
         return Network(arrays[0], arrays[1], list(names))
 
     def network_csv(self) -> str:
-        """The network file, with spread and dates beside what `planner` reads."""
+        """The network file, with additional columns for spread and dates."""
         return _csv(COLUMNS, (_link_row(f) for f in self.findings.values() if ALL not in f.ends))
 
     def devices_csv(self) -> str:
-        """The devices file: each device's whole up- and download."""
+        """The devices file, with total upload and download of each device."""
         rows = []
         for name in self.names:
             up, down = (self.findings.get(ends) for ends in ((name, ALL), (ALL, name)))

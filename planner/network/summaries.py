@@ -1,4 +1,4 @@
-"""Names of rows and columns that sum others up, such as ``Mean``, and are no devices."""
+"""Names of rows and columns that hold summaries, such as ``Mean``, instead of devices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BESIDE = {
     *("regions", "hosts", "servers", "peers", "sites", "pairs", "links"),
     *("ms", "s", "us", "gbps", "mbps"),
 }
-"""What summaries are called: words of both, one of the first at least."""
+"""Words in names of summaries, with at least one of the first set."""
 PERCENTILE = re.compile(r"\bp\d\d(\.\d+)?\b|\b\d+(\.\d+)?(st|nd|rd|th)?[ _-]*percentile\b")
 
 
 def refuse_summary(name: str, what: str) -> None:
-    """Refuse a figure over all devices where a device should be."""
+    """Refuse a summary over all devices in place of a device."""
     words = set(re.findall(r"[^\W_]+", PERCENTILE.sub("percentile", name.lower())))
     if words & SUMMARIES and words <= SUMMARIES | BESIDE:
         raise NetworkError(

@@ -1,1 +1,1 @@
-"""What several packages share: text, files, validation, the argument parser."""
+"""Utilities shared by several packages: text, files, validation, argument parser."""

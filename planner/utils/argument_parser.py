@@ -1,4 +1,4 @@
-"""A command line whose bad input is told in a line."""
+"""An argument parser that reports bad input in one line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ MISSING = "the following arguments are required"
 
 
 class OneLineParser(ArgumentParser):
-    """As argparse has it, without the usage before an error; of the same kind its subcommands."""
+    """`argparse.ArgumentParser` without the usage text before an error; subcommands are of this
+    type."""
 
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it; what a subcommand does not know is refused in its own name."""
+        """As in argparse, but a subcommand reports its unknown options itself."""
         self._words = () if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -29,7 +30,7 @@ class OneLineParser(ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, with the nearest name that is known, and end."""
+        """Print the error with the closest known name, and exit."""
         for kind, words in (("int", "a whole number"), ("float", "a number")):
             message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
         misspelt = self._misspelt()
@@ -45,7 +46,7 @@ class OneLineParser(ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def _misspelt(self) -> list[str]:
-        """Options among the words that no option of this parser begins with."""
+        """Options among the words that match no option of this parser."""
         if self._subparsers is not None:
             return []
         words = [word.partition("=")[0] for word in self._words if word.startswith("--")]

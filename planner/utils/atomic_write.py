@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half written."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import IO, Any
 from planner.utils.fonts import MissingGlyphs, fit_fonts
 
 MADE = "made by planner"
-"""In files that have a place for it: by this they are known as ours, and may be written over."""
+"""Mark in files that have a place for it: such files may be overwritten."""
 STALE_S = 2.0
-"""Of what a writer left that was killed: it is older than that, and nobody holds it."""
+"""Age of an unlocked temporary file that a killed writer left."""
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write to a temporary file in the same folder, then rename it into place."""
+    """Write text to a temporary file in the same folder, then rename it."""
     write_bytes(path, text.encode())
 
 
 def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
-    """A Matplotlib figure, in the format that the file's name ends with, or as PNG."""
+    """Write a Matplotlib figure in the format of the file's suffix, by default PNG."""
     drawn = io.BytesIO()
     lost = fit_fonts(figure)
     with warnings.catch_warnings():
@@ -41,7 +41,7 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """As `write_text`, for bytes."""
+    """Write bytes to a temporary file in the same folder, then rename it."""
     # what a link points to is written, and the link stays
     path = Path(os.path.realpath(path))
     _clean(path)
@@ -69,7 +69,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _hold(file: IO[bytes]) -> bool:
-    """Lock a file as long as this process has it open; False where another one holds it."""
+    """Lock a file until it is closed; False if another process holds it."""
     try:
         import fcntl
     except ImportError:  # no such locks here
@@ -82,7 +82,7 @@ def _hold(file: IO[bytes]) -> bool:
 
 
 def _clean(path: Path) -> None:
-    """Take away what writers of this file left that were killed."""
+    """Delete temporary files that killed writers of this file left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.????????"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE_S:

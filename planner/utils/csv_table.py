@@ -1,6 +1,6 @@
-"""The one reader of CSV files: a header, and rows that have exactly its columns.
+"""Reads CSV files with a header and rows of exactly its columns.
 
-A file that could be read in two ways (decimal commas, a column named twice) is refused.
+Ambiguous files (decimal commas, repeated columns) are refused.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ WITH_UNIT = re.compile(
     rf"{NUMBER.pattern}\s*[a-zµμ%$€£/][\w/$€£]*|[$€£]\s*{NUMBER.pattern}", re.IGNORECASE
 )
 BROKEN_NUMBER = re.compile(r"(?<![^,])[+-]?\d+,\d+(?![^,])", re.ASCII)
-"""Two cells that a decimal comma may have made of a number."""
+"""Two cells that may be a number with a decimal comma."""
 
 
 class CsvRow(NamedTuple):
-    """A row: its line in the file, and its cells by column, without blanks around them."""
+    """A row: its line in the file, and its stripped cells by column."""
 
     line: int
     cells: dict[str, str]
 
 
 class CsvTable(NamedTuple):
-    """Unique column names in their order, and the rows that are not blank."""
+    """Unique column names in order, and the rows that are not blank."""
 
     columns: tuple[str, ...]
     rows: tuple[CsvRow, ...]
 
 
 def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
-    """Read a CSV file; errors are one line that begins with the path."""
+    """Read a CSV file; errors are one line that starts with the path."""
     text = read_text(path, error=error)
     try:
         return parse_csv(text, error=error)
@@ -106,12 +106,12 @@ def _cells_remedy(cells: Sequence[str], wanted: int) -> str:
 
 
 def number_in(cell: str) -> float:
-    """The number in a cell; NaN if the cell is anything else."""
+    """The number in a cell; NaN for any other text."""
     return float(cell) if NUMBER.fullmatch(cell) else math.nan
 
 
 def number_remedy(cell: str, otherwise: str) -> str:
-    """What to write in place of a cell that is no number."""
+    """Remedy for a cell that is not a number."""
     if DECIMAL_COMMA.fullmatch(cell):
         return "write decimals with a point, and thousands without commas"
     if WITH_UNIT.fullmatch(cell):

@@ -1,4 +1,4 @@
-"""Fonts for names in any script: Matplotlib's own has no 東京, and draws boxes."""
+"""Fonts for names in any script: Matplotlib's default has no 東京, and draws boxes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from unicodedata import bidirectional, category
 
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "IPA", "Droid Sans", "Arial Unicode")
-"""Families that were made for many scripts come first, then any other in order of its file."""
+"""Families made for many scripts; others follow in order of file name."""
 LEFT_TO_RIGHT = "\u200e"
 MOST_SHOWN = 12
 INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
-"""Categories of Unicode: no font need have these."""
+"""Unicode categories that need no glyph."""
 
 
 class MissingGlyphs(UserWarning):
-    """No font on this machine has some letters of a picture."""
+    """Warning: no font on this machine has some letters of a picture."""
 
 
 def fit_fonts(figure: Any) -> str:
@@ -53,7 +53,7 @@ def fit_fonts(figure: Any) -> str:
 
 
 def in_line(name: str) -> str:
-    """A name that leaves what stands beside it in a line where it is."""
+    """A name whose direction of writing does not affect its neighbours."""
     turns = any(bidirectional(c) in ("R", "AL", "AN") for c in name)
     return f"{LEFT_TO_RIGHT}{name}{LEFT_TO_RIGHT}" if turns else name
 
@@ -74,7 +74,7 @@ def _others(own: Path) -> Iterable[Path]:
 
 @cache
 def _has(path: Path) -> frozenset[str]:
-    """Letters of a font; none of one that cannot be scaled or read."""
+    """Letters of a font; none if it cannot be read."""
     from matplotlib import font_manager
 
     try:

@@ -1,4 +1,4 @@
-"""Pieces of HTML that pages and notebooks share; every foreign string is escaped on its way in."""
+"""Fragments of HTML for pages and notebooks; all text is escaped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls by itself where it is too wide."""
+    """A table that scrolls if it is too wide."""
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
     inner = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -15,10 +15,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def boxed(*parts: str) -> str:
-    """What a notebook shows of an object: parts that are HTML, below each other."""
+    """HTML fragments below each other, as the representation in a notebook."""
     return f'<div style="overflow-x:auto">{"".join(parts)}</div>'
 
 
 def line(text: str) -> str:
-    """A line of text."""
+    """A paragraph of text."""
     return f"<p>{escape(text)}</p>"

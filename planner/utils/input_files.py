@@ -1,4 +1,4 @@
-"""Reading files that people hand in: bounded, and refused in one line."""
+"""Reads user files: limited in size, with errors of one line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from planner.utils.validate import short_repr
 
 MOST_BYTES = 50_000_000
-"""Of a file. A plan for a thousand devices has two million."""
+"""Largest size of a file. A plan for a thousand devices has two million bytes."""
 Error = type[ValueError]
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file, a byte order mark left out."""
+    """Text of a file without byte order mark."""
     try:
         with Path(path).open("rb") as file:
             # of what has no end, no more than that
@@ -36,12 +36,12 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Whether bytes are text in UTF-16: by its mark, or by zeros, which UTF-8 text has none of."""
+    """Whether bytes are UTF-16 text: by byte order mark, or by zero bytes."""
     return data.startswith(UTF_16_MARKS) or 4 <= len(data) <= 4 * data.count(0)
 
 
 def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
-    """What a JSON file holds."""
+    """Content of a JSON file."""
     return parse_json(read_text(path, error=error, most_bytes=most_bytes), path, error=error)
 
 
@@ -56,7 +56,7 @@ def parse_json(
     error: Error = ValueError,
     second: Mapping[str, str] | None = None,
 ) -> Any:
-    """Parse JSON text; a key that an object has twice is refused."""
+    """Parse JSON text; a key that occurs twice in an object is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

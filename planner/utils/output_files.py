@@ -1,4 +1,4 @@
-"""Files that a command writes: never over what it reads, and over nothing that it did not make."""
+"""Output files of commands: never one of the inputs, and no overwriting of others' files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 EDGE_BYTES = 4096
-"""At the beginning and at the end of a file, in which its maker's mark is."""
+"""Bytes at both ends of a file in which its mark is searched."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file that a command is about to write.
+    """A file that a command will write.
 
     Attributes
     ----------
+    option
+        The option that names it.
     path
-        None: it is not asked for.
+        None if it is not requested.
     suffixes
-        One of which its name ends with.
+        Allowed suffixes.
     mark
-        What such a file has near its beginning or end, or several of which it has one; none: they
-        cannot be told from others.
+        Text, or alternatives, near the beginning or end of files made by the command; empty if they
+        cannot be recognised.
     """
 
     option: str
@@ -36,7 +38,7 @@ class Output:
 
 
 def add_force(sub: Any) -> None:
-    """``--force``, of every command that writes files."""
+    """Add ``--force``, which every command that writes files has."""
     sub.add_argument(
         "--force",
         action="store_true",
@@ -70,7 +72,7 @@ def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> 
 
 
 def require_writable(path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a name that cannot be written to."""
+    """Refuse a path that cannot be written."""
     if not path.parent.is_dir():
         raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
     if path.is_dir():
@@ -82,18 +84,18 @@ def require_writable(path: Path, suffixes: Sequence[str]) -> None:
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Of an `OSError`: the disk is full, or what one may use of it."""
+"""`OSError.errno` of a full disk or an exceeded quota."""
 
 
 def make_writable(folder: Path) -> None:
-    """Make a folder, unless it is there, and see that files can be made in it."""
+    """Make a folder if necessary, and check that files can be created in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
-    """Whether a file may be written over: it is not there, empty, or has the mark of its maker."""
+    """Whether a file may be overwritten: it is missing, empty, or has a mark."""
     if not os.path.lexists(path):
         return True
     try:
@@ -118,7 +120,7 @@ def _require_own(one: Output, path: Path) -> None:
 
 
 def _files(values: Iterable[Any]) -> Iterable[Path]:
-    """Of arguments, those that name files that are there."""
+    """Existing files among values of arguments."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _files(value)
@@ -136,7 +138,7 @@ def _is_file(text: str) -> bool:
 
 
 def _same(path: Path, other: Path) -> bool:
-    """By whatever names: relative ones, symbolic links and hard ones."""
+    """Whether two paths are the same file, also through links."""
     try:
         return path.samefile(other)
     except OSError:

@@ -1,4 +1,4 @@
-"""Quantities and lists in a few words: ``quantity_range([0.001, 0.2], "s")`` is 1 to 200 ms."""
+"""Quantities and lists in words: ``quantity_range([0.001, 0.2], "s")`` is 1 to 200 ms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 MOST_SIZES = 6
-"""Runs of equal sizes that are spelt out."""
+"""Largest number of runs of equal sizes that are written out."""
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with three digits and a prefix of SI."""
+    """A number with three digits and an SI prefix."""
     if value == 0 or not np.isfinite(value):
         return f"{value:g} {unit}"
     # seconds have no kiloseconds; below 1 only they have a use for prefixes
@@ -29,7 +29,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def quantity_range(values: ArrayLike, unit: str) -> str:
-    """The smallest and the largest of several, or the one value that all have."""
+    """Smallest and largest of several values, or their common value."""
     array = np.asarray(values, dtype=np.float64)
     array = array[np.isfinite(array)]
     if not array.size:
@@ -42,13 +42,13 @@ def quantity_range(values: ArrayLike, unit: str) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A count and its noun, which takes an s, or es, where it is not one."""
+    """A count and its noun, in the plural unless it is one."""
     ending = "es" if what.endswith(("s", "ch", "sh", "x")) else "s"
     return f"{count} {what}{'' if count == 1 else ending}"
 
 
 def stage_words(sizes: Sequence[int]) -> str:
-    """How many devices each stage has."""
+    """Number of devices of each stage, in words."""
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) == 1:
         return f"{counted(len(sizes), 'stage')} of {runs[0][0]}"
@@ -57,20 +57,20 @@ def stage_words(sizes: Sequence[int]) -> str:
 
 
 def joined(words: Iterable[str]) -> str:
-    """Some words with commas between, dots for those that are too many."""
+    """Words with commas, shortened by dots if there are too many."""
     every = list(words)
     return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
 
 
 def closest_match(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """The known name that a misspelt one most likely means, whatever its case, if so alike."""
+    """The known name most similar to a misspelt one, ignoring case; None below ``least``."""
     by_lower = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), list(by_lower), 1, least)
     return by_lower[near[0]] if near else None
 
 
 def name_ranges(names: Iterable[str]) -> list[str]:
-    """Names with consecutive numbers drawn together, such as ``Oregon/0-3,6`` and ``Tokyo``."""
+    """Names with consecutive numbers merged, such as ``Oregon/0-3,6`` and ``Tokyo``."""
     numbers: dict[str, list[int]] = {}
     for name in names:
         stem, _, number = name.rpartition("/")
@@ -82,7 +82,7 @@ def name_ranges(names: Iterable[str]) -> list[str]:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Numbers with consecutive ones drawn together, such as ``0-3,6``."""
+    """Numbers with consecutive ones merged, such as ``0-3,6``."""
     runs: list[list[int]] = []
     for k in sorted(numbers):
         if runs and k == runs[-1][-1] + 1:
@@ -93,17 +93,17 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to put behind a misspelt name, with a blank before; empty if nothing is near."""
+    """Hint to append to a misspelt name, starting with a blank; empty if nothing is similar."""
     near = closest_match(name, known)
     return "" if near is None else f" (did you mean {near!r}?)"
 
 
 def name_of(value: Any) -> str:
-    """A device's name as text; whole floats, which pandas makes of numbers, without a point."""
+    """A device name as text; whole floats, as pandas makes them, without a point."""
     whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
     return "" if value is None else str(int(value) if whole else value)
 
 
 def printable(name: str) -> str:
-    """A name from a file as a message of one line shows it."""
+    """A name from a file, fit for a message of one line."""
     return name if name.isprintable() else repr(name)

@@ -1,4 +1,4 @@
-"""Whether objects are what their annotations say, entry by entry, as Python itself never asks."""
+"""Checks at run time that objects match their type annotations, entry by entry."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from planner.utils.validate import short_repr
 
 
 class TypeMismatch(NamedTuple):
-    """What is something else than it must be.
+    """A value that does not match its annotation.
 
     Attributes
     ----------
     where
-        Its place below the object that was looked at, such as ``.groups[0][3]``.
+        Path below the checked object, such as ``.groups[0][3]``.
     wanted
-        What it must be.
+        What is expected.
+    found
+        The value.
     """
 
     where: str
@@ -38,13 +40,13 @@ Look = Callable[[Any], TypeMismatch | None]
 
 
 def type_mismatch(value: Any, kind: Any) -> TypeMismatch | None:
-    """The first entry of an object that is not what the annotations say."""
+    """The first entry of an object that does not match its annotation."""
     return _look(kind)(value)
 
 
 @cache
 def _look(kind: Any) -> Look:
-    """What looks at values of a kind, made once."""
+    """A checker for a type, cached."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in SCALARS:
         return partial(_scalar, kind)
@@ -88,7 +90,7 @@ def _instance(kind: type, value: Any) -> TypeMismatch | None:
 
 
 def _any_of(looks: tuple[Look, ...], value: Any) -> TypeMismatch | None:
-    """The first branch's word, since the others mostly say None."""
+    """The mismatch of the first alternative: the others mostly are None."""
     found = [look(value) for look in looks]
     return None if None in found else found[0]
 

@@ -1,4 +1,4 @@
-"""What users hand in: numbers, counts and objects, refused in one line where they are others."""
+"""Validation of user input: numbers, counts and objects, with errors of one line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Kind = TypeVar("Kind")
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 Error = type[ValueError]
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Of any quantity but 0, in SI units: beyond, sums and quotients of sound numbers are none."""
+"""Range of quantities other than 0, in SI units: beyond it, arithmetic may overflow."""
 
 
 def in_safe_range(values: Any) -> NDArray[np.bool_]:
-    """Which numbers are 0, or neither smaller nor larger in size than a quantity may be."""
+    """Mask of numbers that are 0 or in the safe range."""
     size = np.abs(np.asarray(values, dtype=float))
     return np.asarray((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)))
 
 
 def real(field: str, value: Any, least: float = -math.inf, *, error: Error = ValueError) -> float:
-    """A finite number."""
+    """A finite number, at least ``least``."""
     rule = "a number" if least == -math.inf else f"a number >= {least:g}"
     try:
         if type(value) is not float and (
@@ -44,7 +44,7 @@ def real(field: str, value: Any, least: float = -math.inf, *, error: Error = Val
 def reals(
     field: str, values: Any, least: float = -math.inf, *, error: Error = ValueError
 ) -> tuple[float, ...]:
-    """Finite numbers, each as `real` takes it; all at once where they are floats."""
+    """A tuple of finite numbers; fast if all are floats."""
     row = sequence(field, values, error=error)
     if set(map(type, row)) == {float}:
         array = np.array(row)
@@ -87,14 +87,14 @@ def numbers(values: Any) -> NDArray[np.float64]:
 
 
 def instance_of(kind: type[Kind], value: Any, field: str, *, error: Error = ValueError) -> Kind:
-    """A value of the kind that is asked for, refused if it is something else."""
+    """The value, which must be an instance of ``kind``."""
     if not isinstance(value, kind):
         raise error(f"{field} must be of type {kind.__name__}, found {short_repr(value)}")
     return value
 
 
 def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, Any]:
-    """The entries of a mapping, refused if it is none."""
+    """The value, which must be a mapping, as a dict."""
     if not isinstance(value, Mapping):
         raise error(
             f"{field} must be a mapping, found {short_repr(value)}; give such as {{'a': 1}}"
@@ -103,14 +103,14 @@ def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, A
 
 
 def sequence(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
-    """The items of a list, a tuple or any other iterable; the letters of a text."""
+    """The items of an iterable."""
     if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
         raise error(f"{field} must be a list, found {short_repr(value)}; give one entry each")
     return tuple(value)
 
 
 def choice(kind: type[Choice], field: str, value: Any, *, error: Error = ValueError) -> Choice:
-    """One of an enum's words, refused if it is none of them."""
+    """A member of an enum, given by its value."""
     try:
         return kind(value)
     except ValueError:

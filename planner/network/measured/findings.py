@@ -1,4 +1,4 @@
-"""What one file says of links: parts of a network, which others may complete."""
+"""Measurements found in one file, which other files may complete."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Pair = tuple[str, str]
 
 @dataclass
 class Findings:
-    """Latencies and bandwidths by pair, SI units.
+    """Latencies and bandwidths by pair, in SI units.
 
     Attributes
     ----------
     latency_s, bandwidth_bytes_per_s
-        Of ordered pairs; none where not measured.
+        By ordered pair; pairs that were not measured are absent.
     mirrored_latencies, mirrored_bandwidths
-        How many of them were taken from the other direction.
+        Number of values copied from the opposite direction.
     """
 
     latency_s: dict[Pair, float] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class Findings:
     mirrored_bandwidths: int = 0
 
     def set_latency(self, source: str, destination: str, seconds: float) -> None:
-        """Of a pair, once."""
+        """Set the latency of a pair, which must not be set yet."""
         _set(self.latency_s, (source, destination), seconds, "latency")
 
     def set_bandwidth(self, source: str, destination: str, bytes_per_s: float) -> None:
-        """Of a pair, once."""
+        """Set the bandwidth of a pair, which must not be set yet."""
         pair = (source, destination)
         if bytes_per_s == 0:
             raise NetworkError(
@@ -44,7 +44,7 @@ class Findings:
         _set(self.bandwidth_bytes_per_s, pair, bytes_per_s, "bandwidth")
 
     def add(self, other: Findings) -> None:
-        """What another file says, too."""
+        """Add the measurements of another file."""
         self.mirrored_latencies += other.mirrored_latencies
         self.mirrored_bandwidths += other.mirrored_bandwidths
         for (a, b), seconds in other.latency_s.items():
@@ -65,7 +65,7 @@ class Findings:
                     self.mirrored_bandwidths = len(upper)
 
     def renamed(self, names: Mapping[str, str]) -> Findings:
-        """With other names for some devices."""
+        """The same with some devices renamed."""
         found = Findings(
             mirrored_latencies=self.mirrored_latencies,
             mirrored_bandwidths=self.mirrored_bandwidths,

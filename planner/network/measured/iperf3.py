@@ -1,8 +1,8 @@
-"""What ``iperf3 --json`` writes: what one run over TCP got, one or both ways.
+"""Output of ``iperf3 --json``: bandwidth of one TCP run, in one or both directions.
 
-Its round trip times are those of a full link, so that it says nothing of latency. Releases 3.7 to
-3.10 write the sums of ``--bidir`` under the same keys twice, the client's direction first; later
-ones add a suffix to the second.
+Its round-trip times are those of a loaded link, so they give no latency. Releases 3.7 to 3.10 write
+the sums of ``--bidir`` under the same keys twice, the client's direction first; later ones add a
+suffix to the second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.utils.input_files import parse_json
 from planner.utils.validate import real
 
 REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_received")}
-"""Keys of the client's direction, and what releases after 3.10 call those of the server's."""
+"""Keys of the client's direction, and their names for the server's after release 3.10."""
 
 
 def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:

@@ -1,4 +1,4 @@
-"""What nccl-tests print: runs of two ranks, such as ``sendrecv_perf`` or ``all_reduce_perf``."""
+"""Output of nccl-tests: runs of two ranks, such as ``sendrecv_perf`` or ``all_reduce_perf``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = re.compile(r"^.*\bTest (?:\w+ )?failure\b.*$", re.M)
 COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.M)
 MICRO, GIGA = 1e-6, 1e9
 LARGEST_FOR_LATENCY, SMALLEST_FOR_BANDWIDTH = 4096, 2**20
-"""Bytes of a message that takes little longer than an empty one, and of one that fills a link."""
+"""Bytes of a message dominated by latency, and of one that fills a link."""
 
 
 class _Row(NamedTuple):
@@ -33,7 +33,7 @@ class _Row(NamedTuple):
 
 
 def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
-    """Latency and bandwidth between two ranks, alike in both directions."""
+    """Latency and bandwidth between two ranks, the same in both directions."""
     text = without_tags(text)
     lines = list(RANK.finditer(text))
     ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in lines]
@@ -98,7 +98,7 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
 
 
 def _row(found: re.Match[str], columns: str) -> _Row:
-    """By the names above the columns, of which some versions have fewer."""
+    """Parse a row by the names of its columns, some of which older versions lack."""
     names, cells = columns.split(), found["rest"].split()
     try:
         if len(names) != len(cells):

@@ -1,8 +1,8 @@
-"""Output of other measuring tools: recognized, and read where it says between which hosts.
+"""Output of other measuring tools: recognised, and read if it names both hosts.
 
-mtr names both ends. A matrix of a site such as cloudping.co names all of them. ping, OSU
-micro-benchmarks, perftest, nvidia-smi and others do not say which hosts they ran between, so their
-output is refused by name.
+mtr names both ends, and the matrix of a site such as cloudping.co names all. ping, OSU micro-
+benchmarks, perftest, nvidia-smi and others do not say between which hosts they ran, so their output
+is refused by name.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TIME = re.compile(
     re.M,
 )
 HOST = re.compile(r"^(?!sockperf)[\w.-]+: ?", re.M)
-"""Put before each line, by log collectors and by pdsh."""
+"""Prefix of each line by log collectors and pdsh."""
 DOCUMENT = re.compile(r'^\s*(\{|\[\s*[\[{"\]])', re.M)
-"""The beginning of JSON without tags."""
+"""Start of a JSON document without prefixes."""
 SEVERAL = re.compile(r"\}\s*\{")
-"""Where one document ends and another begins; objects of a list have a comma between."""
+"""Boundary between two JSON documents; objects of a list have a comma between them."""
 PAIR_TABLE = "write its figures into a .csv with source,destination and"
 REFUSED = (
     (
@@ -97,7 +97,7 @@ REFUSED = (
         "iperf3 --json-stream writes; run it with --json alone",
     ),
 )
-"""What cannot become a part of a network: a pattern, and what the line says of it."""
+"""Patterns of output that cannot become part of a network, and the reason."""
 MTR_HEADER = re.compile(r"^HOST: +(?P<host>\S+) +(?P<columns>Loss%.*)$", re.M)
 MTR_HOP = re.compile(
     r"^ *\d+\.(?:\|--)? +(?:AS[\d?]+ +)?(?P<host>\S+)(?: \((?P<address>[\w.:]+)\))? +"
@@ -108,7 +108,7 @@ MILLISECONDS = ("ms", "millisecond", "milliseconds")
 
 
 def without_tags(text: str) -> str:
-    """The text without what a launcher has put before each line."""
+    """The text without a launcher's line prefixes."""
     if DOCUMENT.match(text):
         return text
     text = TIME.sub("", text)
@@ -125,14 +125,14 @@ def without_tags(text: str) -> str:
 
 
 def refuse_known(text: str) -> None:
-    """Name the tool that printed a text which cannot be read."""
+    """Raise an error that names the tool, if the text is known but cannot be read."""
     for pattern, words in REFUSED:
         if pattern.search(text):
             raise NetworkError(f"is what {words}")
 
 
 def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
-    """Latency of what ``mtr --report`` prints; None: it is something else."""
+    """Latency in the output of ``mtr --report``; None for other text."""
     header = MTR_HEADER.search(text)
     if header is None:
         return None
@@ -155,9 +155,9 @@ def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
 
 
 def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Findings | None:
-    """Latency of ``mtr --json``, a matrix as nested objects, or records with the columns of CSV.
+    """Latency in ``mtr --json``, in a matrix as nested objects, or in records with CSV columns.
 
-    None: it is something else.
+    None for other data.
     """
     if isinstance(data, dict) and isinstance(data.get("report"), dict):
         try:

@@ -1,4 +1,4 @@
-"""A network from what was measured with other tools: files of any kind, read together."""
+"""Reads networks from the output of measuring tools, several files together."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ REMEDIES = {
     "latency": ("a ping table, or nccl-tests from -b 8 on,", (1e3, "ms")),
     "bandwidth": ("iperf3's files, or nccl-tests up to -e 128M,", (8e-9, "Gb/s")),
 }
-"""What measures it, and how it is written."""
+"""How to measure, and how to write the file."""
 NAME_COLUMNS = ("address", "name")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A network, and what of it was measured.
+    """A network, and how much of it was measured.
 
     Attributes
     ----------
     network
         NaN where neither measured nor assumed.
     latencies, bandwidths
-        How many ordered pairs were measured.
+        Number of ordered pairs that were measured.
     mirrored
-        How many figures were taken from the other direction.
+        Number of values copied from the opposite direction.
     assumed
-        In words, what stands where nothing was measured.
+        What was assumed where nothing was measured, in words.
     """
 
     network: Network
@@ -74,7 +74,7 @@ def read_measured(
     bandwidth_bytes_per_s: float | None = None,
     leave_out: Sequence[Path] = (),
 ) -> Measured:
-    """Read what other tools have measured."""
+    """Read files of measurements into one network."""
     found = Findings()
     for path in _files(paths, leave_out):
         try:
@@ -104,7 +104,7 @@ def read_measured(
 
 
 class _Whole(NamedTuple):
-    """A matrix of what was measured, mirrored and assumed."""
+    """A matrix of measured, mirrored and assumed values."""
 
     values: Floats
     mirrored: int
@@ -212,7 +212,7 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
 def _read_output(
     text: str, path: Path, names: Mapping[str, str], unit: str | None
 ) -> Findings | None:
-    """What a tool printed, by its contents; None: it is of no tool that is known here."""
+    """Parse the output of a tool by its content; None if no known tool wrote it."""
     text = without_tags(text)
     report = read_mtr_report(text, names)
     if report is not None:

@@ -1,4 +1,4 @@
-"""Tables of measurements as CSV: a row a pair, or a matrix with devices along both sides."""
+"""CSV tables of measurements: one row per pair, or a matrix of devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from planner.utils.validate import short_repr
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
-    """A table of latencies, of bandwidths or of both."""
+    """A table of latencies, of bandwidths, or of both."""
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
@@ -41,7 +41,7 @@ def read_table(text: str, unit: str | None = None) -> Findings:
 
 
 def read_records(records: Sequence[Mapping[str, Any]]) -> Findings:
-    """A row a pair, as objects of JSON with the columns of a CSV file."""
+    """JSON objects, one per pair, with the columns of a CSV file."""
     names = list(dict.fromkeys(name for row in records for name in row))
     return _pairs(names, ((f"record {k}", row) for k, row in enumerate(records, 1)))
 
@@ -91,7 +91,7 @@ def _matrix(table: CsvTable, unit: str | None) -> Findings:
 
 
 class Cell(NamedTuple):
-    """A cell of a matrix, and its place for messages."""
+    """A cell of a matrix, with its position for messages."""
 
     source: str
     destination: str
@@ -100,7 +100,7 @@ class Cell(NamedTuple):
 
 
 def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Findings:
-    """A matrix of some devices, of which one triangle may be empty, or zeros as NumPy writes it."""
+    """A matrix of devices. One triangle may be empty, or zero as NumPy writes it."""
     found = Findings()
     zeros = {(c.source, c.destination) for c in cells if c.source != c.destination and _is_0(c)}
     upper = set(combinations(names, 2))
@@ -127,7 +127,7 @@ def _is_0(cell: Cell) -> bool:
 
 
 def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Refuse a matrix whose rows and columns are not the same devices, or have a summary."""
+    """Refuse a matrix whose rows and columns differ, or that contains a summary."""
     for what, names in (("column", columns), ("row", rows)):
         for name in names:
             refuse_summary(name, what)
