@@ -1,8 +1,8 @@
-"""Benchmark of the assignment solvers: the tables and pictures under ``docs/``.
+"""Benchmark of the assignment solvers.
 
-``python -m benchmarks.assignment`` runs the tables that are asked for, prints them, and writes
-them with versions and seeds into a dated file. The first solve of a fresh checkout compiles the
-kernels; a warm-up keeps that out of the times.
+``python -m benchmarks.assignment`` runs the requested tables, prints them, and writes them with
+versions and seeds into a dated file. A warm-up run excludes the compilation of kernels from the
+times.
 """
 
 from __future__ import annotations

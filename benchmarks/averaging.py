@@ -1,6 +1,6 @@
-"""Benchmark of averaging: the paper's set-ups, and solver times on a stated generator.
+"""Benchmark of averaging: the paper's set-ups, and solver times on generated instances.
 
-``python -m benchmarks.averaging`` writes a dated report under ``docs/``.
+``python -m benchmarks.averaging`` writes a dated report.
 """
 
 from __future__ import annotations

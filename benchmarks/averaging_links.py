@@ -1,8 +1,8 @@
-"""The emulated network by itself, and planned averaging over it.
+"""Rates of the emulated network, and planned averaging over it.
 
-Needs Linux and root. Every peer is a network namespace with an up- and a download, as ``planner
-emulate`` makes them. The paper's set-ups A (equal peers), C (fast and slow ones) and D (a server
-without a GPU), scaled to eight processes.
+Needs Linux and root. Every peer is a network namespace with an upload and a download, as in
+``planner emulate``. The set-ups are the paper's A (equal peers), C (fast and slow peers) and D (a
+server without a GPU), scaled to eight processes.
 """
 
 from __future__ import annotations

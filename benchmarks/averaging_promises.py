@@ -1,4 +1,4 @@
-"""What the paper's averaging programmes promise beside what fixed shares attain."""
+"""Rates that the linear programs of DeDLOC promise, against what fixed shares attain."""
 
 from __future__ import annotations
 

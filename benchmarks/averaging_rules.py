@@ -1,4 +1,4 @@
-"""Seconds of an averaging by simple rules: all-reduce, parameter server, shares by bandwidth."""
+"""Averaging time of simple rules: all-reduce, parameter server, shares by bandwidth."""
 
 from __future__ import annotations
 

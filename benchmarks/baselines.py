@@ -1,11 +1,12 @@
-"""Plans of random clusters beside their baselines: no plan may be slower.
+"""Plans of random clusters against their baselines: no plan may be slower.
 
     python -m benchmarks.baselines [--instances 20] [--seed 0] [--effort 5] [--out FILE.md]
 
 Clusters have 2 to 40 devices of 1 to 4 kinds (24 to 640 GB, 20 to 3,200 TFLOP/s attained) in 1 to 5
-places; links of 0.1 to 400 Gb/s and 0.01 to 150 ms; models of 1B to 70B parameters. Each is planned
-with everything open; baselines are those of the planner (consecutive ranks, one region), priced
-once more with twenty times the work, and straight pipelines of every number of stages.
+regions; links of 0.1 to 400 Gb/s and 0.01 to 150 ms; models of 1B to 70B parameters. Each cluster
+is planned with every decision open. Baselines are the planner's own (consecutive ranks, one
+region), evaluated again with twenty times the effort, and straight pipelines of every number of
+stages.
 """
 
 from __future__ import annotations

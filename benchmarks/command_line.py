@@ -1,4 +1,4 @@
-"""How a benchmark is run as a module: `python -m benchmarks.NAME`."""
+"""Command line of benchmarks that run as modules: ``python -m benchmarks.NAME``."""
 
 from __future__ import annotations
 

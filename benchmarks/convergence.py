@@ -1,9 +1,10 @@
-"""What rare averaging and 8-bit boundaries do to what is learnt.
+"""Effect of local SGD and of 8-bit boundaries on convergence.
 
-A small LLaMA is trained on the sources of Python's standard library, as bytes, by two pipelines of
-two stages on this machine; a twentieth of the files is held out. DiLoCo-SWARM's settings but for
-sizes: AdamW inside, Nesterov with 0.7 and 0.9 outside, H = 10, 50 and 200. Its learning rate, and
-one that is better where gradients are averaged; there, means of parameters too instead of Nesterov.
+Two pipelines of two stages train a small LLaMA on this machine, on the bytes of Python's standard
+library; a twentieth of the files is held out. Settings are DiLoCo-SWARM's except for sizes: AdamW
+for inner steps, Nesterov momentum with 0.7 and 0.9 for outer steps, H = 10, 50 and 200. Learning
+rates are the paper's and one that is better with gradients averaged every step; with the latter,
+means of parameters are also compared with Nesterov momentum.
 """
 
 from __future__ import annotations

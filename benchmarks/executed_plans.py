@@ -1,9 +1,8 @@
-"""``python -m benchmarks.executed_plans``: the whole plan against others, run on emulated networks.
+"""``python -m benchmarks.executed_plans``: plans and baselines executed on emulated networks.
 
-Needs Linux and root (see ``planner emulate``). On each network of ``python -m
-benchmarks.fidelity`` with
-eight devices: the plan with everything open, the best of straight pipelines (``--stages auto``) and
-the best of ranks in the network's order. Compute times are imposed.
+Needs Linux and root (see ``planner emulate``). On each network of ``python -m benchmarks.fidelity``
+with eight devices: the plan with every decision open, the best straight pipelines (``--stages
+auto``), and the best ranks in the network's order. Compute times are imposed.
 """
 
 from __future__ import annotations

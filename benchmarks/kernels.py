@@ -4,13 +4,14 @@
     python -m benchmarks.kernels [--before CHECKOUT] [--repeats 3] [--out FILE.md]
         [--devices 64 256 1024 4096] [--seeds 0 1 2 3 4]
 
-CPU seconds of whole processes: README's first command with an empty cache of compiled code (cold)
-and again (warm), and `planner check` of its plan. Rates are measured inside one process after a
-first call: operations of the clock, of a plan with flows and one of straight pipelines; trials of
-the layout search with 8 and with 57 classes; moves of the path search. With `--devices`, CPU and
-memory of the first command with so many; with `--seeds`, the median step that five named instances
-reach. Medians of the repeats, which take turns between the checkouts; all at the default effort of
-each. The other checkout must have the modules that the measurements import: 0.2.0 or later.
+CPU seconds of whole processes: the README's first command with an empty cache of compiled code
+(cold) and again (warm), and `planner check` of its plan. Rates are measured within one process
+after a first call: simulator operations for a plan with flows and one of straight pipelines, trials
+of the layout search with 8 and 57 device classes, and moves of the path search. `--devices`
+measures CPU time and memory of the first command with so many devices; `--seeds` measures the
+median step time that five named instances reach. Results are medians of repeats that alternate
+between the checkouts, at the default effort of each. The other checkout must have the modules that
+the measurements import: 0.2.0 or later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One device of a measurement of links: sends messages, notes when those of others have arrived.
+"""One device of a link measurement: sends messages and records when those of others arrive.
 
-``python -m benchmarks.link_probe`` in the device's namespace. It prints a line once all
-connections stand, reads the time to begin (of the monotonic clock) and the time to end, and prints
-as JSON a list ``[source, sent_s, arrived_s]`` for each message that arrived.
+``python -m benchmarks.link_probe`` runs in the device's namespace. It prints a line once all
+connections are open, reads the begin (monotonic clock) and end times, and prints a JSON list
+``[source, sent_s, arrived_s]`` of the messages that arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an emulated network really does: plain TCP messages, and when they arrived."""
+"""Rates and latencies of an emulated network, measured with plain TCP messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Averaging once in several steps, in fewer bits, and what steps cost.
+"""Step times and cost of averaging every H steps and of codecs.
 
-Each way to train is planned by itself; beside it stand the fastest consecutive ranks by region that
-train the same way.
+Each combination is planned separately and compared with the fastest consecutive ranks by region
+that train the same way.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""``python -m benchmarks.local_sgd_bytes``: what pipelines and averaging send as models grow.
+"""``python -m benchmarks.local_sgd_bytes``: bytes of pipelines and averaging as models grow.
 
-DiLoCo-SWARM's Figure 7. Two stages of four devices, straight pipelines, GPT-2 from tiny to large as
-the paper trains them. A step's activations and their gradients are 2 x samples x sequence x hidden
-values; a stage of m devices averages v values by sending 2 (m - 1) v in all, once in H steps. The
-bytes are those that a plan's messages have (`planner.simulator.traffic`), and the formulas are
-checked against them.
+DiLoCo-SWARM's Figure 7: two stages of four devices, straight pipelines, GPT-2 from tiny to large.
+Activations and gradients of a step are 2 x samples x sequence x hidden values. A stage of m devices
+averages v values by sending 2 (m - 1) v in all, once in H steps. Bytes are those of a plan's
+messages (`planner.simulator.traffic`); the formulas are checked against them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Benchmark of microbatch paths: the reference instance, waves, unlike devices, 100 devices.
+"""Search microbatch paths: reference instance, waves, heterogeneous devices, 100 devices.
 
 ``python -m benchmarks.paths`` writes ``benchmarks/results/paths-DATE.md``.
 """

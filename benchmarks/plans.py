@@ -1,8 +1,8 @@
-"""``python -m benchmarks.plans``: plans against what needs no planner, over measured networks.
+"""``python -m benchmarks.plans``: plans against baselines on measured networks.
 
-Beside every plan stand the fastest of consecutive ranks by region in both ways and by nearest
-neighbour, the fastest region alone, SAILOR's rule, and DT-FM's rule in two readings, all priced on
-the same clock.
+Every plan is compared with the fastest consecutive ranks, by region in both orders and by nearest
+neighbour, the fastest single region, SAILOR's rule, and DT-FM's rule in two readings, all evaluated
+by the same simulator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Does a probe of links find what an emulated network imposes?
+"""Accuracy of the link probe on emulated networks.
 
-Needs Linux and root. Every device is a network namespace; pairs have the rates and delays of a
-measured network, rates divided by what this machine needs, devices have stated up- and downloads.
+Needs Linux and root. Every device is a network namespace. Pairs have the rates and latencies of a
+measured network, with rates scaled down for this machine; devices have stated uploads and
+downloads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.readme``: runs the README's commands and writes down what they print."""
+"""``python -m benchmarks.readme``: run the README's commands and record their output."""
 
 from __future__ import annotations
 

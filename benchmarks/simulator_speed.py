@@ -1,4 +1,4 @@
-"""Seconds that the clock itself needs, on one core after compiling."""
+"""Run time of the simulator on one core, without compilation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is learnt where stages are skipped (SkipPipe, 4.2 and 4.3).
+"""Training quality with skipped stages (SkipPipe, 4.2 and 4.3).
 
-A small LLaMA of 12 layers is trained with a device a stage: all stages always, three of four, and
-four of six, with a full iteration every tenth. Then each model is evaluated on held-out text with
+A small LLaMA of 12 layers is trained with one device per stage: with all stages, three of four, and
+four of six, and a full iteration every tenth. Each model is then evaluated on held-out text with
 none, a quarter, a third and half of its stages dropped.
 """
 

@@ -1,8 +1,8 @@
-"""Trainings of a small LLaMA on the sources of Python's standard library, byte by byte.
+"""Train a small LLaMA on the bytes of Python's standard library.
 
-For `python -m benchmarks.convergence` and `python -m benchmarks.skipped_stages`: processes on
-this machine, a twentieth
-of the files held out. What is learnt does not depend on how busy the machine is.
+Used by ``python -m benchmarks.convergence`` and ``python -m benchmarks.skipped_stages``. Processes
+run on this machine; a twentieth of the files is held out. Results do not depend on the load of the
+machine.
 """
 
 from __future__ import annotations

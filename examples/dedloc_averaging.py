@@ -1,8 +1,8 @@
-"""Who averages what, as a linear programme: DeDLOC's eq. 1 to 6.
+"""Decide who averages which share of the gradients (DeDLOC, eq. 1 to 6).
 
-Twelve peers with the links of Google Cloud locations (SkipPipe's table), uploads of 50 Mb/s to 1
-Gb/s and downloads of 1 Gb/s, two of them without a GPU. Who contributes gradients, who sums which
-share, and how much faster could anything be? The paper's rule and equal shares stand beside it.
+Twelve peers in the Google Cloud regions of SkipPipe's network, with uploads of 50 Mb/s to 1 Gb/s
+and downloads of 1 Gb/s. Two of them have no GPU. The example compares exact shares with the paper's
+rule, its linear program and equal shares.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ print("violations:", pl.check(exact.plan, problem))
 relaxed = pl.solve_averaging(problem, method="relaxed")
 print("the paper's rule:  ", relaxed)
 
-# eq. 5 as printed, n^3 rows, solved by another solver: an upper bound on every averaging
+# LP (5) as printed in the paper, with n^3 rows: an upper bound on the rate of any averaging
 literal = literal_model(problem)
 print(f"LP (5) as printed:  at most {literal.solve('cbc').xi:.6g} steps/s (CBC)")
 
-# what an all-reduce does: everybody contributes and sums the same share, as fast as limits allow
+# all-reduce: every peer contributes and sums an equal share, as fast as the limits allow
 everybody, ones = problem.contributors, np.ones(n)
 rate = min(
     (problem.upload_bytes_per_s / problem.upload_of(ones, everybody)).min(),
@@ -51,4 +51,4 @@ rate = min(
 )
 equal = problem.steps_per_s(rate * ones, everybody)
 faster = exact.objective / equal
-print(f"equal shares:       {equal:.6g} steps/s, the exact ones are {faster:.2f} x as fast")
+print(f"equal shares:       {equal:.6g} steps/s; exact shares are {faster:.2f} times as fast")

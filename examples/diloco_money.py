@@ -1,8 +1,8 @@
-"""Averaging once in H steps, and what a step costs: DiLoCo-SWARM.
+"""Average every H steps, and compute time and cost of a step (DiLoCo-SWARM).
 
-Eight A100s, one in each region of DT-FM's Table 2. The rarer devices average, the more of them
-the fastest plan can use, which is not always the cheaper one; what is learned depends on H, so H is
-yours. Between the fastest plan and the cheapest lie others: a front.
+Eight A100s, one in each region of DT-FM's Table 2. The larger H is, the more devices the fastest
+plan can use, but the fastest plan is not always the cheapest. The Pareto front has the plans in
+between.
 """
 
 from __future__ import annotations

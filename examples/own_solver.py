@@ -1,7 +1,7 @@
-"""A solver of your own against the benchmark's instances, judged by the independent checker.
+"""Verify and evaluate your own assignment solver on the benchmark's instances.
 
-A solver is a function from a problem to an answer. `pl.check` verifies the answer from the
-definitions, `problem.cost` prices it; a wrong answer is a list of broken rules, not a crash.
+A solver is a function from a problem to an answer. `pl.check` verifies the answer independently of
+any solver and returns the violated rules; `problem.cost` evaluates it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from planner.bench.assignment_instances import dtfm_case
 
 
 def nearest_together(problem: pl.AssignmentProblem) -> pl.AssignmentPlan:
-    """Each stage: a device and its nearest by bandwidth among those that are left."""
+    """Build each stage from one remaining device and its nearest neighbours by bandwidth."""
     speed = problem.network.bandwidth_bytes_per_s
     left = list(range(len(problem.network)))
     groups = []

@@ -1,8 +1,7 @@
-"""From a ping table and a devices file to a checked plan and its file.
+"""Make a checked plan from a ping table and a devices file.
 
-The round trips are those of four US regions, from the shipped table of DT-FM (Table 1), written
-here as you would write your own. Where nothing says how fast a link is, 1 Gb/s is assumed, and said
-so.
+The round trips are those of four US regions from DT-FM's Table 1. Bandwidths were not measured: 1
+Gb/s is assumed, and the output says so.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from planner.network.measured.reading import read_measured
 folder = Path(tempfile.mkdtemp())
 shipped = pl.load_network("aws4_dtfm_regional_2022")
 
-# what `ping` says between your machines, a row a pair, in milliseconds there and back
+# round-trip times in milliseconds, one row per ordered pair
 with (folder / "ping.csv").open("w", newline="") as file:
     rows = csv.writer(file)
     rows.writerow(["source", "destination", "rtt_ms"])
@@ -26,7 +25,7 @@ with (folder / "ping.csv").open("w", newline="") as file:
             if i != j:
                 rows.writerow([source, destination, 2000 * shipped.latency_s[i, j]])
 
-# which machines there are: a region of the table, how many, which GPU, its line
+# devices: region, number, GPU, and limits of its line
 first, second, *others = shipped.ids
 (folder / "devices.csv").write_text(
     "name,count,gpu,upload_mbps,download_mbps\n"
@@ -50,5 +49,5 @@ for stage, group in enumerate(result.plan.assignment.groups):
 path = folder / "plan.json"
 pl.save_plan(result.plan, path)
 same = pl.load_plan(path)
-print("violations of the plan that was read back:", pl.check(same))
+print("violations of the plan as read back:", pl.check(same))
 print("the same plan:", same == result.plan)

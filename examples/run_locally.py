@@ -1,8 +1,8 @@
-"""A plan that two processes of this machine carry out, predicted and measured side by side.
+"""Run a plan with two local processes; compare predicted and measured step times.
 
-Two regions of DT-FM's Table 1, a tiny GPT in two stages. Compute times are measured first and the
-plan is priced with them; the processes talk over this machine, not over the regions' links, so the
-prediction printed is for here. `planner emulate` runs the regions' links too (Linux, root).
+A tiny GPT in two stages, planned for two regions of DT-FM's Table 1. `planner run` first measures
+compute times. The processes communicate on this machine, not over the regions' links, and the
+prediction accounts for that. `planner emulate` also emulates the links (Linux, root).
 """
 
 from __future__ import annotations

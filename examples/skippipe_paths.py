@@ -1,8 +1,8 @@
-"""Microbatches that skip stages, as continuous-time conflict-based search: SkipPipe's Algorithm 1.
+"""Find paths that skip stages (SkipPipe, Algorithm 1: continuous-time conflict-based search).
 
-Twelve devices on the locations of SkipPipe's table, four stages of three. Every microbatch visits
-three of the four stages, and may swap one pair of neighbours. Compared: the paper's search, this
-planner's, and the straight pipeline that visits three stages in order.
+Twelve devices in four stages of three. Every microbatch visits three of the four stages and may
+swap one pair of neighbouring stages. The example compares straight paths, the paper's search and
+planner's own.
 """
 
 from __future__ import annotations

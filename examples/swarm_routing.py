@@ -1,9 +1,8 @@
-"""Peers that come and go: SWARM's router learns who is fast, and peers move between stages.
+"""Route microbatches to heterogeneous peers and rebalance stages (SWARM).
 
-Two stages of four peers on the eight regions of DT-FM's Table 2, with speeds of 1 to 4. Each
-trainer asks its router for a peer of the next stage (Algorithm 1). Then one peer slows down. Below,
-spot instances come and go for eight hours, and Algorithm 2 moves one peer at a time, beside moves
-that are planned together.
+Part 1: two stages of four peers with speeds 1 to 4, in the eight regions of DT-FM's Table 2.
+Routers (Algorithm 1) learn the speeds; then one peer slows down. Part 2: spot instances join and
+leave for eight hours. Algorithm 2, which moves one peer at a time, is compared with planned moves.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from planner.swarm.rebalancing import NoMoves, OneAtATime
 from planner.swarm.replay import Enter, ReplayConfig, replay
 from planner.swarm.traces import Market
 
+np.set_printoptions(precision=3)
 network = pl.load_network("aws8_dtfm_worldwide_2022")
 speed = np.array([1.0, 2.0, 3.0, 4.0] * 2)
 scene = Scenario(

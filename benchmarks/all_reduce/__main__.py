@@ -1,9 +1,9 @@
-"""``python -m benchmarks.all_reduce``: planned averaging at equal shares against gloo's all-reduce.
+"""``python -m benchmarks.all_reduce``: averaging in equal shares against gloo's all-reduce.
 
-All ranks on this machine, so that processors and memory are compared: a network would make all
-alike. The executor's ranks connect by Unix sockets, as they do by themselves on one machine, and
-by TCP over loopback, as gloo's do. All take turns; Linux only. With ``--direct nccl`` the vector
-is on GPUs, one a rank, and goes from one to the other too; beside NCCL's all-reduce.
+All ranks run on this machine, because a network would hide differences in CPU and memory use. The
+executor's ranks connect by Unix sockets, their default on one machine, and by TCP over loopback, as
+gloo does. All methods take turns; Linux only. With ``--direct nccl`` each rank has its vector on
+its own GPU, and NCCL's all-reduce is compared too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""One rank of ``python -m benchmarks.all_reduce``: averages the same vector in its ways, in "
-"turns."""
+"""One rank of ``python -m benchmarks.all_reduce``: averages one vector by several methods."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What is printed, and how soon all have ended, when something fails.
+"""Messages, exit codes and times after faults.
 
-Six processes on this machine train a tiny model in three stages of two devices. In a phase of a
+Six processes on this machine train a tiny model in three stages of two devices. In each phase of a
 step one of them is killed or stopped, or its network is cut (network namespaces: Linux and root).
-Then processes that do not fit together, faults that pass by themselves, and elastic runs, where the
-others go on. Ranks are started one by one, as on machines of their own, unless the table says
-otherwise.
+Further tables: mismatched processes, temporary faults, and elastic runs, which continue without the
+lost device. Ranks are started one by one, as on separate machines, unless the table says otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.faults.cut cut 3 4``: cut a namespace off from others, or ``mend`` it."""
+"""``python -m benchmarks.faults.cut cut 3 4``: disconnect namespaces; ``mend`` reconnects them."""
 
 from __future__ import annotations
 

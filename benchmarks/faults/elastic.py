@@ -1,4 +1,4 @@
-"""Faults of elastic runs: how soon training goes on, and whether it is the same."""
+"""Faults in elastic runs: time to the next step, and difference of losses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Ranks as ``planner run`` starts them: ``python -m benchmarks.faults.local -m module ...``.
+"""Start ranks as ``planner run`` does: ``python -m benchmarks.faults.local -m module ...``.
 
-The words after the last ``--devices`` are the devices; all words are of each rank's command.
+The arguments after the last ``--devices`` are the devices. All arguments are part of each rank's
+command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults that pass: a full disk, a link that is mended, a process that goes on after a while."""
+"""Temporary faults: a full disk, a link that recovers, a process that is stopped for a while."""
 
 from __future__ import annotations
 

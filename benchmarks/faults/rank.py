@@ -1,8 +1,8 @@
-"""One rank that something happens to: ``python -m benchmarks.faults.rank {...} plan.json ...``.
+"""One rank with an injected fault: ``python -m benchmarks.faults.rank {...} plan.json ...``.
 
-The first word is JSON: `device` to which it happens, `fault`, `phase`, `step`, and `folder`, where
-the moment and the process are noted; where that was done already, nothing happens. What follows is
-for the executor. Used by `benchmarks.faults.__main__` and tests.
+The first argument is JSON: `device`, `fault`, `phase`, `step`, and `folder`, where time and process
+of the fault are recorded; a recorded fault is not injected again. The other arguments are passed to
+the executor. Used by `benchmarks.faults.__main__` and by tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs to which something happens: six small processes, how they end, and what they leave."""
+"""Runs with an injected fault: six small processes, their exit codes and leftovers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""``python -m benchmarks.fidelity``: predicted steps against executed ones, on emulated networks.
+"""``python -m benchmarks.fidelity``: predicted against executed steps on emulated networks.
 
-Needs Linux and root (see ``planner emulate``). Plans of every kind on seven networks: measured
-ones, with bandwidths or limits changed where said, so that bandwidth, latency, averaging or the
-devices' own limits decide, or with ``--random`` plans and networks that are drawn. Compute times
-are imposed.
+Needs Linux and root (see ``planner emulate``). Plans of every kind run on seven measured networks,
+some with modified bandwidths or limits so that bandwidth, latency, averaging or device limits
+dominate; with ``--random``, on random networks. Compute times are imposed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks and plans that ``python -m benchmarks.fidelity`` always runs, so that days compare."""
+"""Fixed networks and plans of ``python -m benchmarks.fidelity``, so that runs are comparable."""
 
 from __future__ import annotations
 

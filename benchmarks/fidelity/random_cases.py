@@ -1,5 +1,4 @@
-"""Random networks and plans for ``python -m benchmarks.fidelity --random``: what nobody "
-"thought of."""
+"""Random networks and plans for ``python -m benchmarks.fidelity --random``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Damaged inputs by the thousand; each is taken or refused in one line.
+"""Fuzzing: thousands of damaged inputs, each of which must be accepted or refused in one line.
 
-Inputs are mutations of good ones, drawn from a seed. Refused is an error of this project; anything
-else that is raised, more than `MOST_S` seconds or `MOST_BYTES` of memory is a finding, printed with
-the input's number, by which `--only` makes it again.
+Inputs are mutations of valid ones, drawn from a seed. An error of this project counts as a refusal.
+Any other exception, more than `MOST_S` seconds or more than `MOST_BYTES` of memory is a finding,
+printed with the number of the input, which ``--only`` repeats.
 """
 
 from __future__ import annotations

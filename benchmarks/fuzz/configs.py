@@ -1,4 +1,4 @@
-"""Small good ``config.json`` files, one of each family, to be damaged."""
+"""Small valid ``config.json`` files, one per model family, as input of mutations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors are this project's: raised on purpose, in one line."""
+"""Expected errors: one-line errors that the project raises on purpose."""
 
 from __future__ import annotations
 

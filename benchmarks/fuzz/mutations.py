@@ -1,4 +1,4 @@
-"""Ways to damage a good input: its text, a value in its JSON, a cell of its table, an attribute."""
+"""Mutations of valid input: of text, of a JSON value, of a table cell, of an attribute."""
 
 from __future__ import annotations
 

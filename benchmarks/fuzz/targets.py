@@ -1,4 +1,4 @@
-"""What is given damaged inputs: every file that is read, command lines, and Python calls."""
+"""Targets of fuzzing: every file format that is read, command lines, and Python calls."""
 
 from __future__ import annotations
 

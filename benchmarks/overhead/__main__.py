@@ -1,8 +1,8 @@
-"""The executor on one device, against a plain loop and the clock.
+"""The executor on one device, against a plain PyTorch loop and the simulator.
 
-One rank and a plain PyTorch loop of the same model, batch and precision in one process, step by
-step in turns; then four ranks that share the device, beside what the clock says of them. With
-``--device cuda`` on a GPU, in bf16.
+One rank and a plain PyTorch loop of the same model, batch and precision alternate steps in one
+process. Then four ranks share the device and are compared with the prediction. With ``--device
+cuda`` on a GPU, in bf16.
 """
 
 from __future__ import annotations

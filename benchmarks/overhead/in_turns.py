@@ -1,10 +1,9 @@
-"""One rank of the executor and a plain PyTorch loop in one process, step by step in turns.
+"""One rank of the executor and a plain PyTorch loop in one process, alternating steps.
 
-Two processes with the same steps may differ by a third, as memory falls out for them; so ``python
--m benchmarks.overhead`` compares within one. The plain loop is what anybody would write: the
-model as
-modules one after the other, tokens made beforehand, a backward pass a microbatch, AdamW; in bf16
-under ``torch.autocast``, as most people train.
+Two processes with the same steps may differ by a third because of memory placement, so ``python -m
+benchmarks.overhead`` compares within one process. The plain loop is what most users would write:
+modules in sequence, tokens made in advance, one backward pass per microbatch, AdamW; bf16 with
+``torch.autocast``.
 """
 
 from __future__ import annotations

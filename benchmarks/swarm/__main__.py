@@ -1,4 +1,4 @@
-"""``python -m benchmarks.swarm``: SWARM's tables beside this planner's, simulated."""
+"""``python -m benchmarks.swarm``: SWARM's tables, simulated and executed."""
 
 from __future__ import annotations
 

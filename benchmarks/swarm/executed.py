@@ -1,6 +1,7 @@
-"""Stochastic wiring over an emulated network, beside the simulator (`benchmarks.swarm`).
+"""Stochastic wiring over an emulated network, against the simulator (`benchmarks.swarm`).
 
-Needs Linux and root (see ``planner emulate``). Compute times are imposed, messages have their size.
+Needs Linux and root (see ``planner emulate``). Compute times are imposed; messages have their
+planned sizes.
 """
 
 from __future__ import annotations

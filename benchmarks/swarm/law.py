@@ -1,4 +1,4 @@
-"""SWARM's Table 1 beside the square-cube law, for ``python -m benchmarks.swarm``."""
+"""SWARM's Table 1 against the square-cube law. Part of ``python -m benchmarks.swarm``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Devices that move between stages while they run, over an emulated network.
+"""Devices that move between stages during a run, over an emulated network.
 
-For ``python -m benchmarks.swarm``; needs Linux and root (see ``planner emulate``).
+Part of ``python -m benchmarks.swarm``; needs Linux and root (see ``planner emulate``).
 """
 
 from __future__ import annotations

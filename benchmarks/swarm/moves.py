@@ -1,4 +1,4 @@
-"""SWARM's Table 5 and Figure 7 beside planned moves, for ``python -m benchmarks.swarm``."""
+"""SWARM's Table 5 and Figure 7 against planned moves. Part of ``python -m benchmarks.swarm``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A plan's devices as a swarm: its flow against what trainers find by themselves.
+"""Simulate routers on the devices of a plan, and compare their flow with the plan's.
 
-The flow of `planner plan --wiring flow` has the parts of all microbatches that go through each
-device. Routers that know nothing come to parts of their own; they may also begin with the plan's,
-or keep to them.
+A plan made with ``--wiring flow`` states which fraction of microbatches visits each device. Routers
+without initial weights find fractions of their own; they may also start from the plan's weights, or
+keep them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Trainers, peers and their queues over a network: what stochastic wiring does with time.
+"""Queueing simulation of trainers and peers: the timing of stochastic wiring.
 
-A trainer keeps so many microbatches on their way. Each goes forward through one peer of every
-stage, which its trainer's router chooses when the output of the stage before is there, and back
-through the same peers. A peer does one thing at a time, backward before forward, first come first
-served. A request that is not answered in time, because its peer has died, bans the peer and goes to
-another one of the stage.
+A trainer keeps a fixed number of microbatches in flight. Each goes forward through one peer of
+every stage, chosen by the trainer's router when the previous output has arrived, and back through
+the same peers. A peer runs one operation at a time, backward before forward, first come first
+served. If a request times out because its peer has failed, the peer is banned and the request goes
+to another peer of the stage.
 
-Optimiser steps are left out: what averaging takes is the clock's business, and between two steps
-microbatches follow one another as they do here.
+Optimizer steps are not simulated: microbatches follow one another without averaging.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The square-cube law of distributed training (SWARM, 3.1, 4.1, F): compute against network.
 
-A Transformer layer of d units multiplies by 12 d^2 parameters and hands d values a token on: with
-larger layers, work grows with the square of d and messages with d itself (with n x n matrices of
-data too, with the cube and the square). A synchronous trainer, as in 4.1, asks one stage after the
-other; a device works for a part
+A Transformer layer of width d multiplies by 12 d^2 parameters and passes on d values per token.
+With larger layers compute grows with the square of d, and messages with d (for n x n matrices of
+data, with the cube and the square). A synchronous trainer, as in 4.1, calls one stage after the
+other, and a device is busy for the fraction
 
     u = c / (c + w + 2 * rtt)
 
-of the time: c seconds of work a stage, w of waiting for bytes, and one request and one answer for
-each of forward and backward pass.
+of the time: c seconds of compute per stage, w of waiting for bytes, and one request and answer for
+each forward and backward pass.
 """
 
 from __future__ import annotations

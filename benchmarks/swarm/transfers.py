@@ -1,9 +1,9 @@
-"""Messages between devices while routes are chosen on the way: the clock's links, event by event.
+"""Messages between devices while routers choose paths: the simulator's links, event by event.
 
-The rules are the clock's (docs/explanation/step-time-model.md): messages of an ordered pair leave
-one after the other, at rates that are max-min fair among the pairs that send; what has left is
-there one latency later. The clock's compiled loop needs every path beforehand and cannot ask a
-router between two operations, so this is a loop of its own, over the clock's own table of links.
+The rules are those of docs/explanation/step-time-model.md: messages of an ordered pair leave one
+after the other, at rates that are max-min fair among the pairs that send, and arrive one latency
+later. The compiled event loop of the simulator needs all paths in advance and cannot call a router
+between two operations, so this is a separate loop on the same table of links.
 """
 
 from __future__ import annotations

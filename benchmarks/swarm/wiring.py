@@ -1,5 +1,7 @@
-"""Stochastic wiring in queues: Table 2's conditions, shares, plans; for ``python -m "
-"benchmarks.swarm``."""
+"""Stochastic wiring in simulated queues: Table 2's conditions, shares of work, plans.
+
+Part of ``python -m benchmarks.swarm``.
+"""
 
 from __future__ import annotations
 
