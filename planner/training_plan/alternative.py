@@ -1,4 +1,4 @@
-"""Runner-up decisions of a plan and what they would cost."""
+"""Runner-up decisions of a plan, and what they would cost."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from planner.utils.validate import instance_of, real, short_repr
 
 UNITS = ("s", "$")
 SAME = 0.01
-"""Relative difference under which an estimate says nothing."""
+"""Relative difference below which an estimate is not significant."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """The runner-up of one decision, the others left as they are or nearly so.
+    """The runner-up of one decision, with the others unchanged or nearly so.
 
     Attributes
     ----------
     value
-        About what a step would take or cost, mostly from a draft. None: it cannot be.
+        Approximate seconds or dollars of a step, usually of a candidate plan; None if infeasible.
     why
-        It cannot be, in words.
+        Why it is infeasible.
     """
 
     taken: str
@@ -51,10 +51,10 @@ class Alternative:
         return f"about {value} {self.unit}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `from_dict` reads it again."""
+        """JSON-ready form."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Alternative:
-        """Of a plan file."""
+        """Inverse of `to_dict`."""
         return cls(**data)

@@ -1,4 +1,4 @@
-"""Averaging groups, and the rounds of a stage."""
+"""Averaging groups and rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.utils.text import counted
 from planner.utils.validate import choice, real, sequence
 
 WHOLE = (0.0, 1.0)
-"""The slice that is all of a vector."""
+"""The slice of the whole vector."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class AveragingGroup:
     Attributes
     ----------
     shares
-        Per member, the fraction of the vector that it sums; they sum to 1 (eq. 6).
+        Per member, the fraction of the vector that it reduces; they sum to 1 (eq. 6).
     contributes
-        Per member, c_k: whether it gives its gradients.
+        Per member, c_k: whether it contributes its gradients.
     receives
-        Per member, whether it gets the sums of others: all who hold the stage do, an aggregator
-        that only sums does not. Empty: all do.
+        Per member, whether it receives the result. All that hold the stage do; an aggregator does
+        not. Empty if all do.
     slice
-        ``(start, stop)``, fractions: the part of the vector that the group works on, and that its
-        shares are shares of.
+        ``(start, stop)``, fractions: the part of the vector that the group averages, and to which
+        its shares refer.
     phase
-        What its round does. Hierarchical averaging is a round of groups that reduce, one of
-        groups that exchange, one of groups that spread. On two frequencies groups average gradients
-        `within` in every step, and what is exchanged and spread are changes of parameters.
+        Part of an averaging that the round performs. Hierarchical averaging has one round each of
+        groups that reduce, exchange and spread. In two-frequency averaging, groups average
+        gradients `within` in every step; what is exchanged and spread are changes of parameters.
 
     References
     ----------
@@ -75,35 +75,35 @@ class AveragingGroup:
 
     @property
     def aggregators(self) -> tuple[int, ...]:
-        """Members that get nothing back: they sum for those who hold the stage."""
+        """Members that reduce but do not hold the stage."""
         flags = zip(self.members, self.receives, strict=False)
         return tuple(d for d, gets in flags if not gets)
 
     @property
     def gives(self) -> tuple[bool, ...]:
-        """Per member, whether it sends others the shares that they sum."""
+        """Per member, whether it sends others the shares that they reduce."""
         return self.contributes if self.phase is not Phase.SPREAD else (False,) * len(self.members)
 
     @property
     def gets(self) -> tuple[bool, ...]:
-        """Per member, whether others send it the shares that they hold."""
+        """Per member, whether it receives the reduced shares of others."""
         return self.receives if self.phase is not Phase.REDUCE else (False,) * len(self.members)
 
     @property
     def width(self) -> float:
-        """The part of the vector that the group works on."""
+        """The fraction of the vector that the group averages."""
         return self.slice[1] - self.slice[0]
 
     def codec(self, codec: Codec) -> Codec:
-        """How it writes on the wire where gradients are written so.
+        """The encoding of its messages, in a plan with this codec.
 
-        Sums within a site stay as they are, and what all of a site get is bit for bit what others
-        do.
+        Sums within a site are sent unencoded; what a site receives is bit for bit what others
+        receive.
         """
         return codec if self.phase in (Phase.ALL, Phase.EXCHANGE) else Codec.NONE
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; what says nothing is left out: all receive, the whole slice, phase."""
+        """JSON-ready form; defaults (all receive, whole slice, phase) are omitted."""
         data: dict[str, Any] = {
             name: list(getattr(self, name)) for name in ("members", "shares", "contributes")
         }
@@ -117,7 +117,7 @@ class AveragingGroup:
 
     @classmethod
     def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
-        """Everybody contributes and everybody sums the same share."""
+        """All members contribute and reduce equal shares."""
         if not members:
             raise PlanError("an averaging group has no members; give at least one")
         n = len(members)
@@ -125,7 +125,7 @@ class AveragingGroup:
 
 
 StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
-"""Rounds of groups of one stage, one round after the other."""
+"""Consecutive rounds of groups of one stage."""
 
 
 def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
@@ -134,5 +134,5 @@ def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
 
 
 def within(rounds: Sequence[Sequence[AveragingGroup]]) -> StageAveraging:
-    """Rounds of a stage in which gradients are averaged in every step of H."""
+    """Rounds of a stage that average gradients in every step."""
     return tuple(tuple(groups) for groups in rounds if groups and groups[0].phase is Phase.WITHIN)

@@ -19,7 +19,7 @@ WEIGHT_TOLERANCE = 1e-9
 
 
 def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Who averages what with whom: every gradient must reach every device of its stage."""
+    """Every gradient must reach every device of its stage."""
     stages = len(plan.assignment.groups)
     tied = plan.averages_tied and plan.must_average_tied
     if any(unlike_lengths(plan)):
@@ -84,7 +84,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def unlike_lengths(plan: TrainingPlan) -> Iterator[str]:
-    """Stages and entries of averaging, members and what is said of each, are not as many."""
+    """Numbers of stages and averaging entries, or of members and their fields, that differ."""
     stages = len(plan.assignment.groups)
     if plan.averages_tied and not plan.must_average_tied:
         yield "averaging.tied: no two stages share a matrix (embedding and head); leave it out"
@@ -104,12 +104,13 @@ def unlike_lengths(plan: TrainingPlan) -> Iterator[str]:
 
 
 def _entry(plan: TrainingPlan, j: int) -> str:
-    """What a plan file calls it."""
+    """Name of an entry in the plan file."""
     return f"averaging.stages[{j}]" if j < len(plan.stage_layers) else "averaging.tied"
 
 
 def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """All stages average on two frequencies or none does; the rarer one averages changes."""
+    """Two-frequency averaging must be used by all stages or none, with changes at the lower
+    frequency."""
     if not plan.two_frequency:
         return
     other = [j for j, rounds in enumerate(plan.averaging) if not within(rounds)]
@@ -130,7 +131,7 @@ def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
 def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str) -> Iterator[str]:
     """Hierarchical averaging has three rounds: reduce or within, exchange, spread.
 
-    Or a round within alone, where that is all of the stage.
+    Or a single round within, if that covers the stage.
     """
     phases = [{group.phase for group in groups} for groups in rounds]
     between = [{Phase.EXCHANGE}, {Phase.SPREAD}]
@@ -161,7 +162,7 @@ def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str
 
 
 def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str) -> Iterator[str]:
-    """Who sums can do so, and who only sums does."""
+    """Devices with a share must be able to aggregate; aggregators must have one."""
     sums = np.asarray(plan.cluster.devices.can_aggregate)
     rows = zip(group.members, group.shares, group.contributes, group.receives, strict=True)
     for d, share, gives, gets in rows:
@@ -173,7 +174,7 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
 
 
 def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """A device without a stage is in one group of one stage: no round waits for another."""
+    """A device without a stage is in one group of one stage, so that no round waits for another."""
     aggregators = [d for rounds in plan.averaging for r in rounds for g in r for d in g.aggregators]
     for d in sorted(set(aggregators)):
         if d >= len(plan.cluster):
@@ -188,7 +189,7 @@ def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
-    """Every gradient of a stage must reach every device of it with the same weight."""
+    """Every gradient of a stage must reach each of its devices with the same weight."""
     group, rounds = plan.averaged_by(j), plan.averaging[j]
     place = {d: i for i, d in enumerate(group)}
     every = [g for groups in rounds for g in groups]
@@ -216,9 +217,9 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
 
 
 def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]) -> Floats:
-    """``float[n, n]``, [i, k]: how much of k's gradient i has in the end.
+    """``float[n, n]``, [i, k]: weight of k's gradient in the result of i.
 
-    Several rounds take means, one takes the sum.
+    Several rounds take means, a single one takes the sum.
     """
     weights = np.eye(len(place))
     for groups in rounds:
@@ -235,7 +236,7 @@ def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int
 def _weights_in_levels(
     rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]
 ) -> Iterator[Floats]:
-    """The same hierarchically, for every part of the vector that no group cuts."""
+    """The same for hierarchical averaging, for every part of the vector that no slice divides."""
     cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
     for begin in sorted(cuts)[:-1]:
         weights = np.eye(len(place))

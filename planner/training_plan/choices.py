@@ -12,56 +12,56 @@ class Head(enum.StrEnum):
     LAST = "last"
 
     def stage(self, stages: int) -> int:
-        """Its stage, of so many."""
+        """Its stage, among ``stages``."""
         return 0 if self is Head.FIRST else stages - 1
 
 
 class Wiring(enum.StrEnum):
-    """Whether microbatches take planned paths or are routed while running."""
+    """Whether microbatches take planned paths or are routed at run time."""
 
     FIXED = "fixed"
     STOCHASTIC = "stochastic"
 
 
 class RouterFeedback(enum.StrEnum):
-    """What a router hears of a request: how long its answer took, or the work on it alone."""
+    """What a router measures of a request: its response time, or its compute time alone."""
 
     ANSWER = "answer"
     WORK = "work"
 
 
 class OuterStep(enum.StrEnum):
-    """What takes the outer step where gradients are not averaged every step."""
+    """The outer optimizer."""
 
     NESTEROV = "nesterov"
 
 
 class Phase(enum.StrEnum):
-    """What a group's round does: all of an averaging, or one part of it hierarchically.
+    """Part of an averaging that a round performs.
 
-    On two frequencies the first level is every step's, and the others are those of every H-th.
+    In two-frequency averaging WITHIN is part of every step, and the others of every H-th.
     """
 
     ALL = "all"
     REDUCE = "reduce"
-    """Everybody gives each member the share that it sums; nothing goes back."""
+    """Every member receives the share that it reduces; nothing is returned."""
     EXCHANGE = "exchange"
-    """Those who hold sums of a slice average them."""
+    """Owners of the same slice average their sums."""
     SPREAD = "spread"
-    """Each member gives everybody the share that it holds."""
+    """Every member sends the share that it holds to all others."""
     WITHIN = "within"
-    """Gradients, summed in every step and given back, so that the members stay equal."""
+    """Gradients are averaged and returned, so that members stay equal."""
 
 
 class Codec(enum.StrEnum):
-    """How gradients are written on the wire."""
+    """Encoding of gradients on the wire."""
 
     NONE = "none"
     INT8 = "int8"
 
     @property
     def wire_ratio(self) -> float:
-        """Bytes on the wire over bytes of 32-bit gradients.
+        """Bytes on the wire over bytes of fp32 gradients.
 
         ``int8``: 8-bit levels, and a 4-byte scale per 1024 of them.
         """

@@ -1,7 +1,6 @@
-"""A plan's fields in plain Python, as files hold them, whatever sequences and numbers were given.
+"""Coerces a plan's fields to plain Python: tuples, ints, floats and strings.
 
-NumPy's numbers and lists become Python's numbers and tuples, so that equal plans have equal hashes
-and nobody can change one from outside; what is something else is refused in one line.
+Equal plans thus have equal hashes and are immutable. Values of a wrong type are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KINDS = frozenset("FHB")
 
 
 def numbers(field: str, values: Any) -> tuple[int, ...]:
-    """Whole numbers from 0."""
+    """A tuple of whole numbers from 0."""
     row = sequence(field, values, error=PlanError)
     if set(map(type, row)) <= {int} and min(row, default=0) >= 0:
         return row  # plans have many, which were so mostly
@@ -32,7 +31,7 @@ def numbers(field: str, values: Any) -> tuple[int, ...]:
 
 
 def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
-    """Lists of whole numbers from 0."""
+    """A tuple of tuples of whole numbers from 0."""
     rows = sequence(field, values, error=PlanError)
     if set(map(type, rows)) <= {tuple}:
         every = tuple(chain.from_iterable(rows))
@@ -42,12 +41,12 @@ def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def flags(field: str, values: Any) -> tuple[bool, ...]:
-    """True and false."""
+    """A tuple of booleans."""
     return tuple(flag(f"an entry of {field}", x) for x in sequence(field, values, error=PlanError))
 
 
 def flag(field: str, value: Any) -> bool:
-    """True or false."""
+    """A boolean."""
     if isinstance(value, np.bool_):
         return bool(value)
     return instance_of(bool, value, field, error=PlanError)
@@ -87,13 +86,13 @@ def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
 
 
 def all_of(kind: type[Kind], field: str, values: Any) -> tuple[Kind, ...]:
-    """Instances of a class."""
+    """A tuple of instances of a class."""
     row: Iterable[Any] = sequence(field, values, error=PlanError)
     return tuple(instance_of(kind, one, f"an entry of {field}", error=PlanError) for one in row)
 
 
 def assignment(given: AssignmentPlan) -> AssignmentPlan:
-    """Who holds which stage."""
+    """Validated groups and grid."""
     given = instance_of(AssignmentPlan, given, "assignment", error=PlanError)
     grid = given.grid
     if grid is not None:
@@ -109,7 +108,7 @@ def assignment(given: AssignmentPlan) -> AssignmentPlan:
 
 
 def certificates(given: Any) -> dict[str, Certificate]:
-    """By part of the plan."""
+    """Certificates by part of the plan."""
     named: Mapping[Any, Any] = mapping("certificates", given, error=PlanError)
     return {
         instance_of(str, part, "a key of certificates", error=PlanError): _certificate(part, one)

@@ -19,13 +19,13 @@ class Cost:
     Attributes
     ----------
     devices_usd
-        All devices of the plan, for the predicted step.
+        All devices of the plan during the predicted step.
     messages_usd
-        Bytes that leave a region, in the mean over steps.
+        Traffic between regions, in the mean over steps.
     hour_usd
-        What an hour of waiting was worth, beside; 0 where only dollars counted, or only time.
+        Value of an hour's wait in the objective; 0 if only dollars or only time counted.
     usd_per_billion_tokens
-        None: the workload does not say what a sample has.
+        None if the workload has no sequence length.
     """
 
     devices_usd: float
@@ -49,7 +49,7 @@ class Cost:
 
     @property
     def step_usd(self) -> float:
-        """What a step costs."""
+        """Total dollars of a step."""
         return self.devices_usd + self.messages_usd
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Cost:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cost:
-        """From that of `to_dict`."""
+        """Inverse of `to_dict`."""
         values = {k: v for k, v in data.items() if k not in ("step_usd", "prices")}
         try:
             found = cls(prices=Prices.from_dict(data["prices"]), **values)

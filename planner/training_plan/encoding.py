@@ -1,6 +1,6 @@
-"""What repeats in a plan, written once: alike devices, shared routes, operations in their turn.
+"""Compact encoding of plan files: device classes, shared routes, orders as text.
 
-Every function has its inverse beside it; numbers come back bit by bit.
+Every function has its inverse next to it; numbers are restored bit by bit.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from planner.training_plan.error import PlanError
 
 FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
 ABILITIES = ("can_compute", "can_aggregate")
-"""Written where a device lacks one."""
+"""Written only if some device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
 NAMED = ("sites", "interfaces")
 BESIDE = ("peak_flops", "gpus")
-"""Outside the hash."""
+"""Fields that the hash does not cover."""
 OPERATION = re.compile("([FHB])([0-9]*)")
 
 Visits = Mapping[str, Sequence[int]]
-"""By kind of operation, the microbatches that a device does, ascending."""
+"""Microbatches of a device by kind of operation, ascending."""
 
 
 def network_fields(network: Network) -> dict[str, Any]:
-    """Devices by class, latency and bandwidth from class to class, and inside a class.
+    """Devices by class, latency and bandwidth between and within classes.
 
     Returns
     -------
     dict[str, Any]
-        ``ids``, ``regions`` and ``class_of`` of N; ``latency_s`` and ``bandwidth_bytes_per_s`` of
-        K x K, null where not measured and for a device that is alone in its class.
+        ``ids``, ``regions`` and ``class_of`` of N; ``latency_s`` and ``bandwidth_bytes_per_s`` of K
+        x K, null if not measured, and within a class of one device.
     """
     classes = network.alike
     class_of = [0] * len(network)
@@ -66,7 +66,7 @@ def network_fields(network: Network) -> dict[str, Any]:
 
 
 def network_of(raw: Mapping[str, Any]) -> Network:
-    """The network of `network_fields`."""
+    """Inverse of `network_fields`."""
     ids, classes = raw["ids"], len(raw["latency_s"])
     index = _index("network.class_of", raw["class_of"], len(ids), classes)
     tables = []
@@ -90,12 +90,12 @@ def network_of(raw: Mapping[str, Any]) -> Network:
 
 
 def device_fields(devices: Devices) -> dict[str, Any]:
-    """What each kind of device can do, and of which kind each is.
+    """Properties by kind of device, and the kind of each device.
 
     Returns
     -------
     dict[str, Any]
-        ``kind_of`` of N, each figure by kind; limits of sites by site.
+        ``kind_of`` of N, each property by kind; limits of sites by site.
     """
     columns: dict[str, list[Any]] = {
         name: np.asarray(value).tolist()
@@ -122,7 +122,7 @@ def device_fields(devices: Devices) -> dict[str, Any]:
 
 
 def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
-    """The devices of `device_fields`."""
+    """Inverse of `device_fields`."""
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
     fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
@@ -143,9 +143,9 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
 
 
 def gpu_fields(devices: Devices) -> dict[str, Any]:
-    """Peaks and names of GPUs, one where they are equal; nothing where they are not known.
+    """Peaks and names of GPUs, a single value if all are equal; empty if unknown.
 
-    No decision depends on them: they make no kinds, and the hash leaves them out.
+    No decision depends on them, so they define no kinds, and the hash ignores them.
     """
     found: dict[str, Any] = {}
     for name in BESIDE:
@@ -178,12 +178,12 @@ def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:
 
 
 def route_fields(paths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Each path once, and which one every microbatch takes.
+    """Distinct paths, and the index of every microbatch's path.
 
     Returns
     -------
     dict[str, Any]
-        ``routes`` in order of their first microbatch, ``route_of`` one number a microbatch.
+        ``routes`` in order of first use, ``route_of`` one number per microbatch.
     """
     number: dict[tuple[int, ...], int] = {}
     route_of = [number.setdefault(tuple(path), len(number)) for path in paths]
@@ -191,7 +191,7 @@ def route_fields(paths: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def paths_of(raw: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], ...]:
-    """The paths of `route_fields`."""
+    """Inverse of `route_fields`."""
     routes = [tuple(int(d) for d in route) for route in raw["routes"]]
     for b, k in enumerate(raw["route_of"]):
         if k >= len(routes):
@@ -203,10 +203,10 @@ def paths_of(raw: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], ...]:
 
 
 def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
-    """A device's operations in their order, such as ``FFFHBHB``.
+    """A device's operations in order, such as ``FFFHBHB``.
 
-    A letter alone takes the device's next microbatch after the last one of that kind, a number
-    says which one it is instead.
+    A letter alone stands for the device's next microbatch after the last one of that kind; a number
+    names another.
     """
     reached = dict.fromkeys(visits, 0)
     words = []
@@ -218,7 +218,7 @@ def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
 
 
 def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ...]:
-    """The operations of `order_text`."""
+    """Inverse of `order_text`."""
     reached = dict.fromkeys(visits, 0)
     operations: list[tuple[str, int]] = []
     for kind, number in OPERATION.findall(text):

@@ -1,12 +1,12 @@
-"""The error of plans that cannot be used."""
+"""The exception for invalid plans."""
 
 
 class PlanError(ValueError):
-    """A plan that cannot be used; one line with field, value and remedy."""
+    """An invalid plan; one line with field, value and remedy."""
 
 
 def require_hash(field: str, stored: str, actual: str) -> None:
-    """Refuse content that was changed after its hash was taken."""
+    """Refuse content that was changed after it was hashed."""
     if stored != actual:
         raise PlanError(
             f"{field}: is {stored[:12]}... but the content gives {actual[:12]}...; the file was "

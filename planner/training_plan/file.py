@@ -1,8 +1,8 @@
-"""The plan file: read, validated and written.
+"""Reads, validates and writes plan files.
 
-Its structure is stated by ``plan.schema.json`` (checked by `planner.training_plan.schema`), the
-rules between fields by `planner.training_plan.validation`. What a plan costs and whether its bounds
-hold is the checker's business.
+Their structure is defined by ``plan.schema.json`` (checked by `planner.training_plan.schema`),
+rules between fields by `planner.training_plan.validation`. Costs and bounds are verified by
+`planner.checker`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from planner.workload.workload import Workload
 
 
 def from_dict(data: Any) -> TrainingPlan:
-    """Validate and build; raises `PlanError` at the first rule broken."""
+    """Validate and build a plan; raises `PlanError` at the first broken rule."""
     _require_version(data)
     old = data["schema_version"] == upgrade.SCHEMA_VERSION
     if old:
@@ -67,19 +67,19 @@ def from_dict(data: Any) -> TrainingPlan:
 
 
 def save_plan(plan: TrainingPlan, path: str | Path) -> None:
-    """Write the plan file; nothing half written.
+    """Write a plan file atomically.
 
     Parameters
     ----------
     plan
         The plan.
     path
-        Of the file.
+        Path of the file.
 
     Raises
     ------
     ValueError
-        It is no plan, or no path.
+        Not a plan, or not a path.
     OSError
         The file cannot be written.
     """
@@ -88,7 +88,7 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
 
 
 def plan_text(plan: TrainingPlan) -> str:
-    """What `save_plan` writes."""
+    """Content of the file that `save_plan` writes."""
     lines = (f"{json_text(name)}:{json_text(value)}" for name, value in plan.to_dict().items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -99,7 +99,7 @@ def load_plan(path: str | Path) -> TrainingPlan:
     Parameters
     ----------
     path
-        Of the file.
+        Path of the file.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def load_plan(path: str | Path) -> TrainingPlan:
 
 
 def _hash_as_written(plan: TrainingPlan, data: dict[str, Any]) -> str:
-    """Older files say nothing of precision, and their hash covers nothing of it."""
+    """The hash of older files, which does not cover precision."""
     content = plan.hashed()
     if "precision" not in data["workload"]:
         del content["workload"]["precision"]
@@ -142,7 +142,7 @@ def _require_version(data: Any) -> None:
 
 
 def _routing(wiring: dict[str, Any]) -> Routing:
-    """How routers choose; a fixed wiring has none."""
+    """Parameters of stochastic wiring; defaults for a fixed one."""
     said = {name: value for name, value in wiring.items() if name != "kind"}
     if said and wiring["kind"] == Wiring.FIXED:
         name = next(iter(said))
@@ -153,7 +153,7 @@ def _routing(wiring: dict[str, Any]) -> Routing:
 
 
 def _averaging(data: dict[str, Any]) -> tuple[StageAveraging, ...]:
-    """Of every stage, and of the matrix that embedding and head share."""
+    """Averaging of every stage, and of a tied matrix."""
     stages, count = data["averaging"]["stages"], len(data["assignment"]["layers"])
     if len(stages) != count:
         raise PlanError(

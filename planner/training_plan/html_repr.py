@@ -8,7 +8,7 @@ from html import escape
 from planner.utils.html import boxed, line, table
 
 MOST_NAMES = 12
-"""Devices of a stage that are named."""
+"""Largest number of devices named per stage."""
 
 
 def plan_html(
@@ -16,7 +16,7 @@ def plan_html(
     stages: Iterable[tuple[str, bool, Sequence[str]]],
     decisions: Iterable[tuple[str, str]],
 ) -> str:
-    """Two tables below a title."""
+    """A title and two tables."""
     rows = []
     for j, (layers, again, names) in enumerate(stages):
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

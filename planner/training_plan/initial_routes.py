@@ -1,4 +1,4 @@
-"""Initial routing weights of devices that choose paths, from the plan's paths."""
+"""Initial weights of stochastic routers, from the plan's paths."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from planner.training_plan.choices import RouterFeedback
 from planner.training_plan.model import TrainingPlan
 
 UNUSED = 0.5
-"""Microbatches of a pair on none of the plan's paths: less than any other, and it is tried."""
+"""Weight, in microbatches, of a peer on none of the paths: less than any other, but not 0."""
 
 
 @dataclass(frozen=True)
 class InitialRoutes:
-    """What a device's router begins with for a stage.
+    """Initial weights of a device's router for one stage.
 
     Attributes
     ----------
     parts
-        By peer, how many of the device's microbatches go there in the plan.
+        By peer, number of the device's microbatches that go there in the plan.
     usual_s
-        Seconds of a request, as the router is told them.
+        Expected seconds of a request, as the router measures them.
     """
 
     parts: dict[int, float]
@@ -30,13 +30,13 @@ class InitialRoutes:
 
 
 def initial_routes(plan: TrainingPlan, device: int) -> dict[int, InitialRoutes]:
-    """By stage that a device chooses peers of: the next one, and as a trainer the first.
+    """Initial weights by stage to which a device routes: the next one, and the first for trainers.
 
     Returns
     -------
-    dict[int, Beginning]
-        Peers that none of the device's paths goes to have `UNUSED`; without smoothing, where
-        parts are kept, they are left out.
+    dict[int, InitialRoutes]
+        Peers on none of the device's paths have weight `UNUSED`; without smoothing they are left
+        out.
     """
     (schedule,) = plan.schedules
     groups, stage = plan.assignment.groups, plan.stage_of[device]

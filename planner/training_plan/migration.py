@@ -1,7 +1,7 @@
-"""A plan after a device has gone to another stage, where devices choose paths (SWARM, 3.2).
+"""The plan after a device has moved to another stage (SWARM, 3.2).
 
-Everything that follows from who is where is made anew by rules that need no search, so that all
-devices come to the same plan by themselves.
+Dependent parts are rebuilt by deterministic rules without search, so that every device arrives at
+the same plan independently.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
 
 @dataclass(frozen=True)
 class Migration:
-    """A device goes to another stage.
+    """A move of a device to another stage.
 
     Attributes
     ----------
     after
-        Steps that are done before.
+        Number of steps completed before it.
     """
 
     device: str
@@ -35,7 +35,7 @@ class Migration:
 
     @classmethod
     def of(cls, text: str) -> Migration:
-        """From ``DEVICE:STAGE@STEPS``."""
+        """Parse ``DEVICE:STAGE@STEPS``."""
         rest, at, after = text.rpartition("@")
         device, colon, stage = rest.rpartition(":")
         if not (device and at and colon and stage.isdecimal() and after.isdecimal()):
@@ -49,7 +49,7 @@ class Migration:
 
 
 def require_routed(plan: TrainingPlan, where: str) -> None:
-    """Raise `PlanError` where devices stay in their stages."""
+    """Refuse plans whose devices have fixed paths."""
     if plan.wiring is not Wiring.STOCHASTIC:
         raise PlanError(
             f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
@@ -58,7 +58,7 @@ def require_routed(plan: TrainingPlan, where: str) -> None:
 
 
 def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> None:
-    """Raise `PlanError` where devices of a stage differ after so many steps."""
+    """Refuse moves after steps at which devices of a stage have different parameters."""
     if plan.sync.delayed or steps % plan.sync.every_steps:
         raise PlanError(
             f"{where}: devices move after an outer step that is not delayed, found averaging every "
@@ -67,13 +67,13 @@ def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> N
 
 
 def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
-    """The plan once a device has moved.
+    """The plan after a move.
 
-    Paths visit each stage's devices in proportion to their speed in the two stages that changed,
-    and stay in the others. Devices hold as many microbatches as before, the moved one as many as
-    the least of its new stage. The stages that changed average in one round, all at once; shares
-    of those who stay keep their proportions, who comes gets the mean share. Predicted times are the
-    old plan's.
+    Paths visit the devices of the two changed stages in proportion to their speed, and stay the
+    same in others. Devices hold as many microbatches in flight as before; the moved one, as many as
+    the smallest in its new stage. The changed stages average in one round; remaining members keep
+    the proportions of their shares, the new member gets the mean. Predicted times are the old
+    plan's.
     """
     where = f"--move {move}"
     require_routed(plan, where)
@@ -116,7 +116,7 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
 def _times(
     plan: TrainingPlan, device: int, peer: int, groups: Sequence[Sequence[int]]
 ) -> ComputeTimes:
-    """A device's times in its new stage: by its FLOP/s, beside those of a peer where measured."""
+    """Times of a device in its new stage: by FLOP/s, relative to a peer if measured."""
     times = plan.compute_times
     if times.source == FROM_FLOPS:
         made = ComputeTimes.from_flops(

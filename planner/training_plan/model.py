@@ -1,4 +1,4 @@
-"""A training plan as frozen data: five parts, what they were made from, how good each is."""
+"""The training plan: its inputs, decisions, predicted times and certificates."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class Routing:
-    """How routers choose, where wiring is stochastic (SWARM, Algorithm 1).
+    """Parameters of stochastic wiring (SWARM, Algorithm 1).
 
     Attributes
     ----------
     smoothing
-        Weight of the newest response time in their estimates, from 0 to 1. 0: they keep the parts
-        of the plan's paths, a weighted round robin.
+        Weight of the newest response time in a router's estimates, from 0 to 1. With 0 the weights
+        stay those of the plan's paths: a weighted round robin.
     told
-        What they hear of a request; a string is turned into a `RouterFeedback`.
+        What routers measure of a request: a `RouterFeedback` or its value.
 
     References
     ----------
@@ -67,14 +67,16 @@ class Routing:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Simulated seconds of one step, on average over the cycle of schedules.
+    """Simulated seconds of one step, in the mean over the cycle of schedules.
 
     Attributes
     ----------
     pipeline_s
-        From the step's begin to the end of its last operation.
+        From the start of the step to the end of its last operation.
     averaging_s
         The longest averaging of a stage.
+    step_s
+        Step time.
     """
 
     pipeline_s: float
@@ -89,51 +91,49 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """Everything an executor needs, and the proof of how good it is.
+    """Everything an executor needs, with certificates of its quality.
 
     Attributes
     ----------
     cluster, network_name, workload, seed, compute_times
-        What the plan was made from.
+        Inputs of the plan.
     assignment, stage_layers
-        Which device holds which stage, and which layers each stage has.
+        Devices and layers of each stage.
     recompute
-        Per stage, whether F keeps the stage's input only and B runs F again; empty: none does.
+        Per stage, whether it keeps only its input and repeats F before B; empty if none does.
     left_out
-        Names of devices that take no part.
+        Names of devices that are not used.
     schedules, cycle
         Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
     averaging
-        Per stage, rounds of disjoint groups. One entry more, where embedding and head share a
-        matrix, are on two stages and average their gradients of it in every step: its rounds, over
-        the devices of both stages, after those of the stages.
+        Per stage, rounds of disjoint groups. If embedding and head share a matrix, are on two
+        stages and average its gradients in every step, one more entry: its rounds over the devices
+        of both stages, after those of the stages.
     predicted
         Simulated seconds.
     cost
-        Dollars of a step; None: the devices' prices are not known.
+        Dollars of a step; None if devices have no prices.
     codec
-        How gradients are written on the wire.
+        Encoding of gradients.
     wiring
-        Whether microbatches take the paths of the schedule. Where it is stochastic, paths and
-        orders are the steady state that is predicted, and no more: devices choose where each
-        microbatch goes next, beginning with the paths' parts, and hold no more at a time than
-        the orders have them hold.
+        Whether microbatches take the schedule's paths. If stochastic, paths and orders are only the
+        predicted steady state: devices choose where each microbatch goes next, starting with the
+        paths' proportions, and hold no more microbatches in flight than in the orders.
     routing
-        How they choose, where wiring is stochastic.
+        Parameters of stochastic wiring.
     sync
-        How often gradients are averaged.
+        Averaging interval and outer optimizer.
     clip
-        The largest norm of all gradients together, to which they are scaled down; None: as they
-        are.
+        Largest global norm of gradients; None for no clipping.
     package_version
         Release that made the plan.
     certificates
-        Per part. ``paths``: mean makespan over the cycle with both directions of every link
-        averaged, as the path solver counts, and a bound for this arrangement.
+        By part. ``paths``: mean makespan over the cycle with both directions of every link
+        averaged, as in the path solver, and a bound for this placement.
     alternatives
-        What else decisions could have been; empty: all were given, or nothing else was looked at.
+        Runners-up of the decisions; empty if all were fixed, or none was examined.
     baselines
-        Plans of simple rules that this one was compared with, and the step time of each.
+        Plans of simple rules that this one was compared with, and their step times.
     """
 
     cluster: Cluster
@@ -234,7 +234,7 @@ class TrainingPlan:
         return plan_html(repr(self), stages, self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        """For people, the figures first."""
+        """Figures and decisions in words, the figures first."""
         step, predicted = self.certificates.get("step"), self.predicted
         lines = [
             ("step", f"{predicted.step_s:.4g} s"),
@@ -269,26 +269,26 @@ class TrainingPlan:
 
     @property
     def two_frequency(self) -> bool:
-        """Whether groups average gradients in every step, and one another's changes every H."""
+        """Whether groups average gradients in every step, and changes of parameters every H."""
         return any(map(within, self.averaging))
 
     @property
     def averages_tied(self) -> bool:
-        """Whether the stages of embedding and head average the matrix that these share."""
+        """Whether the stages of embedding and head average their shared matrix."""
         return len(self.averaging) > len(self.stage_layers)
 
     @property
     def must_average_tied(self) -> bool:
-        """Whether embedding and head share a matrix, of which two stages have gradients."""
+        """Whether two stages have gradients of a matrix that embedding and head share."""
         return self.workload.tied_parameters > 0 and self.head_stage > 0
 
     def averaged_by(self, entry: int) -> tuple[int, ...]:
-        """Devices that have gradients of one of the vectors that are averaged.
+        """Devices that have gradients of an averaged vector.
 
         Parameters
         ----------
         entry
-            Of `averaging`.
+            Index in `averaging`.
         """
         groups = self.assignment.groups
         if entry < len(groups):
@@ -296,17 +296,17 @@ class TrainingPlan:
         return tuple(sorted((*groups[0], *groups[self.head_stage])))
 
     def longest_averaging_s(self, seconds: Mapping[int, float]) -> float:
-        """The longest that a stage averages, which where two share a matrix is followed by that.
+        """The longest averaging of a stage, followed by that of a tied matrix where there is one.
 
         Parameters
         ----------
         seconds
-            By entry of `averaging`, its own.
+            By entry of `averaging`.
 
         Returns
         -------
         float
-            Seconds; 0 where nobody averages.
+            Seconds; 0 if no device averages.
         """
         stages = len(self.stage_layers)
         both = seconds.get(stages, 0.0)
@@ -314,35 +314,35 @@ class TrainingPlan:
         return max((seconds.get(j, 0.0) + both * (j in ends) for j in range(stages)), default=0.0)
 
     def vector_bytes(self, workload: Workload | None = None) -> tuple[float, ...]:
-        """Bytes of every vector that is averaged, before any codec.
+        """Bytes of every averaged vector before encoding.
 
         Parameters
         ----------
         workload
-            What is trained; None: the plan's.
+            None for the plan's.
 
         Returns
         -------
         tuple[float, ...]
-            One for each entry of `averaging`.
+            One per entry of `averaging`.
         """
         of = self.workload if workload is None else workload
         return of.averaged_bytes(self.stage_layers, self.head_stage, apart=self.averages_tied)
 
     def averaged_stage(self, device: int) -> int:
-        """The stage whose gradients a device averages: the one it holds, or helps.
+        """The stage whose gradients a device averages: the one it holds or aggregates for.
 
         Parameters
         ----------
         device
-            Of the cluster.
+            Index in the cluster.
         """
         held = self.stage_of
         return held[device] if device in held else self.averages_for[device]
 
     @property
     def averages_for(self) -> dict[int, int]:
-        """Of each device that holds no stage, the stage whose gradients it helps to sum."""
+        """By aggregator, the stage whose gradients it reduces."""
         return {
             d: j
             for j, rounds in enumerate(self.averaging)
@@ -353,9 +353,10 @@ class TrainingPlan:
 
     @property
     def awaits_norm(self) -> tuple[int, ...]:
-        """Devices whose updates wait for the norm, first the one that adds it up.
+        """Devices whose updates wait for the global norm, first the one that sums it.
 
-        Those with a stage, where several stages clip; the one that adds is nearest to the farthest.
+        All devices with a stage, if several stages clip. The summing device minimises the largest
+        distance to the others.
         """
         if self.clip is None or len(self.stage_layers) == 1:
             return ()
@@ -367,12 +368,12 @@ class TrainingPlan:
 
     @property
     def tells_norm(self) -> tuple[int, ...]:
-        """The first device of each stage, whose sum of squares is the stage's, if any are added."""
+        """The first device of each stage, which reports the stage's sum of squares, if needed."""
         return tuple(group[0] for group in self.assignment.groups) if self.awaits_norm else ()
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
+        """SHA-256 of inputs and decisions, not of times, versions, certificates or names."""
         return hash_of(self.hashed())
 
     def replace(self, **changes: Any) -> TrainingPlan:
@@ -380,7 +381,7 @@ class TrainingPlan:
         return replace(self, **changes)
 
     def hashed(self) -> dict[str, Any]:
-        """Inputs and decisions, JSON-ready: what `content_hash` covers."""
+        """Inputs and decisions, JSON-ready: the content of `content_hash`."""
         return self._inputs() | self._decisions()
 
     def _inputs(self) -> dict[str, Any]:
@@ -422,7 +423,7 @@ class TrainingPlan:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, as ``plan.schema.json`` describes it; `from_dict` reads it again."""
+        """JSON-ready form as described by ``plan.schema.json``."""
         content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
@@ -448,19 +449,19 @@ class TrainingPlan:
 
 
 def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
-    """Devices that average gradients in every step where others do not, and so stay equal.
+    """Devices that stay equal to a device between outer steps, because they average gradients.
 
     Returns
     -------
     tuple[int, ...]
-        The device alone, unless the plan averages on two frequencies.
+        The device alone, unless the plan uses two-frequency averaging.
     """
     groups = (group for groups in within(plan.averaging[plan.stage_of[device]]) for group in groups)
     return next((group.members for group in groups if device in group.members), (device,))
 
 
 def hash_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON-ready content, the same for the same values in any order of fields."""
+    """SHA-256 of JSON-ready content, independent of the order of fields."""
     text = json_text(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -474,7 +475,7 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
-    """Of every stage, its rounds of groups."""
+    """Rounds of groups of every stage."""
     found = []
     for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
         each = sequence(f"averaging[{j}]", rounds, error=PlanError)

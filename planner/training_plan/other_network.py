@@ -8,10 +8,10 @@ from planner.training_plan.model import TrainingPlan
 
 
 def network_for(plan: TrainingPlan, network: Network) -> Network:
-    """Another measurement of a plan's devices, by device id, or by region.
+    """Another measurement for a plan's devices, by device id or by region.
 
-    A network of the plan's regions is taken apart into its devices; links inside a region, which
-    it does not have, stay as they were in the plan.
+    A network of regions is expanded to the plan's devices; links within a region, which it lacks,
+    stay as in the plan.
     """
     own = plan.cluster.network
     if set(own.ids) <= set(network.ids):

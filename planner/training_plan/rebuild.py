@@ -1,6 +1,7 @@
-"""Parts of a plan that follow from who is where, made anew by rules that need no search.
+"""Rebuilds parts of a plan by deterministic rules, without search.
 
-So all devices come to the same plan by themselves when one of them moves, is lost or comes back.
+After a device moved, was lost or returned, every device thus arrives at the same plan
+independently.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from planner.training_plan.slice_owners import exchanged, slice_owners
 def one_round(
     plan: TrainingPlan, stage: int, devices: Sequence[int], gone: Collection[int] = ()
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
-    """All of a stage at once, and who helps it; shares as they were where that can be.
+    """One round of a stage's devices and aggregators; shares keep their proportions if possible.
 
     Returns
     -------
@@ -41,10 +42,10 @@ def one_round(
 
 
 def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) -> StageAveraging:
-    """Rounds within regions, between them and back, of those who are left.
+    """Rounds of the remaining devices within regions, between them, and back.
 
-    Shares are in the proportions that they had, those of regions too. Slices are equal, and held by
-    those with most bandwidth, as `planner.training_plan.slice_owners` has it.
+    Shares keep their proportions, also those of regions. Slices are equal, and owned by the devices
+    with most bandwidth, as in `planner.training_plan.slice_owners`.
     """
     inner, *between = plan.averaging[stage]
     each, regions, parts = [], [], []
@@ -83,7 +84,7 @@ def _all(members: tuple[int, ...], shares: tuple[float, ...]) -> AveragingGroup:
 
 
 def _part(rounds: Sequence[Sequence[AveragingGroup]], region: Collection[int]) -> float:
-    """Of what regions exchange, how much a region sums."""
+    """Fraction of the exchange between regions that a region reduces."""
     return sum(
         share * group.width
         for groups in rounds
@@ -100,7 +101,7 @@ def _shares(
     known: Mapping[int, float],
     aggregators: Collection[int] = (),
 ) -> tuple[float, ...]:
-    """In the proportions of those that are known; who has none gets their mean, if it can sum."""
+    """Known shares in proportion; other members get their mean if they can aggregate."""
     able = np.asarray(plan.cluster.devices.can_aggregate)
     if known:
         mean = sum(known.values()) / len(known)
@@ -116,7 +117,7 @@ def _shares(
 
 
 def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
-    """Devices of microbatches, to whoever would be done with it first; all get one."""
+    """Assign each microbatch to the device that would finish it first; all get at least one."""
     done, found = dict.fromkeys(each, 0.0), []
     for left in range(microbatches, 0, -1):
         idle = [d for d in each if not done[d]]
@@ -130,7 +131,7 @@ def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
 def ordered(
     schedule: Schedule, devices: int, room: Mapping[int, int]
 ) -> tuple[tuple[Operation, ...], ...]:
-    """Operations one after the other, forward passes as long as there is room: nobody waits."""
+    """Operations in dependency order, with forward passes first as long as memory allows."""
     chains = [schedule.chain(b) for b in range(len(schedule.paths))]
     place = [0] * len(chains)
     held = [0] * devices

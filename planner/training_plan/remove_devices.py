@@ -1,7 +1,7 @@
-"""A plan without devices that are lost: others of their stages do their microbatches.
+"""The plan without lost devices: others of their stages take over their microbatches.
 
-Everything follows by rules that need no search, so that all who are left come to the same plan by
-themselves.
+It follows from deterministic rules without search, so that all remaining devices arrive at the same
+plan independently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.workload.compute_times import FIELDS, ComputeTimes
 
 
 def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
-    """Refuse a plan that `remove_devices` cannot take devices from."""
+    """Refuse a plan from which devices cannot be removed."""
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
             "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
@@ -52,13 +52,12 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
 
 
 def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
-    """The plan of those who are left.
+    """The plan of the remaining devices.
 
-    Each microbatch that a lost device would have done goes to the device of its stage that would
-    be done with it first, and all others stay where they were. Devices hold no more microbatches
-    at a time than before. Stages that have lost a device average in one round, or on two
-    frequencies as they did, shares in the proportions that they had. Predicted times are the old
-    plan's.
+    Each microbatch of a lost device goes to the device of its stage that would finish it first; all
+    others stay. Devices hold no more microbatches in flight than before. Stages that lost a device
+    average in one round, or at two frequencies as before; shares keep their proportions. Predicted
+    times are the old plan's.
     """
     ids = plan.cluster.network.ids
     for name in lost:
@@ -119,7 +118,7 @@ def _times(times: ComputeTimes, here: Sequence[int]) -> ComputeTimes:
 def _schedule(
     plan: TrainingPlan, schedule: Schedule, gone: Collection[int], number: Mapping[int, int]
 ) -> Schedule:
-    """Others take the microbatches; orders of all are made anew."""
+    """Reassign the microbatches, and rebuild all orders."""
     room = [max(held) for held in zip(*(s.most_live() for s in plan.schedules), strict=True)]
     busy_s = [0.0] * len(room)
     for _, d, seconds in _visits(plan, schedule):
@@ -143,7 +142,7 @@ def _schedule(
 
 
 def _visits(plan: TrainingPlan, schedule: Schedule) -> Iterator[tuple[int, int, float]]:
-    """Microbatch, device and the seconds that this takes there."""
+    """Microbatch, device, and seconds of the visit."""
     for b, path in enumerate(schedule.paths):
         for d in path:
             yield b, d, _seconds(plan, d, schedule.head_device(b) == d)

@@ -1,4 +1,4 @@
-"""A schedule: which devices each microbatch visits, and in which order each device works."""
+"""Schedule: paths of microbatches, and the order of operations on each device."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Operation = tuple[str, int]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which devices each microbatch visits, and the order in which each device works.
+    """Paths of microbatches, and the order of operations on each device.
 
     Attributes
     ----------
     name
-        What made it, for people.
+        Name for people.
     head
         The device of each path that runs head and loss.
     paths
-        Per microbatch, the devices in the order visited.
+        Per microbatch, devices in the order visited.
     order
-        Per device, its operations in the order it does them.
+        Per device, its operations in execution order.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Schedule:
         return f"Schedule({self.name!r}, {', '.join(words)})"
 
     def most_live(self) -> list[int]:
-        """Per device, the most microbatches it holds between their F and B."""
+        """Per device, the largest number of microbatches between forward and backward."""
         held = []
         for ops in self.order:
             live = most = 0
@@ -70,7 +70,7 @@ class Schedule:
         return held
 
     def visits(self, devices: int) -> list[dict[str, list[int]]]:
-        """Per device, by kind of operation, its microbatches as the paths have them, ascending."""
+        """Per device and kind of operation, its microbatches on the paths, ascending."""
         found: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
         for b in range(len(self.paths)):
             for kind, d in self.chain(b):
@@ -79,7 +79,7 @@ class Schedule:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; `from_dict` reads it again."""
+        """JSON-ready form."""
         every = self.visits(len(self.order))
         return {
             "name": self.name,
@@ -90,7 +90,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Schedule:
-        """From the form that `to_dict` makes (and that a plan file holds)."""
+        """Inverse of `to_dict`."""
         bare = cls(data["name"], Head(data["head"]), paths_of(data, where), ())
         every = bare.visits(len(data["order"]))
         texts = enumerate(zip(data["order"], every, strict=True))

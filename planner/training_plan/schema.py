@@ -1,7 +1,6 @@
-"""A validator for the part of JSON Schema that our schemas use, without dependencies.
+"""Validator for the subset of JSON Schema used here, without dependencies.
 
-GPU nodes have numpy and torch only, so plans are validated by this interpreter of
-``*.schema.json`` beside it; a test holds its verdicts to those of the ``jsonschema`` package.
+GPU nodes have numpy and torch only. A test compares its verdicts with the ``jsonschema`` package.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ BOUNDS = {"type", "minimum", "maximum", "exclusiveMinimum", "description"}
 
 @dataclass(frozen=True)
 class SchemaError:
-    """One broken rule.
+    """A broken rule.
 
     Attributes
     ----------
     field
-        Where, such as ``network.ids[3]``.
+        Path, such as ``network.ids[3]``.
     rule
-        What must hold there.
+        The rule.
     found
         The value found, shortened.
     remedy
@@ -61,7 +60,7 @@ class SchemaError:
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
-    """A schema that ships with the package, such as ``plan``."""
+    """A schema of the package, such as ``plan``."""
     path = Path(__file__).parent / f"{name}.schema.json"
     schema: dict[str, Any] = json.loads(path.read_text())
     return schema
@@ -74,7 +73,7 @@ def show(value: Any) -> str:
 
 
 def errors(value: Any, schema: dict[str, Any]) -> Iterator[SchemaError]:
-    """Every rule that ``value`` breaks, in document order."""
+    """All rules that ``value`` breaks, in document order."""
     yield from _errors(value, schema, schema, "")
 
 
@@ -162,9 +161,9 @@ def _number_rules(value: float, schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _plain_numbers(values: list[Any], schema: dict[str, Any]) -> bool:
-    """Whether all are numbers that a schema of numbers, or null and numbers, lets pass.
+    """Whether all are numbers, or null, that satisfy the schema of the items.
 
-    Tables have millions of them; others are looked at one by one, for their errors.
+    A fast path for tables with millions of them.
     """
     branches = schema.get("anyOf", [schema])
     numbers, null = branches[-1], branches[:-1] == [{"type": "null"}]

@@ -1,4 +1,4 @@
-"""Shares of the vector as whole numbers of elements, for solvers and executor alike."""
+"""Shares of a vector as whole numbers of elements."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from planner.utils.validate import count
 Range = tuple[int, int]
 
 LARGEST = 1e300
-"""Larger numbers could overflow in their sum."""
+"""Larger numbers might overflow when summed."""
 
 
 def shares_of(rates: ArrayLike) -> tuple[float, ...]:
-    """Fractions of the vector that sum to 1, as plan files have them (eq. 6).
+    """Fractions of the vector that sum to 1 (eq. 6).
 
     Parameters
     ----------
     rates
-        ``float[n]``, ``>= 0`` with a positive sum; only their ratios count.
+        ``float[n]``, ``>= 0`` with a positive sum; only ratios matter.
 
     Returns
     -------
     tuple of float
-        The largest takes what rounding leaves.
+        Rounding is absorbed by the largest.
     """
     shares = np.asarray(rates, dtype=np.float64)
     shares = shares / shares.sum()
@@ -67,9 +67,9 @@ def integer_parts(shares: ArrayLike, length: int) -> NDArray[np.int64]:
 
 
 def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
-    """Consecutive slices ``(start, stop)`` of a vector, one for each share, that cover it.
+    """Consecutive slices ``(start, stop)`` of a vector, one per share, that cover it.
 
-    Their lengths are `integer_parts`, so each is within one element of its share.
+    Their lengths are `integer_parts`.
     """
     if length == 0:
         return [(0, 0)] * len(np.atleast_1d(shares))
@@ -78,10 +78,9 @@ def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
 
 
 def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
-    """Where the shares of a part of a vector begin and end, one after the other.
+    """Boundaries of the shares of a part of a vector.
 
-    Groups that must agree on them get the same numbers from the same shares, with or without
-    members that have none.
+    Equal shares give equal numbers in all groups, with or without members whose share is 0.
     """
     start, stop = part
     held = np.asarray(shares, dtype=np.float64)
@@ -93,5 +92,5 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
 
 
 def slice_ranges(length: int, part: tuple[float, float], shares: ArrayLike) -> list[Range]:
-    """Slices of elements; each end is rounded separately, so that equal ends stay equal."""
+    """Slices of elements; each boundary is rounded by itself, so that equal ones stay equal."""
     return list(pairwise(round(end * length) for end in fraction_ends(part, shares)))

@@ -1,4 +1,4 @@
-"""Who owns which slice of a vector between sites or regions."""
+"""Owners of slices of a vector in the exchange between sites or regions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from planner.training_plan.shares import fraction_ends, shares_of
 def slice_owners(
     cluster: Cluster, sites: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
-    """Who of each site holds which slice between sites: as many as the smallest site can have.
+    """Slice owners of each site, as many as the smallest site can have, and the spread round.
 
     Returns
     -------
-    tuple[AveragingGroup, ...]
-        In which they spread their slices.
+    tuple
+        Per site, its owners in order of slices; the groups that spread the slices.
     """
     sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
     able = [
@@ -43,7 +43,7 @@ def slice_owners(
 def exchanged(
     held: Sequence[Sequence[int]], make: Callable[[tuple[int, ...]], AveragingGroup]
 ) -> tuple[AveragingGroup, ...]:
-    """Groups of those who hold the same slice, which are equal parts of the vector."""
+    """Groups of the owners of each slice; slices are equal parts of the vector."""
     members = list(zip(*held, strict=True))
     # their ends are those that the sites' shares have
     ends = fraction_ends(WHOLE, shares_of(np.ones(len(members))))

@@ -1,4 +1,4 @@
-"""How often gradients are averaged, and the outer optimizer."""
+"""Averaging interval and outer optimizer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from planner.training_plan.error import PlanError
 from planner.utils.validate import choice, count, instance_of, real
 
 MOST_EVERY = 1_000_000
-"""Steps between two averagings."""
+"""Largest averaging interval in steps."""
 
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """DiLoCo's outer step; the defaults are those of DiLoCo-SWARM's Table 3.
+    """DiLoCo's outer optimizer; defaults as in DiLoCo-SWARM's Table 3.
 
     Attributes
     ----------
     optimizer
-        What takes the step; a string is turned into an `OuterStep`.
+        An `OuterStep` or its value.
     learning_rate
-        Of the outer step, on the mean change of the parameters.
+        Applied to the mean change of the parameters.
     momentum
-        Of the outer step, ``>= 0``.
+        ``>= 0``.
 
     References
     ----------
@@ -53,29 +53,28 @@ class OuterOptimizer:
 
 @dataclass(frozen=True)
 class Sync:
-    """Average every ``every_steps`` steps: gradients, or where that is above 1 devices' changes.
+    """Averaging every ``every_steps`` steps: of gradients or, above 1, of changes of parameters.
 
-    Where H > 1 each device updates by itself in every step, with the mean gradient of the samples
-    that went through it; it takes no step where none did, and keeps the state of its optimizer for
-    itself. Devices of a group that averages `within` do so as one: with the mean gradient of the
-    samples that went through any of them, so that they stay equal. After every H steps the changes
-    of the parameters, old minus new, are averaged in the plan's rounds. A device's weight is its
-    part of the samples that went through its stage in these H steps (equal parts: the paper's
-    mean). The outer optimizer goes on from the old parameters with that mean for a gradient, alike
-    on all devices of the stage.
+    With H > 1 each device takes an optimizer step of its own in every step, with the mean gradient
+    of the samples that passed it (none if no sample did), and keeps its optimizer state. Devices of
+    a group that averages `within` act as one, with the mean gradient over all their samples, and
+    stay equal. After H steps the pseudo-gradients, old minus new parameters, are averaged in the
+    plan's rounds, weighted by the device's share of its stage's samples in these steps (equal
+    weights give the paper's mean). The outer optimizer applies the mean to the old parameters,
+    identically on all devices of the stage.
 
     Attributes
     ----------
     every_steps
         H, at least 1.
     outer
-        What takes the outer step. None: H > 1 goes on from the mean of the parameters (a rate of 1,
-        no momentum). With H = 1 every step is an inner and an outer one.
+        Outer optimizer. None: with H > 1 training continues from the mean of the parameters (a rate
+        of 1, no momentum); with H = 1 there is no outer step.
     delayed
-        Whether changes are averaged while the step after the H-th computes, and the outer step is
-        taken at that one's end. With y a device's parameters when averaging began, z those after
-        the next inner step and x the outer step's: it goes on from x + (z - y), what all agree on
-        and its own step since then, which counts as a change of the next H steps.
+        Whether averaging overlaps with the following step, at whose end the outer step is applied.
+        With y a device's parameters when averaging starts, z those after the following inner step
+        and x the result of the outer step, the device continues from x + (z - y); z - y counts as a
+        change of the next H steps.
 
     References
     ----------
@@ -100,7 +99,7 @@ class Sync:
 
     @property
     def local_steps(self) -> bool:
-        """Whether devices update by themselves, and average their changes."""
+        """Whether devices take optimizer steps of their own between averagings."""
         return self.every_steps > 1 or self.outer is not None
 
     def due(self, step: int) -> bool:
@@ -108,16 +107,17 @@ class Sync:
         return (step + 1) % self.every_steps == 0
 
     def begun(self, steps: int) -> bool:
-        """Whether the last of so many steps has begun an outer step that the next one ends."""
+        """Whether the last of ``steps`` steps started an averaging that overlaps with the next
+        step."""
         return self.delayed and steps > 0 and self.due(steps - 1)
 
     def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
-        """Seconds of a step in the mean over H steps."""
+        """Mean seconds of a step over H steps."""
         h = self.every_steps
         return ((h - averaging) * alone_s + averaging * averages_s) / h
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; what says nothing is left out: not delayed."""
+        """JSON-ready form; ``delayed`` only if true."""
         data = asdict(self)
         if not self.delayed:
             del data["delayed"]

@@ -1,6 +1,6 @@
 """Upgrades plan files of schema 1.
 
-They held the network's matrices, every path and every operation in full, and no recomputation.
+They listed the network's matrices, every path and every operation in full, without recomputation.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ HASHED = (
     *("seed", "network", "devices", "workload", "compute_times"),
     *("assignment", "paths", "averaging", "wiring", "sync"),
 )
-"""Fields that the content hash covered, but for the network's name."""
+"""Fields covered by the content hash, except the network's name."""
 
 
 def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same plan as a document of the newest schema, with the hash that it came with.
+    """The same plan in the current schema, with its original hash.
 
-    That hash says that inputs and decisions are as they were written, by a release that had seen to
-    its schema; so they are not validated again in their old form.
+    The hash proves that inputs and decisions are as written by a release that validated them, so
+    they are not validated in their old form.
 
     Returns
     -------
     dict[str, Any]
-        To be validated like any other.
+        Still to be validated as any other.
     """
     try:
         content = {name: data[name] for name in HASHED}

@@ -1,4 +1,4 @@
-"""Rules between a plan's fields that a schema cannot state: what contradicts itself is no plan."""
+"""Rules between the fields of a plan that a schema cannot express."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.workload.compute_times import FIELDS
 
 
 def contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Rules between fields that a schema cannot state."""
+    """Broken rules between fields."""
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
     yield from _part_contradictions(plan, n)
@@ -44,14 +44,14 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def inconsistencies(plan: TrainingPlan) -> Iterator[str]:
-    """Those of the rules without which nothing can be worked out: what is named must be there."""
+    """Broken rules without which the others cannot be evaluated: references must exist."""
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
     yield from _naming_contradictions(plan, n)
 
 
 def _naming_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
-    """Schedules, cycle, times and groups speak of what there is."""
+    """Schedules, cycle, times and groups must refer to existing items."""
     for k, s in enumerate(plan.schedules):
         yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
         if s.head != plan.schedules[0].head:
@@ -83,7 +83,7 @@ def _naming_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
 
 
 def _part_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
-    """Every device has a part, and one that it can have."""
+    """Every device must have a role that it can fill."""
     idle = sorted(set(range(n)) - set(plan.stage_of) - set(plan.averages_for))
     if idle:
         yield (
@@ -196,7 +196,7 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
 
 
 def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Devices choose among all of the next stage, beginning with the parts of one schedule."""
+    """With stochastic wiring there is one schedule, and paths visit all stages."""
     if len(plan.schedules) > 1:
         yield (
             f"paths.schedules: one where wiring is stochastic, found {len(plan.schedules)}; leave "
@@ -228,7 +228,7 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 
 def _ascends(stages: list[int]) -> bool:
-    """Whether stages ascend, but for disjoint neighbours s + 1, s (CC2)."""
+    """Whether stages ascend, except for disjoint neighbours s + 1, s (CC2)."""
     order, k = list(stages), 1  # the first stage stays where it is
     while k + 1 < len(order):
         if order[k] == order[k + 1] + 1:
@@ -239,7 +239,7 @@ def _ascends(stages: list[int]) -> bool:
 
 
 def _find_deadlock(s: Schedule) -> tuple[int, Operation] | None:
-    """A device and the operation it waits for in vain, None if all can be done."""
+    """A device and the operation that blocks it; None if there is no deadlock."""
     chains = [s.chain(b) for b in range(len(s.paths))]
     reached = [0] * len(chains)
     pointer = [0] * len(s.order)

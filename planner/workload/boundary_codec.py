@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 
 SCALE_BYTES = 4 / 1024
-"""A 32-bit scale for every 1024 values, with 8 and 4 bits."""
+"""Bytes per value of a 32-bit scale for every 1024 values, with 8 and 4 bits."""
 
 
 class BoundaryCodec(enum.StrEnum):
-    """``none``: in the format of messages; the others change what is computed.
+    """``none`` keeps the format of messages; the others change the computation.
 
-    ``bf16`` is what messages in bf16 are, for workloads that send fp32.
+    ``bf16`` equals messages in bf16, for workloads that send fp32.
     """
 
     NONE = "none"
@@ -21,7 +21,7 @@ class BoundaryCodec(enum.StrEnum):
     INT4 = "int4"
 
     def wire_ratio(self, element_bytes: float) -> float:
-        """Bytes on the wire over bytes of the values themselves."""
+        """Bytes on the wire over bytes of the values."""
         coded = {
             BoundaryCodec.NONE: element_bytes,
             BoundaryCodec.BF16: 2.0,

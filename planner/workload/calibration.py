@@ -1,4 +1,4 @@
-"""Measured seconds of F, H, B and update: the calibration file of ``planner run --calibrate``."""
+"""Measured compute times: the calibration file of ``planner run --calibrate``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from planner.workload.workload import MOST_SAMPLES, Workload
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
 SAME = 1e-6
-"""Relative, of FLOPs of a sample."""
+"""Relative tolerance for the FLOPs of a sample."""
 
 
 def _range(name: str, layers: Any) -> tuple[int, int]:
@@ -42,37 +42,37 @@ def _range(name: str, layers: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What ``planner run --calibrate`` measured on the actual devices.
+    """Compute times measured by ``planner run --calibrate``.
 
     Attributes
     ----------
     date
         ISO date of the measurement.
     software
-        Versions, processor, threads; ``gpus``, of how many GPUs, where ranks computed on such.
+        Versions, processor, threads; ``gpus``, the number of GPUs if ranks used them.
     workload
-        Name of the workload that was timed.
+        Name of the measured workload.
     microbatch_samples
-        Samples of the microbatches that were timed.
+        Samples per measured microbatch.
     times
-        Per device id: seconds by field of `ComputeTimes`, for the stage it held.
+        By device id: seconds by field of `ComputeTimes`, for the stage it held.
     layers
-        Per device id: the layer range ``(start, stop)`` it held when it was measured.
+        By device id: layers ``(start, stop)`` of that stage.
     link_latency_s, link_bandwidth_bytes_per_s
         Between two of the measured processes.
     operation_s, message_s
-        What the executor itself adds to an operation and to a message; see `ComputeTimes`.
+        Overhead of the executor per operation and per message; see `ComputeTimes`.
     compute
-        The format in which it was computed.
+        Format of compute.
     sample_flops
-        FLOPs of the whole model's forward pass of a sample, as it was timed; None: not written.
+        FLOPs of the whole model's forward pass for a sample; None if not recorded.
     alike
         Devices that were not measured themselves; see `completed`.
 
     Raises
     ------
     ValueError
-        A field is missing, negative or something else.
+        A field is missing or invalid.
     """
 
     date: str
@@ -122,7 +122,7 @@ class Calibration:
         return f"Calibration({self.workload!r}, {counted(len(self.times), 'device')}, {self.date})"
 
     def to_json_text(self) -> str:
-        """JSON text of the calibration file."""
+        """Content of the calibration file."""
         return (
             json.dumps(
                 {
@@ -156,7 +156,7 @@ class Calibration:
         Parameters
         ----------
         path
-            Of the file.
+            Path of the file.
 
         Returns
         -------
@@ -212,9 +212,10 @@ class Calibration:
 
     @property
     def at_once(self) -> int:
-        """Of its ranks, how many compute at full speed beside each other, whichever these are.
+        """Number of ranks that compute at full speed at the same time.
 
-        On several GPUs ranks stay on theirs: two on the same one are slower than this has them.
+        With several GPUs ranks stay on theirs, so two on the same GPU may be slower than this
+        assumes.
         """
         gpus = self.software.get("gpus")
         if gpus is not None:
@@ -223,7 +224,7 @@ class Calibration:
 
     @property
     def updates(self) -> bool:
-        """Whether an optimizer step takes time anywhere."""
+        """Whether optimizer steps take time on some device."""
         return any(times["update_s"] > 0 for times in self.times.values())
 
     def require(self, workload: Workload, names: Sequence[str]) -> None:
@@ -234,12 +235,12 @@ class Calibration:
         workload
             What is trained.
         names
-            Devices whose times are of use; others are not looked at.
+            Devices whose times are needed.
 
         Raises
         ------
         ValueError
-            It was made for another workload, sample or format, or for more layers.
+            It is for another workload, sample or format, or for more layers.
         """
         if self.workload != workload.name:
             raise ValueError(
@@ -266,19 +267,19 @@ class Calibration:
                 )
 
     def speed(self, name: str, workload: Workload) -> float:
-        """FLOP/s of a measured device, over F and B of the stage that it held.
+        """FLOP/s of a measured device over F and B of its stage.
 
         Parameters
         ----------
         name
-            Of the device.
+            Device id.
         workload
-            Of which the stage was a part.
+            The workload of the stage.
 
         Raises
         ------
         ValueError
-            F or B took no time, or times and FLOPs cannot belong together.
+            F or B took no time, or times and FLOPs are inconsistent.
         """
         held = stage_costs(workload, *self.layers[name])
         samples = self.microbatch_samples / workload.microbatch_samples
@@ -297,10 +298,10 @@ class Calibration:
         return found
 
     def completed(self, cluster: Cluster, workload: Workload) -> Calibration:
-        """The same, with the times of an alike device for each that was not measured.
+        """A copy with times for devices that were not measured, taken from an equal device.
 
-        Of the measured devices with its FLOP/s the one in the middle of their speeds is taken: a
-        plan that leaves devices out cannot have them measured.
+        Of the measured devices with the same FLOP/s, the one with the median speed is used: devices
+        that a plan leaves out cannot be measured.
 
         Parameters
         ----------
@@ -317,7 +318,7 @@ class Calibration:
         Raises
         ------
         ValueError
-            It is not of this workload, or no alike device was measured.
+            It is for another workload, or no equal device was measured.
         """
         ids, flops = cluster.network.ids, cluster.flops.tolist()
         computes = np.flatnonzero(np.asarray(cluster.devices.can_compute)).tolist()
@@ -355,11 +356,11 @@ class Calibration:
         recompute: Sequence[bool] = (),
         head_stage: int | None = None,
     ) -> ComputeTimes:
-        """The measured times for a plan's devices, scaled by FLOPs where the stage differs.
+        """Compute times for a plan's devices, scaled by FLOPs where the stage differs.
 
-        F and B are measured without recomputation, whatever the plan: B of a stage that recomputes
-        its activations takes the F that it runs again on top. A device whose stage had no head
-        when it was measured is as fast with it as with its layers.
+        F and B are measured without recomputation. B of a stage that recomputes takes the repeated
+        F in addition. A device measured without a head is assumed to be as fast with it as with its
+        layers.
 
         Parameters
         ----------
@@ -372,20 +373,19 @@ class Calibration:
         layers
             Layers ``(start, stop)`` of every stage.
         recompute
-            Per stage, whether it recomputes its activations; empty: none does.
+            Per stage, whether it recomputes its activations; empty if none does.
         head_stage
-            The stage that runs head and loss; None: the last.
+            The stage that runs head and loss; None for the last.
 
         Returns
         -------
         ComputeTimes
-            Seconds per device; its source says whether they were scaled, and for how many of these
-            devices something else was measured.
+            Seconds per device; its source says whether they were scaled, and for how many devices.
 
         Raises
         ------
         ValueError
-            The calibration was made for another workload or format, or lacks a device.
+            The calibration is for another workload or format, or lacks a device.
         """
         held = [ids[d] for group in groups for d in group]
         self.require(workload, held)

@@ -1,4 +1,4 @@
-"""Seconds of F, H, B and update per device, and where they come from."""
+"""Seconds of F, H, B and update per device, with their source."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ COSTS = ("operation_s", "message_s")
 
 @dataclass(frozen=True)
 class ComputeTimes:
-    """Seconds for one microbatch on each device, and where they come from.
+    """Seconds of operations for one microbatch on each device.
 
     Attributes
     ----------
     source
-        Where the seconds come from.
+        Source of the figures.
     forward_s, backward_s
         F and B of the stage that the device holds.
     head_s
-        H, head and loss with their own backward pass, if this device runs it.
+        H: forward and backward of head and loss, if this device runs it.
     update_s
-        The optimizer step, once an iteration.
+        Optimizer step.
     operation_s
-        What every F, H and B costs beyond that, a number for all devices.
+        Overhead of every F, H and B, the same for all devices.
     message_s
-        What every message of the pipeline costs between the end of its operation and its
-        hand-over to the link.
+        Overhead of every pipeline message between the end of its operation and its transfer.
     """
 
     source: str
@@ -62,13 +61,13 @@ class ComputeTimes:
         return f"ComputeTimes({counted(len(self.forward_s), 'device')}, {', '.join(means)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; costs that are 0 are left out."""
+        """JSON-ready form; overheads that are 0 are omitted."""
         data = {"source": self.source, **{name: list(getattr(self, name)) for name in FIELDS}}
         return data | {name: cost for name in COSTS if (cost := getattr(self, name)) != 0.0}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ComputeTimes:
-        """From the form that `to_dict` makes (and that a plan file holds)."""
+        """Inverse of `to_dict`."""
         costs = {name: data.get(name, 0.0) for name in COSTS}
         return cls(source=data["source"], **{name: data[name] for name in FIELDS}, **costs)
 
@@ -81,7 +80,7 @@ class ComputeTimes:
         layers: Sequence[tuple[int, int]],
         recompute: Sequence[bool] = (),
     ) -> ComputeTimes:
-        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free."""
+        """FLOPs of each stage over the FLOP/s of its devices; updates take no time."""
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
         again = recompute or (False,) * len(groups)

@@ -1,6 +1,6 @@
 """Costs of a stage: seconds from FLOPs, memory from bytes.
 
-The only place for these formulas, but for `planner.checker`, which has its own.
+These formulas are nowhere else, except in `planner.checker`, which has its own.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
 BACKWARD_TO_FORWARD = 2.0
-"""FLOPs of a backward over a forward pass: gradients of inputs and of weights.
+"""FLOPs of a backward pass relative to a forward pass: gradients of inputs and of weights.
 
-A stage that recomputes its activations runs its forward pass once more before.
+A stage that recomputes its activations repeats the forward pass in addition.
 """
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """One stage of a model on whatever device.
+    """Costs of one stage of a model, on any device.
 
     Attributes
     ----------
     forward_flops
         F of one microbatch.
     backward_flops
-        B of one microbatch: `BACKWARD_TO_FORWARD` times as many, and one more F with recomputation.
+        B of one microbatch: `BACKWARD_TO_FORWARD` times as many, plus another F with recomputation.
     head_flops
-        H of one microbatch, head and loss with their own backward pass; 0 on other stages.
+        H of one microbatch: forward and backward of head and loss; 0 on other stages.
     state_bytes
         Weights, their copies in the format of compute, gradients and optimizer state.
     scratch_bytes
-        What is alive only while one operation runs, in the operation that needs most
-        (`WorkingMemory`), and messages on their way.
+        Temporaries of the operation that needs most (`WorkingMemory`), and messages in transfer.
     saved_bytes
-        Activations of one microbatch, kept between its F and its B, and the stage's output; with
+        Activations of one microbatch between its F and B, and the stage's output; with
         recomputation the stage's input alone, and on the head's stage its output, which H needs.
     output_bytes
-        Activations that one microbatch hands on, as sent over the network.
+        Activations of one microbatch sent to the next stage, on the wire.
     """
 
     forward_flops: float
@@ -53,29 +52,29 @@ class StageCosts:
     gradient_bytes: float
 
     def forward_s(self, flops: float) -> float:
-        """Seconds of F at so many FLOP/s."""
+        """Seconds of F at ``flops`` FLOP/s."""
         return self.forward_flops / flops
 
     def backward_s(self, flops: float) -> float:
-        """Seconds of B at so many FLOP/s."""
+        """Seconds of B at ``flops`` FLOP/s."""
         return self.backward_flops / flops
 
     def head_s(self, flops: float) -> float:
-        """Seconds of H at so many FLOP/s."""
+        """Seconds of H at ``flops`` FLOP/s."""
         return self.head_flops / flops
 
     def busy_s(self, flops: float) -> float:
-        """Seconds of F, H and B of one microbatch at so many FLOP/s."""
+        """Seconds of F, H and B of one microbatch at ``flops`` FLOP/s."""
         return (self.forward_flops + self.backward_flops + self.head_flops) / flops
 
     def need_bytes(self, microbatches: int) -> float:
-        """Memory for the stage and so many microbatches between their F and B."""
+        """Memory for the stage with so many microbatches between F and B."""
         return self.state_bytes + self.scratch_bytes + microbatches * self.saved_bytes
 
     def room(self, memory_bytes: float) -> float:
-        """Microbatches that so much memory holds between their F and B.
+        """Microbatches between F and B that fit in memory.
 
-        Infinite where nothing is kept, 0 where not even the stage itself fits.
+        Infinite if nothing is saved, 0 if the stage itself does not fit.
         """
         left = memory_bytes - self.state_bytes - self.scratch_bytes
         if self.saved_bytes == 0:
@@ -91,7 +90,7 @@ def stage_costs(
     with_head: bool = False,
     recompute: bool = False,
 ) -> StageCosts:
-    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding."""
+    """Costs of the layers ``start`` to ``stop - 1`` as a stage; layer 0 includes the embedding."""
     key = (start, stop, with_head, recompute)
     known: StageCosts | None = workload.known_costs.get(key)
     if known is None:
@@ -102,7 +101,7 @@ def stage_costs(
 
 
 def _working_memory(workload: Workload) -> WorkingMemory:
-    """Computed once for each workload."""
+    """Computed once per workload."""
     known: WorkingMemory | None = workload.known_costs.get("working memory")
     if known is None:
         known = workload.known_costs["working memory"] = WorkingMemory.of(workload)
@@ -153,13 +152,7 @@ def split_costs(
     head_stage: int,
     recompute: Sequence[bool] = (),
 ) -> tuple[StageCosts, ...]:
-    """Costs of every stage of a split, head and loss on ``head_stage``.
-
-    Returns
-    -------
-    tuple[StageCosts, ...]
-        One entry a stage.
-    """
+    """Costs of every stage of a split, with head and loss on ``head_stage``."""
     again = recompute or (False,) * len(split)
     return tuple(
         stage_costs(workload, *part, with_head=j == head_stage, recompute=again[j])

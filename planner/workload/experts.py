@@ -11,20 +11,20 @@ from planner.utils.validate import count, instance_of, sequence
 class Experts:
     """A router and several feed-forward parts in place of one (Shazeer et al. 2017).
 
-    All of them are stored, averaged and kept in checkpoints; a token is computed by ``active``.
+    All experts are stored, averaged and checkpointed; a token is computed by ``active`` of them.
 
     Attributes
     ----------
     count
-        Experts of a layer.
+        Experts per layer.
     active
-        Of these, how many the router sends a token to.
+        Experts to which the router sends each token.
     shared_ffn
-        Width of an expert that all tokens visit beside; 0: there is none.
+        Width of an additional expert for all tokens; 0 if there is none.
     shared_gate
-        Whether a gate weighs what that one gives, as in Qwen2's.
+        Whether its output is weighted by a gate, as in Qwen2.
     dense_layers
-        Numbers of the layers that have a usual feed-forward part instead.
+        Indices of layers with an ordinary feed-forward part.
     """
 
     count: int
@@ -51,7 +51,7 @@ class Experts:
 
 
 def layer_numbers(field: str, values: object) -> tuple[int, ...]:
-    """Numbers of layers, ascending, each once.
+    """Indices of layers, ascending and distinct.
 
     Returns
     -------

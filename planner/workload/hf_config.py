@@ -1,8 +1,8 @@
-"""A transformer from its Hugging Face ``config.json``, and the file of one.
+"""Reads and writes Hugging Face ``config.json`` files of transformers.
 
-What may change a size and is not counted here is refused by name; so is a field that nobody here
-knows, unless it says nothing (null, false, empty). What changes no size, but the executor does not
-do, becomes `Architecture.priced_only`.
+Fields that may change a size and are not supported are refused by name, and so are unknown fields,
+unless they are empty (null, false). Features that change no size but that the executor lacks become
+`Architecture.priced_only`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.workload.transformer import Fields, transformer
 
 CONFIG = "config.json"
 WITH_IMAGES = "gemma3"
-"""A ``model_type`` whose file has a text model's inside."""
+"""A ``model_type`` whose file contains a text model."""
 LEFT_OUT = "the part that sees images, which is left out"
 SAYS_NOTHING = re.compile(
     r"architectures|model_type|(_?name_or_path)|transformers_version|(torch_)?dtype|use_cache|"
@@ -42,21 +42,21 @@ SAYS_NOTHING = re.compile(
     r"prompt_lookup_num_tokens|finetuning_task|torchscript|use_bfloat16|_flash_attn_2_enabled|"
     r".*_dropout|_commit_hash|is_llama_config|max_sequence_length|unsloth_.*|transformers\.js_config"
 )
-"""Of labels, tokens, dropout (never done here), storage, text generation, and of tools."""
+"""Fields without effect here: labels, tokens, dropout (never used), storage, generation, tools."""
 
 NOTHING_AT_0 = re.compile(r"n(um)?_shared_experts|shared_expert_.*|num_nextn_predict_layers")
-"""Numbers of parts that a model has not, where they are 0."""
+"""Numbers of parts that a model lacks if they are 0."""
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""What the name of a class adds to its ``model_type`` if its head is over the vocabulary alone."""
+"""Suffixes of class names whose head is over the vocabulary alone."""
 DEFAULT_SEQUENCE = 8192
-"""Tokens per sample at most, unless a longer sequence is asked for."""
+"""Largest number of tokens per sample, unless a longer sequence is requested."""
 
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
-    """From a Hugging Face ``config.json`` of one of `planner.workload.hf_families.MODELS`.
+    """A workload from a ``config.json`` of one of `planner.workload.hf_families.MODELS`.
 
-    Samples have as many tokens as the model has positions (``max_position_embeddings``), but at
-    most `DEFAULT_SEQUENCE`; ``sequence`` sets another length.
+    Samples have as many tokens as the model has positions (``max_position_embeddings``), up to
+    `DEFAULT_SEQUENCE`; ``sequence`` sets another length.
     """
     config = read_config(path)
     batch = changes.pop("batch_samples", None) or 512
@@ -73,7 +73,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The fields of a ``config.json``."""
+    """Fields of a ``config.json``."""
     config = read_json(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
@@ -102,7 +102,7 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
 
 
 def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
-    """Refuse a class without a head over the vocabulary, which is priced, or with another one."""
+    """Refuse a class whose head is not over the vocabulary."""
     named = config.get("architectures")
     stem = config["model_type"].removesuffix("_text").replace("_", "")
     known = {f"{stem}{head}".lower() for head in LANGUAGE_MODELS}
@@ -129,7 +129,7 @@ def _require_known(config: dict[str, Any], known: Collection[str], path: str | P
 
 
 def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
-    """Of a model that sees images, the one that reads."""
+    """The text model of a multimodal one."""
     _require_known(config, {"text_config", "vision_config", "tie_word_embeddings"}, path)
     _require_language_model(config, path)
     text = config.get("text_config")
@@ -152,12 +152,12 @@ def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
 
 
 def to_hf_config(arch: Architecture) -> dict[str, Any]:
-    """What ``transformers`` builds the architecture from.
+    """Fields from which ``transformers`` builds the architecture.
 
     Returns
     -------
     dict[str, Any]
-        Fields of a ``config.json``; without dropout, as it was trained.
+        Fields of a ``config.json``, without dropout.
     """
     if arch.unexecuted:
         raise ValueError(

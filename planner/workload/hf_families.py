@@ -1,6 +1,6 @@
-"""Which families of models ``config.json`` may describe, and what their fields say of sizes.
+"""Supported families of models in ``config.json``, and the meaning of their fields.
 
-Where a file is silent, it means what ``transformers`` takes then.
+Missing fields have the defaults of ``transformers``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.workload.layers import ROPE_THETA, Architecture, Family
 
 MISTRAL_WINDOW = GEMMA_WINDOW = 4096
 GEMMA3_PATTERN = 6
-"""Of Gemma 3's layers, every sixth attends to all tokens."""
+"""Every sixth layer of Gemma 3 attends to all tokens."""
 FIRST_WINDOW_LAYER = 28
 SLIDING, FULL = "sliding_attention", "full_attention"
 ACTIVATIONS = {
@@ -33,7 +33,7 @@ ACTIVATIONS = {
         "sigmoid",
     ),
 }
-"""Without parameters of their own."""
+"""Activation functions without parameters."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Rules:
     Attributes
     ----------
     reads
-        Fields that the architecture is made of, or that change none of its sizes.
+        Fields that the architecture depends on, or that change no size.
     build
-        Makes it of them.
+        Builds the architecture.
     """
 
     reads: frozenset[str]
@@ -229,11 +229,11 @@ MODELS: Mapping[str, Rules] = {
         _gemma3,
     ),
 }
-"""By ``model_type``."""
+"""Rules by ``model_type``."""
 
 
 def _rotary(get: ConfigFields, usual: Mapping[str, Any] | None = None) -> Architecture:
-    """What models with rotary positions have in common; ``usual``: where the file is silent."""
+    """Common fields of models with rotary positions; ``usual`` are the defaults."""
     usual = usual or {}
     heads, hidden = _size(get, "num_attention_heads", usual), get.whole("hidden_size")
     positions = _size(get, "max_position_embeddings", usual)
@@ -264,7 +264,7 @@ def _size(get: ConfigFields, name: str, usual: Mapping[str, Any]) -> int:
 
 
 def _gemma(get: ConfigFields, usual: Mapping[str, Any]) -> Architecture:
-    """What Gemma 2 and 3 have in common; all of it is `Family.GEMMA`, so notes say no more."""
+    """Common fields of Gemma 2 and 3, covered by `Family.GEMMA`."""
     _activation(get, "hidden_activation", "gelu_pytorch_tanh", ())
     bias = get.flag("attention_bias", False)
     return replace(
@@ -291,7 +291,7 @@ def _qwen_experts(get: ConfigFields, layers: int) -> Experts:
 
 
 def _activation(get: ConfigFields, name: str, usual: str, executed: tuple[str, ...]) -> list[str]:
-    """What the executor does not do; raises where it may have parameters."""
+    """A note if the executor lacks the activation; raises if it may have parameters."""
     found = get.word(name, usual)
     if found not in ACTIVATIONS:
         raise ValueError(
@@ -303,7 +303,7 @@ def _activation(get: ConfigFields, name: str, usual: str, executed: tuple[str, .
 
 
 def _rope(get: ConfigFields, theta: float) -> tuple[float, list[str]]:
-    """The base of rotary positions, and what the executor does not do of them."""
+    """The base of rotary positions, and notes on variants that the executor lacks."""
     notes = []
     theta = get.number("rope_theta", theta)
     share = get.number("partial_rotary_factor", 1.0)
@@ -320,7 +320,7 @@ def _rope(get: ConfigFields, theta: float) -> tuple[float, list[str]]:
 
 
 def _from_a_layer_on(get: ConfigFields) -> Callable[[int], bool]:
-    """Qwen's rule for layers with a window, where the file has no ``layer_types``."""
+    """Qwen's rule for layers with a window, in files without ``layer_types``."""
     if not get.flag("use_sliding_window", False):
         return lambda _: False
     first = 0
@@ -330,7 +330,7 @@ def _from_a_layer_on(get: ConfigFields) -> Callable[[int], bool]:
 
 
 def _layer_types(get: ConfigFields, layers: int) -> list[str]:
-    """A word a layer; none where the file is silent."""
+    """One type per layer; empty if missing."""
     types = get.words("layer_types")
     strange = sorted(set(types) - {SLIDING, FULL})
     if strange:
@@ -350,7 +350,7 @@ def _with_window(
     slides: Callable[[int], bool],
     usual: int | None = None,
 ) -> Architecture:
-    """With the window of layers that are said to have one, or by a rule; ``usual``: its size."""
+    """The architecture with windows by layer type, or by a rule; ``usual`` is the default size."""
     types = _layer_types(get, arch.layers)
     if usual is None and not get.flag("use_sliding_window", False):
         return arch

@@ -1,4 +1,4 @@
-"""Fields of a ``config.json``, one by one."""
+"""Typed access to the fields of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from planner.utils.validate import real, short_repr
 
 
 class ConfigFields:
-    """Fields of a config, refused where they are of the wrong kind."""
+    """Fields of a config; values of a wrong type are refused."""
 
     def __init__(self, config: dict[str, Any], path: str | Path) -> None:
         self._config, self._path = config, path
 
     def has(self, name: str) -> bool:
-        """Whether it is said, and not null."""
+        """Whether the field is present and not null."""
         return self._config.get(name) is not None
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """As it stands there."""
+        """The value as it is."""
         return self._config.get(name, default)
 
     def _said(self, name: str, usual: Any) -> Any:
-        """As it stands there, or what it is where the file is silent or says null."""
+        """The value, or the default if it is missing or null."""
         value = self._config.get(name)
         return usual if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """A boolean."""
         value = self._said(name, default)
         if not isinstance(value, bool):
             raise ValueError(
@@ -37,14 +37,14 @@ class ConfigFields:
         return value
 
     def word(self, name: str, default: str) -> str:
-        """A name."""
+        """A string."""
         value = self._said(name, default)
         if not isinstance(value, str):
             raise ValueError(f"{self._path}: {name} is {short_repr(value)}; it must be a name")
         return value
 
     def words(self, name: str) -> list[str]:
-        """A list of names; none where the file is silent."""
+        """A list of strings; empty if missing."""
         value = self._said(name, [])
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ValueError(
@@ -53,7 +53,7 @@ class ConfigFields:
         return list(value)
 
     def numbers(self, name: str, most: int) -> list[int]:
-        """A list of whole numbers from 0 to below ``most``; none where the file is silent."""
+        """A list of whole numbers from 0 to below ``most``; empty if missing."""
         value = self._said(name, [])
         if not isinstance(value, list) or not all(type(k) is int and 0 <= k < most for k in value):
             raise ValueError(
@@ -63,7 +63,7 @@ class ConfigFields:
         return list(value)
 
     def under(self, name: str) -> ConfigFields:
-        """An object inside; an empty one where the file is silent."""
+        """A nested object; empty if missing."""
         value = self._said(name, {})
         if not isinstance(value, dict):
             raise ValueError(
@@ -72,11 +72,11 @@ class ConfigFields:
         return ConfigFields(value, f"{self._path}: {name}")
 
     def names(self) -> set[str]:
-        """What is said."""
+        """Names of the fields present."""
         return set(self._config)
 
     def whole(self, *names: str, default: int | None = None) -> int:
-        """The first that is said, at least 1."""
+        """The first of several fields that is present, at least 1."""
         for name in names:
             value = self._config.get(name)
             if value is None:
@@ -91,7 +91,7 @@ class ConfigFields:
         raise ValueError(f"{self._path}: field {names[0]!r} is missing; it is needed for its size")
 
     def whole_or_none(self, name: str) -> int | None:
-        """None where the file is silent."""
+        """A whole number; None if missing."""
         return self.whole(name) if self.has(name) else None
 
     def number(self, name: str, default: float) -> float:

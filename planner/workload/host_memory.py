@@ -1,4 +1,4 @@
-"""The memory of this machine."""
+"""Memory of this machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 USABLE = 0.9
-"""Of the memory that is available now."""
+"""Usable part of the memory that is available now."""
 
 
 def available_bytes() -> float:
-    """Memory that this machine can still give."""
+    """Memory that is available now, within limits of containers."""
     with suppress(OSError, StopIteration, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found = next(line for line in lines if line.startswith("MemAvailable"))

@@ -1,4 +1,4 @@
-"""Layers of a model, and how a transformer is built from them."""
+"""Layers of a model, and the architecture of a transformer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from planner.workload.experts import Experts, layer_numbers
 
 @dataclass(frozen=True)
 class Layer:
-    """One indivisible piece of a model; figures are per sample.
+    """An indivisible part of a model; figures are per sample.
 
     Attributes
     ----------
     name
         For messages and pictures.
     parameters
-        Parameters that this layer owns (0 where it shares another layer's).
+        Parameters that the layer owns (0 if it shares another layer's).
     forward_flops
         FLOPs of its forward pass.
     output_bytes
-        Activations it hands on, as sent over the network.
+        Activations sent to the next layer, on the wire.
     saved_bytes
-        Activations kept on the device between its forward and its backward pass.
+        Activations kept on the device between forward and backward pass.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Layer:
 
 
 class Family(enum.StrEnum):
-    """Kinds of transformers whose sizes are known here.
+    """Families of transformers.
 
     ``gpt2``: LayerNorm, learned positions, GELU (tanh), biases. ``llama``: RMSNorm, rotary
-    positions, SwiGLU, no biases but where said; Mistral, Mixtral, and Qwen's are of this kind.
-    ``gemma``: as ``llama``, but with GELU in the gate and embeddings scaled: Gemma 2 and 3.
+    positions, SwiGLU, no biases by default; includes Mistral, Mixtral and Qwen. ``gemma``: as
+    ``llama``, with GELU in the gate and scaled embeddings: Gemma 2 and 3.
     """
 
     GPT2 = "gpt2"
@@ -62,49 +62,53 @@ ROPE_THETA = 10000.0
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder-only transformer, as far as its sizes go and the executor needs to build it.
+    """A decoder-only transformer: all that determines its sizes and that the executor needs.
 
-    `unexecuted` says what of it can be planned but not run.
+    `unexecuted` lists features that can be planned but not run.
 
     Attributes
     ----------
     kind
-        Its family; a string is turned into one.
+        A `Family` or its value.
     hidden
         Size of the hidden state, a multiple of ``heads`` unless ``head_size`` is given.
     heads, kv_heads
-        Attention heads of queries, and of keys and values; the former a multiple of the latter.
+        Attention heads of queries, and of keys and values; the former is a multiple of the latter.
     ffn
         Width of the feed-forward layer.
     vocabulary
-        Number of different tokens.
+        Number of distinct tokens.
+    sequence
+        Tokens per sample.
+    layers
+        Number of layers.
     tied
         Whether embedding and output projection share their weights.
     head_size
-        Of one attention head; None: ``hidden / heads``.
+        Size of an attention head; None for ``hidden / heads``.
     norm_eps
-        What norms add to the variance.
+        Added to the variance in norms.
     rope_theta
         ``llama``: base of the rotary frequencies.
     qkv_bias
-        Whether queries, keys and values have biases, as Qwen2's have.
+        Whether queries, keys and values have biases, as in Qwen2.
     window
-        Tokens, itself included, that a token attends to, as in Mistral; None: all.
+        Tokens, including itself, that a token attends to, as in Mistral; None for all.
     positions
-        ``gpt2``: rows of the learned positions; others: the longest sequence that it is said to
-        be good for. None: ``sequence``.
+        ``gpt2``: rows of the learned positions; others: longest supported sequence. None for
+        ``sequence``.
     qk_norm
-        Whether queries and keys are normed, head by head, as Qwen3's are.
+        Whether queries and keys are normalised per head, as in Qwen3.
     out_bias, ffn_bias
-        Whether attention's output, and the feed-forward part, have biases.
+        Whether attention output and feed-forward layers have biases.
     post_norms
-        Whether attention and feed-forward part have a norm behind them too, as Gemma's have.
+        Whether attention and feed-forward part are followed by a norm too, as in Gemma.
     full_layers
-        Numbers of the layers that attend to all tokens although there is a window.
+        Indices of layers that attend to all tokens in spite of ``window``.
     experts
-        In place of the feed-forward part; None: there are none. Its fields as a mapping will do.
+        `Experts` in place of the feed-forward part, or its fields as a mapping; None for none.
     priced_only
-        What changes no size, and the executor does not do, in the words of ``config.json``.
+        Features that change no size and that the executor lacks, in the words of ``config.json``.
     """
 
     kind: Family
@@ -155,7 +159,7 @@ class Architecture:
             )
 
     def _require_parts(self) -> None:
-        """Numbers of layers, experts, and words, each in one form."""
+        """Validate and normalise layer indices, experts and notes."""
         full = layer_numbers("architecture full_layers", self.full_layers)
         object.__setattr__(self, "full_layers", full)
         words = sequence("architecture priced_only", self.priced_only)
@@ -194,12 +198,12 @@ class Architecture:
 
     @property
     def attention_size(self) -> int:
-        """Of one attention head."""
+        """Size of an attention head."""
         return self.head_size or self.hidden // self.heads
 
     @property
     def position_rows(self) -> int:
-        """Positions that the model has, or is said to be good for."""
+        """Learned positions, or longest supported sequence."""
         return self.positions or self.sequence
 
     def window_of(self, layer: int) -> int:
@@ -209,7 +213,7 @@ class Architecture:
         return min(self.window, self.sequence)
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The experts of a layer; None: it has a usual feed-forward part."""
+        """The experts of a layer; None for an ordinary feed-forward part."""
         return None if layer in self._dense else self.experts
 
     @cached_property
@@ -222,7 +226,7 @@ class Architecture:
 
     @property
     def unexecuted(self) -> tuple[str, ...]:
-        """What of it the executor does not do, in words; empty: it builds and trains it."""
+        """Features that the executor lacks, in words; empty if it can build and train the model."""
         if self.kind is Family.GEMMA:
             return "Gemma's layers", *self.priced_only
         found = {
@@ -235,7 +239,7 @@ class Architecture:
         return (*(words for words, has in found.items() if has), *self.priced_only)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; fields after ``tied`` are left out where they are as by default."""
+        """JSON-ready form; fields after ``tied`` only if they differ from their defaults."""
         said = _unusual(self, ALWAYS)
         for name in ("full_layers", "priced_only"):
             if name in said:
@@ -248,7 +252,7 @@ class Architecture:
 
 
 def _unusual(data: Architecture | Experts, always: int) -> dict[str, Any]:
-    """The first fields, and those that are not as by default."""
+    """The first ``always`` fields, and those that differ from their defaults."""
     return {
         f.name: getattr(data, f.name)
         for k, f in enumerate(fields(data))
@@ -259,19 +263,19 @@ def _unusual(data: Architecture | Experts, always: int) -> dict[str, Any]:
 MOST = {"layers": 10_000} | dict.fromkeys(
     ("hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"), 10**9
 )
-"""Of a model; beyond is a slip of the pen."""
+"""Largest sizes of a model; more is a typing error."""
 OPTIONAL = ("head_size", "window", "positions")
 MOST |= dict.fromkeys(OPTIONAL, 10**9)
 ALWAYS = 9
-"""Fields of an `Architecture` that plan files have had from the beginning."""
+"""Number of fields of an `Architecture` that plan files always contain."""
 ALWAYS_OF_EXPERTS = 3
 NOT_GPT2 = ("qk_norm", "out_bias", "ffn_bias", "post_norms")
-"""Fields that are true or false, and are so for all of GPT-2's."""
+"""Boolean fields that are fixed for GPT-2."""
 
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What one stage costs, per sample, head excluded; the fields of `Layer`, summed.
+    """Costs of a stage per sample, without the head; sums over the fields of `Layer`.
 
     Attributes
     ----------
@@ -280,9 +284,9 @@ class StageLoad:
     forward_flops
         FLOPs of its forward pass.
     output_bytes
-        Activations that its last layer hands on.
+        Activations sent by its last layer.
     saved_bytes
-        Activations that its layers keep between forward and backward pass.
+        Activations kept between forward and backward pass.
     """
 
     parameters: int

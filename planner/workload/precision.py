@@ -10,27 +10,26 @@ from planner.network.dtype import Dtype
 from planner.utils.validate import choice, mapping
 
 OPTIMIZER_MOMENTS = 2
-"""Of AdamW, each in the format of the parameters."""
+"""Moments of AdamW, in the format of the parameters."""
 OUTER_COPIES = 2
-"""What an outer optimizer keeps, in the format of the parameters: those of the last outer step, and
-its momentum."""
+"""Copies kept by an outer optimizer, in the format of the parameters: parameters of the last outer
+step, and momentum."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The format of each kind of number; an input of a plan, since it changes what is computed.
+    """The format of each kind of number; an input of a plan, since it changes the computation.
 
     Attributes
     ----------
     compute
-        Of matrix products and of activations between F and B. Whatever it is, norms, softmax and
-        loss sum in fp32.
+        Matrix products, and activations between F and B. Norms, softmax and loss use fp32.
     messages
-        Of activations and their gradients between devices.
+        Activations and their gradients between devices.
     gradients
-        Of what averaging sends; sums are made in fp32.
+        Messages of averaging; sums are accumulated in fp32.
     parameters
-        Of parameters and optimizer state, fp32: smaller updates than bf16 can hold would be lost.
+        Parameters and optimizer state: fp32, because bf16 would lose small updates.
     """
 
     compute: Dtype = Dtype.BF16
@@ -50,7 +49,7 @@ class Precision:
 
     @classmethod
     def of(cls, value: Precision | Mapping[str, str] | str) -> Precision:
-        """From a word: ``bf16`` computes and sends activations in 16 bits, ``fp32`` all in 32."""
+        """By name: ``bf16`` computes and sends activations in 16 bits; ``fp32`` uses 32 for all."""
         if isinstance(value, Precision):
             return value
         if isinstance(value, str):
@@ -65,19 +64,19 @@ class Precision:
 
     @classmethod
     def of_bytes(cls, activation: float, gradient: float) -> Precision:
-        """What plan files mean that do not say it: the formats of so many bytes."""
+        """The formats of plan files that state bytes only."""
         narrow = Dtype.BF16
         activations = narrow if activation <= narrow.bytes else Dtype.FP32
         return cls(activations, activations, narrow if gradient <= narrow.bytes else Dtype.FP32)
 
     @property
     def state_bytes(self) -> float:
-        """Of one parameter: itself, its gradient as it is summed, and AdamW's two moments."""
+        """Bytes per parameter: itself, its accumulated gradient, and the moments of AdamW."""
         kept = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
         return float(kept + Dtype.FP32.bytes)
 
     def outer_state_bytes(self, *, delayed: bool = False) -> float:
-        """Of one parameter, beside `state_bytes`, where averages are rare."""
+        """Additional bytes per parameter with an outer optimizer."""
         return float((OUTER_COPIES + delayed) * self.parameters.bytes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _swarm_encoder(hidden: int, heads: int, note: str) -> Callable[[str], Fields
 
 
 def _albert_large(name: str) -> Fields:
-    """All 24 layers share one set of weights, so only the first owns parameters."""
+    """All 24 layers share their weights, so only the first owns parameters."""
     hidden, ffn, embedding, vocabulary, s = 1024, 4096, 128, 30000, 512
     arch = Architecture(Family.GPT2, 24, hidden, 16, 16, ffn, vocabulary, s)
     like_gpt = transformer(name, arch, batch_samples=4096)
@@ -168,7 +168,7 @@ WORKLOAD_FIELDS = (
 
 
 def preset(name: str, **changes: Any) -> Fields:
-    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed."""
+    """A preset by name, with ``sequence`` or fields of `WORKLOAD_FIELDS` changed."""
     if not isinstance(name, str) or name not in PRESETS:
         near = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         raise ValueError(
@@ -179,7 +179,7 @@ def preset(name: str, **changes: Any) -> Fields:
 
 
 def changed(workload: Fields, changes: dict[str, Any]) -> Fields:
-    """A workload with ``sequence`` and other fields changed, as `preset` takes them."""
+    """A workload with ``sequence`` or other fields changed, as in `preset`."""
     changes = {key: value for key, value in changes.items() if value is not None}
     sequence = changes.pop("sequence", None)
     precision = changes.pop("precision", None)

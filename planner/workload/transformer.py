@@ -1,16 +1,14 @@
 """Decoder-only transformers: parameters, FLOPs and bytes of each layer.
 
-Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
-token; attention adds ``4 w q`` per token (scores and values, q: all heads' sizes, w: the tokens of
-a sample, or of the window where that is shorter; Narayanan et al. 2021, section 5.1). Of experts,
-all have parameters, and the router's choice is computed: tokens are taken to be spread evenly, and
-none to be dropped.
+Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and token;
+attention adds ``4 w q`` per token (scores and values; q: width of all heads, w: tokens of a sample,
+or of the window if shorter; Narayanan et al. 2021, section 5.1). All experts have parameters;
+tokens are assumed to be spread evenly over them, without dropping.
 
-A layer keeps for its backward pass what norms and attention keep, ``8 s h`` elements where all
-heads together are as wide as h and there are two norms, and the feed-forward part's two or three
-activations: ``16 s h`` of GPT-2, the 17 of Korthikanti et al. (2022), eq. 1 with recomputed
-attention scores, less the dropout masks, which the executor does not have. It hands on ``s h``
-elements.
+A layer saves for its backward pass what norms and attention keep, ``8 s h`` elements if all heads
+together are as wide as h and there are two norms, and the two or three activations of the feed-
+forward part: ``16 s h`` for GPT-2, the 17 of Korthikanti et al. (2022), eq. 1 with recomputed
+attention scores, without dropout masks, which the executor lacks. It sends ``s h`` elements.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
 
 SAVED_OF_NORMS = 4.0
-"""Of the hidden size: inputs and outputs of two norms."""
+"""Saved elements per hidden unit: inputs and outputs of two norms."""
 SAVED_OF_HEADS = 4.0
-"""Of the width of all heads: queries, keys and values for each of them, what attention gives."""
+"""Saved elements per unit of head width: queries, keys, values, and the attention output."""
 SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3, Family.GEMMA: 3}
-"""Of the feed-forward width: around GELU; or gate, up and their product."""
+"""Saved elements per unit of feed-forward width: around GELU; or gate, up and their product."""
 
 
 def transformer(
@@ -93,7 +91,7 @@ def transformer(
 
 
 def active_parameters(arch: Architecture) -> int:
-    """Parameters that a token meets: all but those of experts that it is not sent to."""
+    """Parameters used by a token: all except those of experts that it is not sent to."""
     layers = sum(_active_weights(arch, k) + _vectors(arch, k) for k in range(arch.layers))
     head = _norm(arch) + (0 if arch.tied else arch.vocabulary * arch.hidden)
     return _stem_parameters(arch) + layers + head
@@ -105,7 +103,7 @@ def _stem_parameters(arch: Architecture) -> int:
 
 
 def _widths(arch: Architecture) -> tuple[int, int]:
-    """Of all heads together: queries, and keys or values."""
+    """Total width of queries, and of keys or values."""
     return arch.attention_size * arch.heads, arch.attention_size * arch.kv_heads
 
 
@@ -131,7 +129,7 @@ def _stored_weights(arch: Architecture, k: int) -> int:
 
 
 def _active_weights(arch: Architecture, k: int) -> int:
-    """Entries of the matrices that one token is multiplied with."""
+    """Entries of the matrices with which a token is multiplied."""
     experts = arch.experts_of(k)
     if experts is None:
         return _attention_weights(arch) + _ffn_weights(arch, arch.ffn)
@@ -156,7 +154,7 @@ def _vectors(arch: Architecture, k: int) -> int:
 
 
 def _saved_elements(arch: Architecture, k: int) -> float:
-    """Of one token, what a layer keeps for its backward pass."""
+    """Elements per token that a layer saves for its backward pass."""
     h, (q, kv) = arch.hidden, _widths(arch)
     around = SAVED_OF_NORMS * h * (2 if arch.post_norms else 1) + SAVED_OF_HEADS * q
     # what these norms were given; what they give is counted with the heads

@@ -1,7 +1,7 @@
-"""Memory of one operation while it runs, beside a stage's state and its saved activations.
+"""Temporary memory of operations, beside a stage's state and its saved activations.
 
-These are PyTorch's own temporaries in the executor: gradients that flow through a layer, logits in
-fp32, the dense gradient of the embedding, messages on their way. Each formula was compared with
+These are PyTorch's temporaries in the executor: gradients within a layer, logits in fp32, the dense
+gradient of the embedding, messages in transfer. Each formula was compared with
 `torch.cuda.max_memory_allocated` of 42 stages on an H200 and with the live tensors of a CPU
 (``benchmarks/results/gpu-check-2026-11-26.md``, ``tests/executor/test_kept.py``).
 """
@@ -15,32 +15,32 @@ from planner.workload.workload import Workload
 
 FP32_BYTES = 4
 LOGIT_COPIES = 3
-"""Logits in fp32, their log-softmax and its gradient; the plain logits are gone by then."""
+"""Logits in fp32, their log-softmax and its gradient; the original logits are freed by then."""
 EMBEDDING_COPIES = 5
-"""Of a microbatch's activations in fp32, while the embedding's gradient is made of theirs."""
+"""Copies of a microbatch's activations in fp32 during the backward pass of the embedding."""
 HEAD_COPIES = 2
-"""Of a microbatch's activations: what the head is given, and its norm."""
+"""Copies of a microbatch's activations: input of the head, and its norm."""
 MESSAGES = 4
-"""Messages on a device beside those that operations hold: two that arrive, two that leave."""
+"""Messages on a device beside those of its operations: two arriving, two leaving."""
 
 
 @dataclass(frozen=True)
 class WorkingMemory:
-    """Bytes that one operation of a microbatch needs, by operation.
+    """Temporary bytes for one microbatch, by operation.
 
     Attributes
     ----------
     layer
         Backward pass of one layer: gradients of its activations and of its largest matrix.
     embedding
-        Backward pass of the embedding: its dense gradient in fp32; its stage's activations are
+        Backward pass of the embedding: its dense gradient in fp32; the stage's activations are
         freed by then.
     head
         Head and loss, forward and backward.
     messages
-        On their way between stages.
+        Messages between stages.
     rounded_bytes
-        Of one parameter: its copy in the format of compute; 0 where that is fp32.
+        Per parameter, its copy in the format of compute; 0 for fp32.
     """
 
     layer: float
@@ -53,7 +53,7 @@ class WorkingMemory:
     def of(cls, workload: Workload) -> WorkingMemory:
         """The working memory of a workload.
 
-        Without an architecture nothing runs it: only what the workload states is counted.
+        Without an architecture the executor cannot run it, so only stated bytes are counted.
         """
         arch, samples = workload.architecture, workload.microbatch_samples
         if arch is None:
@@ -86,7 +86,7 @@ class WorkingMemory:
 
 
 def _gradient_elements(arch: Architecture) -> float:
-    """Of one token, at most alive in the backward pass of one layer's feed-forward or attention."""
+    """Most live elements per token in the backward pass of a feed-forward or attention part."""
     h, q, experts = arch.hidden, arch.attention_size * arch.heads, arch.experts
     width = arch.ffn
     if experts is not None:

@@ -1,8 +1,8 @@
-"""What is trained: layers with parameters, FLOPs and activations, batch sizes.
+"""Workload: layers with parameters, FLOPs and activations, and batch sizes.
 
-A `Workload` is a stem (embedding), a chain of layers that can be cut into stages, and a head
-(final norm, output projection, loss). All figures are per sample; the presets with their sources
-are in `planner.workload.presets`.
+A `Workload` is a stem (embedding), a chain of layers that can be split into stages, and a head
+(final norm, output projection, loss). All figures are per sample; presets with their sources are in
+`planner.workload.presets`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from planner.workload.precision import Precision
 from planner.workload.transformer import transformer
 
 MOST_SAMPLES = 1_000_000_000
-"""Of a batch."""
+"""Largest batch."""
 MOST_PARTS = 40
-"""Rows that a notebook shows."""
+"""Largest number of rows in a notebook."""
 
 
 @dataclass(frozen=True)
@@ -39,41 +39,41 @@ class Workload:
     Attributes
     ----------
     name
-        Of the workload.
+        Name of the workload.
     stem
-        What comes before the first layer: the embedding.
+        What precedes the first layer: the embedding.
     layers
-        The chain that can be cut into stages.
+        The chain that can be split into stages.
     head
-        What comes after the last: norm, projection, loss.
+        What follows the last layer: norm, projection, loss.
     batch_samples
-        Samples of one optimizer step, over all pipelines.
+        Samples per optimizer step, over all pipelines.
     microbatch_samples
-        Samples that travel together.
+        Samples per microbatch.
     gradient_bytes_per_parameter
-        What averaging sends per parameter.
+        Bytes of averaging per parameter.
     state_bytes_per_parameter
         Weights, gradients and optimizer state on a device, per parameter.
     architecture
-        Set where the executor can build the model.
+        Set if the executor can build the model.
     source
-        Where the figures come from.
+        Source of the figures.
     boundary_codec
-        How activations travel between stages; the layers' ``output_bytes`` are what it leaves of
-        them (see `with_boundary_codec`).
+        Encoding of activations between stages, already applied to the layers' ``output_bytes`` (see
+        `with_boundary_codec`).
     boundary_ratio
-        Bytes of these over bytes of the activations themselves, as a device holds them.
+        Encoded bytes over bytes of the activations in memory.
     tied_parameters
-        Of the stem's, those that the head uses too. A head on another stage has a copy of them,
-        which takes memory there; both stages average their gradients of it.
+        Parameters of the stem that the head uses too. A head on another stage has a copy, which
+        takes memory there; both stages average its gradients.
     precision
-        In which formats it is computed, sent and kept. The bytes here and in the layers are those
-        of these formats; `transformer` and the presets see to it.
+        Formats of compute, messages and state. The bytes above are in these formats; `transformer`
+        and the presets ensure it.
 
     Raises
     ------
     ValueError
-        No layers, or a value that is none.
+        No layers, or an invalid value.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Workload:
         return boxed(line(repr(self)), shown, line(f"Each layer, of a sample{more}."))
 
     def with_boundary_codec(self, codec: str) -> Workload:
-        """The workload whose activations, and their gradients, travel in that many bits.
+        """The workload with encoded activations and gradients between stages.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Workload:
         Returns
         -------
         Workload
-            Other ``output_bytes``; what a device holds stays.
+            With other ``output_bytes``; memory is unchanged.
 
         Raises
         ------
@@ -189,17 +189,17 @@ class Workload:
         )
 
     def with_outer_state(self, *, delayed: bool = False) -> Workload:
-        """The same with room for an outer optimizer beside each parameter's other state.
+        """The workload with memory for the state of an outer optimizer.
 
         Parameters
         ----------
         delayed
-            Whether its step is taken a step later.
+            Whether the outer step is applied a step later.
 
         Returns
         -------
         Workload
-            `Precision.outer_state_bytes` more a parameter; itself if `outer_state_bytes` has them.
+            With `Precision.outer_state_bytes` more per parameter, unless already included.
         """
         more = self.precision.outer_state_bytes(delayed=delayed)
         if self.outer_state_bytes == more:
@@ -208,7 +208,7 @@ class Workload:
         return self.replace(state_bytes_per_parameter=state)
 
     def without_outer_state(self) -> Workload:
-        """The same without that room; itself if there is none."""
+        """The workload without memory for an outer optimizer."""
         state = self.state_bytes_per_parameter - self.outer_state_bytes
         return (
             self if self.outer_state_bytes == 0 else self.replace(state_bytes_per_parameter=state)
@@ -216,9 +216,9 @@ class Workload:
 
     @property
     def outer_state_bytes(self) -> float:
-        """Of one parameter, the room for an outer optimizer; 0: there is none.
+        """Bytes per parameter for an outer optimizer; 0 if there is none.
 
-        Known where all other state is that of the precision.
+        Known if all other state follows from the precision.
         """
         rooms = [self.precision.outer_state_bytes(delayed=late) for late in (False, True)]
         found = self.state_bytes_per_parameter - self.precision.state_bytes
@@ -226,7 +226,7 @@ class Workload:
 
     @cached_property
     def known_costs(self) -> dict[Any, Any]:
-        """What `stage_costs` has computed of this workload: searches ask for it again and again."""
+        """Cache of `stage_costs`, which searches request repeatedly."""
         return {}
 
     @property
@@ -242,12 +242,12 @@ class Workload:
         )
 
     def held_bytes(self, layer: int) -> float:
-        """Activations of one sample after a layer, as a device holds them, whatever is sent.
+        """Activations of one sample after a layer in memory, regardless of encoding.
 
         Parameters
         ----------
         layer
-            Its number.
+            Index of the layer.
 
         Returns
         -------
@@ -266,7 +266,7 @@ class Workload:
             One of `planner.workload.presets.PRESETS`.
         changes
             ``sequence`` (tokens per sample), ``precision`` (as for `Precision.of`), or fields of
-            `planner.workload.presets.WORKLOAD_FIELDS`; None leaves one as it is.
+            `planner.workload.presets.WORKLOAD_FIELDS`; None keeps the default.
 
         Returns
         -------
@@ -284,12 +284,12 @@ class Workload:
     def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
         """From a Hugging Face ``config.json``; see `planner.workload.hf_config.from_hf_config`.
 
-        Samples have at most 8,192 tokens unless ``sequence`` asks for more.
+        Samples have at most 8,192 tokens unless ``sequence`` requests more.
 
         Parameters
         ----------
         path
-            Of the file.
+            Path of the file.
         changes
             As for `preset`.
 
@@ -312,11 +312,11 @@ class Workload:
         Parameters
         ----------
         name
-            Of the workload.
+            Name of the workload.
         architecture
             Sizes of the transformer.
         fields
-            Of `planner.workload.transformer.transformer`.
+            Arguments of `planner.workload.transformer.transformer`.
 
         Returns
         -------
@@ -326,27 +326,27 @@ class Workload:
         Raises
         ------
         ValueError
-            A value that is none.
+            An invalid value.
         """
         return cls(**transformer(name, architecture, **fields))
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters, stem and head included."""
+        """All parameters, including stem and head."""
         return sum(layer.parameters for layer in (self.stem, *self.layers, self.head))
 
     @cached_property
     def forward_flops(self) -> float:
-        """FLOPs of one sample's forward pass, head included."""
+        """FLOPs of one sample's forward pass, including the head."""
         return sum(layer.forward_flops for layer in (self.stem, *self.layers, self.head))
 
     def stage(self, start: int, stop: int) -> StageLoad:
-        """Load of the layers ``start`` to ``stop - 1``; layer 0 brings the stem.
+        """Costs of the layers ``start`` to ``stop - 1``; layer 0 includes the stem.
 
         Parameters
         ----------
         start, stop
-            Layers ``start`` to ``stop - 1``.
+            Range of layers.
 
         Returns
         -------
@@ -364,17 +364,17 @@ class Workload:
         )
 
     def head_parameters(self, start: int) -> int:
-        """Parameters of the head where it runs.
+        """Parameters of the head on a stage.
 
         Parameters
         ----------
         start
-            First layer of its stage; 0: what it shares with the stem is there already.
+            First layer of the stage; on layer 0 the tied parameters are already present.
 
         Returns
         -------
         int
-            With its copy of what they share.
+            Including a copy of tied parameters.
         """
         return self.head.parameters + (self.tied_parameters if start > 0 else 0)
 
@@ -409,7 +409,7 @@ class Workload:
         return tuple(pairwise(cuts))
 
     def activation_bytes(self, split: Sequence[tuple[int, int]]) -> tuple[float, ...]:
-        """Bytes of one sample over each boundary of a split.
+        """Bytes of one sample across each boundary of a split.
 
         Parameters
         ----------
@@ -455,7 +455,7 @@ class Workload:
     def averaged_bytes(
         self, split: Sequence[tuple[int, int]], head_stage: int, *, apart: bool
     ) -> tuple[float, ...]:
-        """Bytes of every vector that is averaged.
+        """Bytes of every averaged vector.
 
         Parameters
         ----------
@@ -464,13 +464,12 @@ class Workload:
         head_stage
             The stage that runs head and loss.
         apart
-            Whether gradients of the matrix that embedding and head share are averaged over both
-            their stages, apart from what else these have.
+            Whether a matrix shared by embedding and head, on two stages, is averaged separately.
 
         Returns
         -------
         tuple[float, ...]
-            Of each stage and, where it is so, of the matrix: S values or S + 1.
+            S values, and one more for a shared matrix that is averaged separately.
         """
         found = list(self.gradient_bytes(split, head_stage))
         if apart and self.tied_parameters and head_stage > 0:
@@ -501,7 +500,7 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        """From the form that `to_dict` makes (and that a plan file holds).
+        """Inverse of `to_dict`.
 
         Parameters
         ----------
@@ -531,7 +530,7 @@ class Workload:
 
 
 def _alike(layers: Sequence[Layer]) -> list[tuple[str, list[Layer]]]:
-    """Runs of layers that cost the same, with their numbers."""
+    """Runs of layers with equal costs, with their indices."""
     runs, begin = [], 0
     costs = [_replace(layer, name="") for layer in layers]
     for _, run in groupby(range(len(layers)), key=lambda k: costs[k]):
