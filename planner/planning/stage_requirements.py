@@ -1,27 +1,26 @@
-"""What a stage must do between two step ends, with any devices: flops, bytes and seconds.
+"""What a stage must do between the ends of two steps, for any devices: FLOPs, bytes and seconds.
 
-With m devices, T the end of a step, D the distance to the next one, c the lesser of a device's up-
-and download, a stage whose vector has v bytes
+With m devices, T the end of a step, D the distance to the next end, c the smaller of a device's
+upload and download, a stage whose vector has v bytes
 
-- averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so that a round of
-  all takes at least 2 (m - 1) v over the sum of c, and v over each c; then come the latencies. Its
-  reducers talk to all others, so to their (m - 1)-nearest. Where aggregators may sum parts, members
-  send m v in all at least, and an aggregator talks to its m-nearest. In hierarchical averaging the
-  exchange ends at the same time for all of a stage, and counts as the round's end: until then
-  members send m v in all at least, each v, some pair is used both ways, and all devices begin their
-  next step later. On two frequencies too, and from the last operation to there R regions send 2 (R
-  - 1) v, so 2 v at least; in all H steps the devices of a region send 2 (m - 1) v in each beside,
-  so that the more regions there are the less is sent in all. What embedding and head share, where
-  they are on two stages, is averaged by these after the rest in every step, and its time is not
-  counted;
-- works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
-  leaves; some device has its share of whole microbatches. The last operation is followed by the
-  averaging, or by the way of its microbatch home;
-- receives before that, over the downloads of all;
-- sends over its uploads, at any time: its round takes (bytes + what is queued) / capacity or more.
+- averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so a round of all
+  members takes at least 2 (m - 1) v over the sum of c, and v over each c, plus latencies. Its
+  reducers exchange messages with all others, at least with the (m - 1)-nearest. If aggregators may
+  reduce parts, members send m v in total at least, and an aggregator reaches its m-nearest. In
+  hierarchical averaging the exchange ends at the same time for the whole stage, and counts as the
+  end of the round: until then members send m v in total at least, v each, some pair is used in both
+  directions, and all devices begin their next step later. In two-frequency averaging, too; from
+  the last operation to there R regions send 2 (R - 1) v, at least 2 v; in each of H steps the
+  devices of a region send 2 (m - 1) v in addition, so more regions send less in total. Tied
+  parameters on two stages are averaged by these afterwards in every step; this time is not counted;
+- computes before that: the FLOPs certain to follow T, over the FLOP/s of all devices, within D;
+  some device has its share of whole microbatches. The last operation is followed by averaging, or
+  by the way of its microbatch back to the first stage;
+- receives before that, over the downloads of all devices;
+- sends over their uploads, at any time: its round takes (bytes + queued bytes) / capacity or more.
 
-A stage before the one whose round ends the step may have done F before T, for as many microbatches
-as its devices hold between F and B; what comes after T are the others' F, and all B.
+A stage before the one whose round ends the step may have run F before T, for as many microbatches
+as its devices hold between F and B; what follows T are the other F, and all B.
 """
 
 from __future__ import annotations
@@ -41,59 +40,59 @@ from planner.workload.workload import Workload
 Floats = NDArray[np.float64]
 
 MEMORY_SLACK = 1e-6
-"""Relative: a plan may exceed its devices' memory by rounding."""
+"""Relative: a plan may exceed the memory of its devices by rounding."""
 
 
 @dataclass(frozen=True)
 class DevicePool:
-    """Devices, whatever their names and places.
+    """Devices without identity or location.
 
     Attributes
     ----------
     flops, memory_bytes, up, down
         ``float[N]``; uploads and downloads in bytes per second.
-    return_s
-        ``float[N]``: the longest latency there and back in a round of m is at least entry m - 1.
+    rtt_s
+        ``float[N]``: entry m - 1 is a lower bound on the longest round-trip time in a round of m.
     hop_s, hop_bytes_per_s
-        The least latency of a pair, and the highest rate of one.
-    helped
-        Whether other devices may sum gradients too.
-    levels
+        The smallest latency and the highest bandwidth of a pair.
+    has_aggregators
+        Whether other devices may reduce gradients, too.
+    hierarchical
         Whether a stage may average hierarchically.
     regions
-        How many there are, where stages average on two frequencies; otherwise 0.
+        Number of regions in two-frequency averaging; otherwise 0.
     """
 
     flops: Floats
     memory_bytes: Floats
     up: Floats
     down: Floats
-    return_s: Floats
+    rtt_s: Floats
     hop_s: float
     hop_bytes_per_s: float
-    helped: bool = False
-    levels: bool = False
+    has_aggregators: bool = False
+    hierarchical: bool = False
     regions: int = 0
 
     @classmethod
     def of(
         cls, cluster: Cluster, aggregators_in: Cluster | None = None, *, two_frequency: bool = False
     ) -> DevicePool:
-        """Of a cluster."""
+        """The devices of a cluster."""
         regions = len(set(cluster.network.regions)) if two_frequency else 0
-        n, helped = len(cluster), aggregators_in is not None
-        levels = has_hierarchy(cluster) and not two_frequency
+        n, has_aggregators = len(cluster), aggregators_in is not None
+        hierarchical = has_hierarchy(cluster) and not two_frequency
         up, down = device_limits(cluster)
         if n == 1:
             columns = (cluster.flops, cluster.memory_bytes, up, down)
-            return cls(*columns, np.zeros(1), 0.0, np.inf, helped, levels, regions)
+            return cls(*columns, np.zeros(1), 0.0, np.inf, has_aggregators, hierarchical, regions)
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
-        away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
-        nearest = away.min(axis=0)
+        rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
+        nearest = rtt_s.min(axis=0)
         if aggregators_in is not None:
-            nearest = np.minimum(nearest, _helpers_away(cluster, aggregators_in))
-        if levels or two_frequency:
+            nearest = np.minimum(nearest, _aggregator_rtt_s(cluster, aggregators_in))
+        if hierarchical or two_frequency:
             nearest = np.full(n - 1, nearest.min())
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
@@ -104,40 +103,41 @@ class DevicePool:
             np.concatenate([[0.0], nearest]),
             float(latency[off].min()),
             float(rate[off].max()),
-            helped,
-            levels,
+            has_aggregators,
+            hierarchical,
             regions,
         )
 
     @property
     def alike(self) -> bool:
-        """Whether all devices are the same."""
+        """Whether all devices are equal."""
         columns = (self.flops, self.memory_bytes, self.up, self.down)
         return all(bool((column == column[0]).all()) for column in columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form for a witness; alike devices and equal latencies stand there once."""
+        """JSON-ready form for a witness; equal devices and latencies are listed once."""
+        options = (
+            ("helped", self.has_aggregators),
+            ("levels", self.hierarchical),
+            ("regions", self.regions),
+        )
         table = np.stack([self.flops, self.memory_bytes, self.up, self.down], axis=1)
         rows, counts = np.unique(table, axis=0, return_counts=True)
         names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
-        rises = np.flatnonzero(np.diff(self.return_s, prepend=-1.0) > 0)
+        rises = np.flatnonzero(np.diff(self.rtt_s, prepend=-1.0) > 0)
         return {
             "devices": [
                 {"count": count} | dict(zip(names, map(_finite, row), strict=True))
                 for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
             ],
-            "return_s": [[int(k) + 1, float(self.return_s[k])] for k in rises],
+            "return_s": [[int(k) + 1, float(self.rtt_s[k])] for k in rises],
             "hop_s": self.hop_s,
             "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
-        } | {
-            name: getattr(self, name)
-            for name in ("helped", "levels", "regions")
-            if getattr(self, name)
-        }
+        } | {name: value for name, value in options if value}
 
 
-def _helpers_away(cluster: Cluster, aggregators_in: Cluster) -> Floats:
-    """``float[N - 1]``: seconds to the m-nearest devices and back, for the best aggregator."""
+def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
+    """``float[N - 1]``: round-trip time from the best aggregator to its m-nearest devices."""
     network = aggregators_in.network
     here = np.array([network.index_of(name) for name in cluster.network.ids])
     sums = np.asarray(aggregators_in.devices.can_aggregate).copy()
@@ -147,27 +147,29 @@ def _helpers_away(cluster: Cluster, aggregators_in: Cluster) -> Floats:
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no infinity."""
+    """None for infinity, which JSON lacks."""
     return value if np.isfinite(value) else None
 
 
 class Requirement(NamedTuple):
-    """What parts of the layers need in one role: rows are parts, columns 1 to N devices.
+    """Lower bounds for parts of the layers in one role: rows are parts, columns 1 to N devices.
 
     Attributes
     ----------
     flops, late_flops
-        Of all microbatches after T, and those of them that begin ``begin_s`` after T or later.
+        FLOPs of all microbatches after T, and of those that begin ``begin_s`` after T or later.
+    begin_s
+        Start of the latter, after T.
     tail_s
-        From the last of these operations to the step's end, at least.
+        From the last of these operations to the end of the step.
     least_s
-        From T to the step's end, whatever FLOP/s and uploads there are.
+        From T to the end of the step, whatever the FLOP/s and uploads.
     sent
-        Bytes over all uploads.
+        Bytes sent by all devices.
     quiet_s
-        Of the distance of step ends, in which none of that is sent.
+        Part of the distance between ends of steps in which none of them is sent.
     fits
-        Whether memory allows for so many devices.
+        Whether memory allows this number of devices.
     """
 
     flops: Floats
@@ -181,62 +183,64 @@ class Requirement(NamedTuple):
 
 
 class StageRequirements:
-    """The needs of all parts of a workload's layers as stages of a fleet.
+    """Requirements of all parts of a workload's layers as stages of a device pool.
 
     Parameters
     ----------
+    pool, workload
+        Devices and model.
     wire_ratio
-        Bytes of averaged gradients on the wire over those of the workload.
+        Bytes of encoded gradients over unencoded ones.
     recomputes
         Whether stages may recompute their activations.
     every
-        H: how many steps this is, of which the last averages between regions.
+        H: the number of steps covered, of which the last averages between regions.
 
     Attributes
     ----------
-    fleet, n, layers
-        As given; how many devices and layers.
+    pool, n, layers
+        The devices, their number, and the number of layers.
     choices
-        Whether a stage recomputes: what it may choose from.
+        Whether a stage recomputes: the possible values.
     starts, stops
         ``int[P]``: layers of every part.
     m
         ``float[N]``: 1 to N.
     most_flops, least_flops, most_up, least_up
-        ``float[N]``: sums over the best, and over the least, m devices.
+        ``float[N]``: sums over the m fastest and the m slowest devices.
     scale_s
-        Of the order of a step: all FLOPs on all devices at once.
+        Magnitude of a step: all FLOPs on all devices at once.
     """
 
     def __init__(
         self,
-        fleet: DevicePool,
+        pool: DevicePool,
         workload: Workload,
         wire_ratio: float,
         recomputes: bool,
         every: int = 1,
     ) -> None:
-        self.fleet, self.n, self.layers = fleet, len(fleet.flops), len(workload.layers)
+        self.pool, self.n, self.layers = pool, len(pool.flops), len(workload.layers)
         self.choices = (False, True) if recomputes else (False,)
         self.count = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
         self.each = np.ceil(self.count / self.m)
-        self.least_flops, self.most_flops = _sums(fleet.flops)
-        self.least_up, self.most_up = _sums(fleet.up)
-        self.most_down = _sums(fleet.down)[1]
-        self.fastest = float(fleet.flops.max())
+        self.least_flops, self.most_flops = _sorted_sums(pool.flops)
+        self.least_up, self.most_up = _sorted_sums(pool.up)
+        self.most_down = _sorted_sums(pool.down)[1]
+        self.fastest = float(pool.flops.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
-        self._cost(workload, wire_ratio, spans, apart=every == 1 and fleet.regions == 0)
+        self._cost(workload, wire_ratio, spans, apart=every == 1 and pool.regions == 0)
         self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
-        self.scale_s = self.scale_s / float(fleet.flops.sum()) or 1.0
+        self.scale_s = self.scale_s / float(pool.flops.sum()) or 1.0
         self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
         self._average(every / wire_ratio)
 
     def _cost(
         self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
     ) -> None:
-        """``apart``: embedding and head, on two stages, average what they share after the rest."""
+        """``apart``: tied parameters on two stages are averaged after the rest."""
         plain, again = (
             [
                 stage_costs(workload, a, b, with_head=b == self.layers, recompute=twice)
@@ -257,27 +261,27 @@ class StageRequirements:
             (c.gradient_bytes - matrix * ((a == 0) != (b == self.layers))) * wire_ratio
             for (a, b), c in zip(spans, plain, strict=True)
         )
-        have = self.fleet.memory_bytes * (1 + MEMORY_SLACK)
+        have = self.pool.memory_bytes * (1 + MEMORY_SLACK)
         self.room = [self._room(costs, have) for costs in chosen]
         hold = (have >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
         one = np.max([room[:, :1] for room in self.room], axis=0) >= 1
         self.fits = (self.m <= hold) & one
 
     def _room(self, costs: list[StageCosts], have: Floats) -> Floats:
-        """Microbatches between F and B, per part and device, the roomiest first."""
+        """Microbatches between F and B, per part and device, largest first."""
         sizes, index = np.unique(-have, return_inverse=True)
         rooms = [[min(c.room(-size), self.count) for size in sizes.tolist()] for c in costs]
         return np.array(rooms)[:, np.sort(index)]
 
     def _ways(self, single: list[StageCosts]) -> None:
-        """Seconds of one microbatch before and behind every part, on the fastest device."""
+        """Seconds of one microbatch before and after every part, on the fastest device."""
         flops = np.array([0.0, *(c.forward_flops for c in single)])
         until = np.cumsum(flops)
         self.hop_in_s, self.hop_out_s = (
-            np.where(size > 0, self.fleet.hop_s + size / self.fleet.hop_bytes_per_s, 0.0)
+            np.where(size > 0, self.pool.hop_s + size / self.pool.hop_bytes_per_s, 0.0)
             for size in (self.into, self.out)
         )
-        self.lag_s = np.where(self.into > 0, self.fleet.hop_s, 0.0)
+        self.lag_s = np.where(self.into > 0, self.pool.hop_s, 0.0)
         self.there_s = until[self.starts, None] / self.fastest
         self.next_s = flops[self.starts, None] / self.fastest
         # gradients come from the last layers at least, through F, H and B there
@@ -286,39 +290,39 @@ class StageRequirements:
         self.home_s = 2 * until[self.starts, None] / self.fastest
 
     def _average(self, within: float) -> None:
-        """``within``: vectors that are averaged within regions, as long as those on the wire."""
-        fleet = self.fleet
-        apart = fleet.levels or fleet.regions > 0
-        line = np.sort(fleet.up if apart else np.minimum(fleet.up, fleet.down))[::-1]
+        """``within``: bytes averaged within regions, relative to those on the wire."""
+        pool = self.pool
+        apart = pool.hierarchical or pool.regions > 0
+        line = np.sort(pool.up if apart else np.minimum(pool.up, pool.down))[::-1]
         each = 2 * (self.m - 1)
-        if fleet.helped or fleet.levels:
+        if pool.has_aggregators or pool.hierarchical:
             each = np.where(self.m > 1, self.m, 0.0)
-        if fleet.regions:
-            used = np.minimum(self.m, fleet.regions)
+        if pool.regions:
+            used = np.minimum(self.m, pool.regions)
             each = 2 * (used - 1) + 2 * within * (self.m - used)
         self.averaged = each * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
-        if fleet.regions:
+        if pool.regions:
             round_s = 2 * self.vector / line.cumsum()
-        self.round_s = np.where(self.m > 1, round_s + self.fleet.return_s, 0.0)
+        self.round_s = np.where(self.m > 1, round_s + self.pool.rtt_s, 0.0)
         # a message home arrives, and is worked on in all stages before; a round that sends nothing
         # waits for no message
         sends = (self.m > 1) & (self.vector > 0)
-        self.unsent_s = np.where(sends, self.fleet.return_s, self.lag_s + self.home_s)
+        self.unsent_s = np.where(sends, self.pool.rtt_s, self.lag_s + self.home_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
 
     def tail(self) -> Requirement:
-        """Of stages that do all after T, where T is the begin of the first stage's step."""
+        """Of stages that do everything after T, where T is the start of the first stage's step."""
         return self._all(self.there_s, arrives=True)
 
     def downstream(self) -> Requirement:
-        """Of stages that do all after T, where a stage before them, not the first, begins at T."""
+        """Of stages that do everything after T, if an earlier stage, not the first, begins at T."""
         return self._all(self.next_s, arrives=True)
 
     def boundary(self) -> Requirement:
-        """Of the stage that begins at T, if it is not the first; its messages may be there.
+        """Of the stage that begins at T, if it is not the first; its messages may have arrived.
 
-        A stage of one device does not average, so a stage before it ends no earlier.
+        A stage of one device does not average, so an earlier stage ends no earlier.
         """
         need = self._all(np.zeros_like(self.into), arrives=False)
         return need._replace(fits=need.fits & (self.m > 1))
@@ -370,7 +374,7 @@ class StageRequirements:
         )
 
     def steady_state(self) -> Requirement:
-        """Of any stage from the end of its round to that of its next one."""
+        """Of any stage from the end of its round to the end of the next one."""
         flops = self.forward + self.backward[0] + self.head
         sent = self.count * (self.into + self.out) + self.averaged
         before_round = np.maximum(
@@ -393,7 +397,7 @@ def _column(values: Iterable[float]) -> Floats:
     return np.array(list(values), dtype=np.float64)[:, None]
 
 
-def _sums(values: Floats) -> tuple[Floats, Floats]:
-    """Over the least and over the best m, for all m."""
+def _sorted_sums(values: Floats) -> tuple[Floats, Floats]:
+    """Sums over the m smallest, and over the m largest values, for all m."""
     ascending = np.sort(values)
     return ascending.cumsum(), ascending[::-1].cumsum()
