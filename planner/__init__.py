@@ -1,7 +1,6 @@
 """Plans for training large models over slow, uneven, unreliable networks.
 
-``import planner as pl`` loads NumPy only; every other library comes with the first use of what
-needs it.
+``import planner as pl`` loads NumPy only; other libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ _HOME = {
     "solve_averaging": "lp.solve",
     "solve_paths": "mapf.solve",
 }
-"""Public names and the module each is defined in."""
+"""Public names, and the modules that define them."""
 
 __all__ = sorted(_HOME)
 

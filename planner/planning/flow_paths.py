@@ -1,7 +1,7 @@
-"""Paths that follow a flow: every device hands microbatches on in fixed proportions, evenly mixed.
+"""Paths that follow a flow: every device forwards microbatches in fixed, evenly mixed proportions.
 
-After S. Ryabinin et al., "SWARM Parallelism" (2023), Algorithm 1, whose weighted round robin the
-plan carries out in advance: with proportions from a linear program instead of response times.
+The weighted round robin of S. Ryabinin et al., "SWARM Parallelism" (2023), Algorithm 1, carried out
+in advance, with proportions from a linear program instead of response times.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TINY = 1e-9
 def mixed_paths(
     groups: Sequence[Sequence[int]], starts: Floats, edges: Sequence[Floats], microbatches: int
 ) -> tuple[tuple[int, ...], ...]:
-    """One path a microbatch, so that every edge gets its part in every stretch of them.
+    """One path per microbatch, such that every run of microbatches follows the proportions.
 
     Parameters
     ----------
     starts
-        ``float[len(groups[0])]``: part of the microbatches that begin on each device.
+        ``float[len(groups[0])]``: fraction of the microbatches that start on each device.
     edges
-        Per boundary, ``float[devices before, devices after]``: part over each pair.
+        Per boundary, ``float[devices before, devices after]``: fraction over each pair.
 
     Returns
     -------
@@ -40,23 +40,23 @@ def mixed_paths(
         before, after = part.shape
         onward[j, :before, :after] = part / np.maximum(part.sum(axis=1, keepdims=True), TINY)
         arriving[j, :after] = part.sum(axis=0) / part.sum()
-    places = np.zeros((microbatches, len(groups)), dtype=np.int64)
-    _mix(starts / starts.sum(), onward, arriving, sizes, places)
-    columns = [np.array(group)[places[:, j]].tolist() for j, group in enumerate(groups)]
+    chosen = np.zeros((microbatches, len(groups)), dtype=np.int64)
+    _mix(starts / starts.sum(), onward, arriving, sizes, chosen)
+    columns = [np.array(group)[chosen[:, j]].tolist() for j, group in enumerate(groups)]
     return tuple(zip(*columns, strict=True))
 
 
 @allocating_entry
-def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, places: Ints2) -> None:
-    """Fill ``int[M, S]`` with every microbatch's place in each group."""
+def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, chosen: Ints2) -> None:
+    """Fill ``int[M, S]`` with the index of each microbatch's device in each group."""
     owed = np.zeros(len(begin))
     # what each pair, and each device after a boundary, has had too little of so far
     pair_owed, device_owed = np.zeros_like(onward), np.zeros_like(arriving)
-    for b in range(len(places)):
+    for b in range(len(chosen)):
         owed += begin
         i = int(np.argmax(owed))
         owed[i] -= 1.0
-        places[b, 0] = i
+        chosen[b, 0] = i
         for j in range(len(onward)):
             best, most = 0, -np.inf
             for k in range(sizes[j + 1]):
@@ -69,4 +69,4 @@ def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, places:
             pair_owed[j, i, best] -= 1.0
             device_owed[j, best] -= 1.0
             i = best
-            places[b, j + 1] = i
+            chosen[b, j + 1] = i

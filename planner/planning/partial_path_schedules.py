@@ -23,10 +23,10 @@ from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 MEAN = 1e-12
-"""Rounding of a mean of bounds that were moved away from the plans before."""
+"""Relative rounding of a mean of bounds."""
 
 NextStop = Callable[[Sequence[Result[PathPlan]]], StoppingCriterion]
-"""The limit of the next schedule's search, from the results so far."""
+"""Limit of the next schedule's search, from the results so far."""
 
 
 def partial_path_schedules(
@@ -37,12 +37,12 @@ def partial_path_schedules(
     next_stop: NextStop,
     before: Sequence[Result[PathPlan]] = (),
 ) -> tuple[tuple[Schedule, ...], list[Result[PathPlan]]]:
-    """One schedule for each kind of iteration in the cycle, and what the path solver said of it.
+    """One schedule for each kind of iteration in the cycle, with the results of the path solver.
 
     Returns
     -------
     tuple[tuple[Schedule, ...], list[Result[PathPlan]]]
-        The schedules and the path solver's results.
+        Schedules, and results of the path solver.
 
     References
     ----------
@@ -78,7 +78,7 @@ def partial_path_schedules(
 def path_problem(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
-    """The iteration's path problem: the plan's compute times, live memory, links that queue."""
+    """An iteration's path problem: the plan's compute times, live memory, links that queue."""
     cluster, workload, request = problem.cluster, problem.workload, problem.request
     assert request.path_stages is not None
     room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
@@ -101,9 +101,9 @@ def path_problem(
 
 
 def arranged_problem(problem: PlanningProblem, shape: Shape) -> ArrangedPathProblem:
-    """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
+    """`path_problem` with open placement, fixed stage sizes, and averaging in the objective.
 
-    Compute times are those by FLOPs: what was measured is known for one stage a device.
+    Compute times follow from FLOPs: a calibration has one stage per device.
     """
     cluster, workload, request = problem.cluster, problem.workload, problem.request
     assert request.path_stages is not None
@@ -138,7 +138,7 @@ def _name(subproblem: PathProblem) -> str:
 def paths_certificate(
     problem: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
-    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement."""
+    """Mean over the cycle in the path solver's seconds, with its bounds for this placement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, made.content_hash, method=str(solved[0].method), seed=made.seed
     )
@@ -170,8 +170,8 @@ def paths_certificate(
 def path_solver_s(made: TrainingPlan) -> float:
     """Mean makespan over the cycle with the path solver's transfers: both directions averaged.
 
-    Simulated on a network that has them, whose pairs queue and share nothing, so that it is what
-    the planned orders take, never more than the solver's own makespans.
+    Simulated on such a network, whose pairs share nothing, it is the time of the planned orders,
+    never more than the solver's own makespans.
     """
     w = made.workload
     largest = max(layer.output_bytes for layer in w.layers)

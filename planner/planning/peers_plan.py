@@ -1,7 +1,7 @@
 """A plan from an averaging problem: each computing peer holds the whole model (DeDLOC, 3.2).
 
-Microbatches of one sample go to the peers in proportion to their speeds, shares are the solution's.
-A peer that only sums is an aggregator; one that does neither is left out.
+Microbatches of one sample go to the peers in proportion to their speed; shares are the solution's.
+A peer that only reduces is an aggregator; one that does neither is left out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from planner.workload.workload import Workload
 
 @dataclass(frozen=True)
 class _PeerRoles:
-    """Peers that take part, by their numbers in the file.
+    """Peers that take part, by index in the file.
 
     Attributes
     ----------
     samples
-        Of each peer, in a step.
+        Per peer, samples of a step.
+    shares
+        Per peer, its share of the vector.
     trains, helps
-        Who has samples, and who only sums.
+        Peers with samples, and aggregators.
     """
 
     samples: list[int]
@@ -64,7 +66,7 @@ def peers_plan(
     links: Network | None = None,
     seed: int = 0,
 ) -> TrainingPlan:
-    """Data parallel training as an averaging has it."""
+    """Data-parallel training with the averaging of a solution."""
     if workload.microbatch_samples != 1:
         raise ProblemError(
             f"microbatch_samples must be 1 in a plan from peers, found "
@@ -101,7 +103,7 @@ def _cluster(
     cast: _PeerRoles,
     here: list[int],
 ) -> Cluster:
-    """Those who take part as devices; one that only sums may be without speed."""
+    """The peers that take part as devices; an aggregator may have no FLOP/s."""
     up, down = problem.upload_bytes_per_s[here], problem.download_bytes_per_s[here]
     names = [peers.names[i] for i in here]
     if links is None:
@@ -126,7 +128,7 @@ def _cluster(
 
 
 def _schedule(cast: _PeerRoles, number: dict[int, int]) -> Schedule:
-    """One microbatch after the other, on the peer that it belongs to."""
+    """One microbatch after the other, on its peer."""
     paths: list[tuple[int, ...]] = []
     order: list[tuple[tuple[str, int], ...]] = [()] * len(number)
     for i in cast.trains:

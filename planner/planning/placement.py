@@ -1,4 +1,4 @@
-"""Placement of stages on devices, the first part of a straight plan."""
+"""Placement of stages on devices for straight pipelines."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.model import TrainingPlan
 
 TRIALS_PER_EFFORT = 200.0
-"""Exchanges of two unlike devices that are tried in a unit of effort."""
+"""Exchanges of two different devices tried per unit of effort."""
 
 
 class Placement(NamedTuple):
-    """An assignment, the layers that go with it, and how good eq. 1 says it is.
+    """An assignment with its layers and its certificate by eq. 1.
 
     Attributes
     ----------
     shape
-        With the layers chosen.
+        With the chosen layers.
     assignment
         Devices of every stage.
+    certificate
+        Cost and bound by eq. 1.
     made
-        The plan around it, where it was priced on the way.
+        Its plan, if it was simulated.
     """
 
     shape: Shape
@@ -49,7 +51,7 @@ class Placement(NamedTuple):
 
 
 def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
-    """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
+    """Place stages by DT-FM's cost alone; layers stay as in the shape.
 
     References
     ----------
@@ -68,10 +70,10 @@ def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 def place_heterogeneous(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
 ) -> Placement:
-    """For straight pipelines of devices that differ in speed or memory, or of unlike layers.
+    """Place stages of straight pipelines on heterogeneous devices, or with unequal layers.
 
-    Starts from the network alone and from speed alone, improved for both together; layers follow
-    the devices. The fastest predicted step is taken.
+    Initial solutions by network alone and by speed alone are improved for both; layers follow the
+    devices. The plan with the fastest predicted step is taken.
     """
     third = stop.portion(1 / 3)
     by_network = _solve(problem, shape, third)

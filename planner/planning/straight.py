@@ -53,7 +53,7 @@ def path_schedule(
     paths: Paths,
     flight: Mapping[int, int],
 ) -> Schedule:
-    """Microbatches along paths that visit every stage, in the order that was asked for."""
+    """Microbatches along paths that visit every stage, in the requested order."""
     cluster, workload, request = problem.cluster, problem.workload, problem.request
     order, groups = OperationOrder(request.schedule), assignment.groups
     room = memory_room(cluster, workload, shape, groups, request.in_flight)
@@ -84,7 +84,7 @@ def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
 
 
 def _taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
-    """Every device's microbatches by number, so many of them in flight."""
+    """Each device's microbatches by number, with ``flight`` of them in flight."""
     paths = schedule.paths
     orders: list[tuple[Operation, ...]] = [()] * devices
     stages = len(paths[0])
@@ -99,7 +99,7 @@ def _taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) 
 
 
 def _head_here(stage: int, stages: int, head: Head) -> str | None:
-    """How H fits in at a stage: right after F, when the microbatch is back, or not at all."""
+    """When H runs on a stage: after F, when the microbatch returns, or not at all."""
     if head is Head.LAST or stages == 1:
         return "after" if stage == stages - 1 else None
     return "before" if stage == 0 else None
@@ -131,12 +131,12 @@ def eagerly_ordered(
     links: LinkResources,
     room: Mapping[int, int],
 ) -> Schedule:
-    """List scheduling in the simulator: devices take B before H before F, first come first served.
+    """List scheduling in the simulator: devices prefer B to H to F, first come first served.
 
     Parameters
     ----------
     sent_bytes
-        ``float[N]``: a microbatch's activations after each device's stage.
+        ``float[N]``: a microbatch's activations sent by each device.
     """
     return eagerly_served(schedule, times, sent_bytes, links, room)[0]
 
@@ -148,12 +148,12 @@ def eagerly_served(
     links: LinkResources,
     room: Mapping[int, int],
 ) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
-    """As `eagerly_ordered`, with when each device begins and ends, from rest.
+    """`eagerly_ordered`, with start and end of each device, from an idle system.
 
     Returns
     -------
     tuple[Schedule, ndarray, ndarray]
-        The same paths; ``float[N]`` seconds of each device's first begin and last end.
+        The same paths; ``float[N]`` seconds of each device's first start and last end.
     """
     pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
     held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)

@@ -1,9 +1,8 @@
-"""Averaging on two frequencies: gradients within regions every step, parameters between them every
-H.
+"""Two-frequency averaging: gradients within regions in every step, parameters between them every H.
 
-All devices of a region stay equal, so that each can speak for it: nothing is reduced before regions
-exchange. The k-th device of every region averages the k-th slice with the others of that number,
-and gives it to its region. All regions have as many such devices as the smallest can have.
+All devices of a region stay equal, so nothing is reduced before regions exchange. The k-th device
+of every region averages the k-th slice with its counterparts, and sends the result to its region.
+All regions have as many such devices as the smallest region can have.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Planners to compare with: rank order, random placements, and the rules of other systems."""
+"""Planners to compare with: consecutive ranks, random placements, and other systems."""

@@ -21,18 +21,18 @@ from planner.search.stop import StoppingCriterion
 
 @dataclass(frozen=True)
 class DtfmRule:
-    """What DT-FM's rule decides, priced in the simulator.
+    """Plans of DT-FM's rule, evaluated in the simulator.
 
     Attributes
     ----------
     plan
-        Where eq. 1 is least, of all numbers of stages that memory holds.
+        With the least cost by eq. 1, over all numbers of stages that fit in memory.
     tried
-        Where the step is least, of the placements of least cost for each number of stages.
+        With the shortest step, over the placements of least cost for each number of stages.
     cost_s
-        Of ``plan``, by eq. 1.
+        Cost of ``plan`` by eq. 1.
     refused
-        Numbers of stages that memory does not hold.
+        Numbers of stages that do not fit in memory.
     """
 
     plan: BaselinePlan
@@ -42,13 +42,13 @@ class DtfmRule:
 
 
 def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
-    """Placements whose communication cost is least.
+    """Placements with the least communication cost.
 
-    The paper takes equal stages and straight pipelines; its cost knows neither computation nor
-    time. It leaves the number of stages to the user, who tries all (10.2): ``tried``. Left to
-    eq. 1 as well, of those that divide the devices: ``plan``. The workload's own microbatches. Ours
-    are the price, the order (the faster of 1F1B and eager 1F1B), and layers that follow unlike
-    devices.
+    The paper uses equal stages and straight pipelines; its cost includes neither computation nor
+    time. The number of stages is left to the user, who tries all (10.2): ``tried``; or chosen by
+    eq. 1 among those that divide the devices: ``plan``. Microbatches are the workload's. Added
+    here: evaluation, the order of operations (the faster of 1F1B and eager 1F1B), and layers that
+    follow heterogeneous devices.
 
     References
     ----------

@@ -27,27 +27,27 @@ from planner.training_plan.shares import integer_parts
 from planner.workload.costs import StageCosts, stage_costs
 
 MOST_PARTS = 6
-"""Groups of devices whose orders are tried, as in Metis' published results; equal ones go together
+"""Groups of devices whose orders are tried, as in Metis' published results; equal groups are merged
 until so many are left."""
 MOST_KINDS = 4
-"""Kinds of devices up to which all their orders are tried; further ones follow in their own."""
+"""Kinds of devices whose orders are tried; further kinds follow in given order."""
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class MetisRule:
-    """What Metis' rule decides, priced in the simulator.
+    """The plan of Metis' rule, evaluated in the simulator.
 
     Attributes
     ----------
     plan
-        Of the least estimate that memory holds.
+        With the least estimate among those that fit in memory.
     estimated_s
-        By the rule itself.
+        The rule's estimate.
     rounds
-        Parts of the batch that go through the stages one after the other, each spread over all
-        devices of a stage.
+        Parts of the batch that pass the stages one after the other, each spread over all devices of
+        a stage.
     """
 
     plan: TrainingPlan
@@ -57,7 +57,7 @@ class MetisRule:
 
 @dataclass(frozen=True)
 class _Placement:
-    """Stages of groups of devices, and samples of a round for each device of a group."""
+    """Groups of devices by stage, and samples per round for each device."""
 
     groups: Groups
     layers: Layers
@@ -66,11 +66,12 @@ class _Placement:
 
     @property
     def microbatch_samples(self) -> int:
-        """The most that divides what every device has of a round."""
+        """Greatest common divisor of all devices' samples per round."""
         return math.gcd(*(count for row in self.samples for count in row))
 
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Of a step: in every round the first samples go to a stage's first device, and so on."""
+        """Paths of a step: in every round the first samples visit each stage's first device, and so
+        on."""
         each = self.microbatch_samples
         columns = [
             np.repeat(group, [count // each for count in row])
@@ -79,7 +80,7 @@ class _Placement:
         return tuple(map(tuple, np.stack(columns, axis=1).tolist())) * self.rounds
 
     def flight(self) -> dict[int, int]:
-        """Microbatches of 1F1B before the first goes back: a round more than the next stage."""
+        """Microbatches in flight of 1F1B: one round more than the next stage."""
         each, stages = self.microbatch_samples, len(self.groups)
         return {
             d: (stages - j) * (count // each)
@@ -89,21 +90,20 @@ class _Placement:
 
 
 def metis_rule(problem: PlanningProblem) -> MetisRule:
-    """Stages whose numbers of devices are powers of two, and whose layers follow their speed.
+    """Stages whose numbers of devices are powers of two, with layers by their speed.
 
-    Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
-    tensor parallelism. All devices take part, those of a kind next to each other, in all orders of
-    kinds (of the first `MOST_KINDS` of them). Stages take consecutive ones, no fewer than devices
-    over stages; layers by the speed of all of a stage together, samples by that of each device. The
-    batch is cut into every number of rounds that divides it. Decided by an estimate: compute of all
+    Reimplemented from the paper and its published planner, for nodes of one GPU, where stages have
+    no tensor parallelism. All devices take part, grouped by kind, in all orders of kinds (of the
+    first `MOST_KINDS`). Stages consist of consecutive devices, no fewer than devices over stages;
+    layers are split by the total speed of a stage, samples by the speed of each device. Every
+    divisor of the batch is tried as the number of rounds. The estimate adds the compute time of all
     stages, the slowest stage for every further round, one message over the narrowest link between
-    each two stages, and the slowest stage's ring. The published planner also reads from its
-    profiles how long a sample takes in batches of each size, and what each round and the update
-    cost beside; here time is as the samples, and so the most rounds are mostly the best. Kinds are
-    told apart by speed and memory, bandwidths are those of the links in question (its code takes
-    the one inside a node). Ours are the price, the order (the faster of 1F1B and eager 1F1B),
-    recomputation where memory is short, and how layers follow speed: exactly, and as memory holds
-    them.
+    successive stages, and the slowest ring. The published planner also reads measured times for
+    batches of each size and overheads of rounds and updates; here time is proportional to samples,
+    so that most rounds are usually best. Kinds differ in speed or memory, and bandwidths are those
+    of the links used (its code uses the link within a node). Added here: evaluation, the order of
+    operations (the faster of 1F1B and eager 1F1B), recomputation where memory is short, and an
+    exact split of layers within memory.
 
     References
     ----------
@@ -135,7 +135,7 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
 
 
 class _Search:
-    """All placements that the rule allows, each with its estimate."""
+    """All placements of the rule with their estimates."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
@@ -148,12 +148,12 @@ class _Search:
         self.workload = problem.workload.replace(microbatch_samples=1)
         self.batch = self.workload.batch_samples
         # many placements have the same stages in them
-        self.cost, self.dealt = cache(self._cost), cache(self._dealt)
+        self.cost, self.dealt = cache(self._cost), cache(self._distribute)
         self.between, self.within = cache(self._between), cache(self._within)
         self.split, self.speed = cache(self._split), cache(self._speed)
 
     def placements(self) -> Iterator[tuple[float, _Placement]]:
-        """In the order in which Metis goes through them."""
+        """Placements in the order of Metis."""
         devices, layers = len(self.flops), len(self.workload.layers)
         for ranks in _sequences(self.problem):
             for stages in range(1, min(devices, layers) + 1):
@@ -162,7 +162,7 @@ class _Search:
                     yield from self.of(tuple(tuple(ranks[a:b]) for a, b in pairwise(ends)))
 
     def of(self, groups: Groups) -> Iterator[tuple[float, _Placement]]:
-        """Of all numbers of rounds."""
+        """Placements with all numbers of rounds."""
         layers = self.split(tuple(map(self.speed, groups)))
         if layers is None:
             self.refused = True
@@ -184,11 +184,11 @@ class _Search:
             yield float(estimate), _Placement(groups, layers, rounds, samples)
 
     def _cost(self, start: int, stop: int, with_head: bool) -> StageCosts:
-        """Of one sample."""
+        """Costs of one sample."""
         return stage_costs(self.workload, start, stop, with_head=with_head)
 
-    def _dealt(self, group: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], float]:
-        """Samples of each device, and how long the slowest is with them for a FLOP of each."""
+    def _distribute(self, group: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], float]:
+        """Samples of each device, and the time of the slowest per FLOP of a sample."""
         speeds = self.flops[list(group)]
         row = integer_parts(speeds, samples)
         return tuple(row.tolist()), float((row / speeds).max())
@@ -198,7 +198,7 @@ class _Search:
         return float(self.slower[np.ix_(here, there)].min())
 
     def _within(self, group: tuple[int, ...]) -> float:
-        """Seconds of a ring's bytes over its narrowest link."""
+        """Seconds per byte of a ring's narrowest link."""
         if len(group) == 1:
             return 0.0
         off = ~np.eye(len(group), dtype=bool)
@@ -206,11 +206,11 @@ class _Search:
         return 2 * (1 - 1 / len(group)) / narrow
 
     def _speed(self, group: tuple[int, ...]) -> tuple[float, float]:
-        """FLOP/s of all together, and the least memory."""
+        """Total FLOP/s, and the smallest memory."""
         return float(self.flops[list(group)].sum()), float(self.memory[list(group)].min())
 
     def _split(self, stages: tuple[tuple[float, float], ...]) -> Layers | None:
-        """So that the slowest stage is fastest; None where memory holds none."""
+        """The split with the fastest slowest stage; None if none fits in memory."""
 
         def seconds(stage: int, start: int, stop: int) -> float:
             speed, memory = stages[stage]
@@ -233,15 +233,15 @@ def _sequences(problem: PlanningProblem) -> Iterator[list[int]]:
 
 
 def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Devices of every stage: powers of two, at least devices over stages rounded down.
+    """Devices per stage: powers of two, at least devices over stages rounded down.
 
-    All multisets; of each all orders of its parts, where the smallest equal sizes stay next to each
-    other in pairs, and so on with these, until there are no more than `MOST_PARTS`.
+    All multisets, and all orders of each, where the smallest equal sizes are merged in pairs until
+    at most `MOST_PARTS` parts are left.
 
     Yields
     ------
     tuple[int, ...]
-        S sizes with the sum N; each once.
+        S distinct sizes with the sum N.
     """
     sizes = [1 << k for k in range(devices.bit_length()) if 1 << k >= devices // stages]
     for chosen in _sums(sizes, devices, stages):
@@ -250,7 +250,7 @@ def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Ascending, with repetition."""
+    """Ascending sums with repetition."""
     if count == 0:
         if total == 0:
             yield ()
@@ -263,9 +263,9 @@ def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, .
 
 
 def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Fewer, by putting the smallest that are equal together, as long as there are too many.
+    """Merge the smallest equal parts while there are too many.
 
-    All pairs of them at a time, or as many of the first pairs as are too many if that is more.
+    All pairs at once, or as many of the first pairs as necessary.
     """
     while (over := len(parts) - MOST_PARTS) > 0:
         least = parts[0]
@@ -286,7 +286,7 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 def _plans(
     problem: PlanningProblem, placement: _Placement, recompute: bool
 ) -> tuple[list[TrainingPlan], bool]:
-    """In either order that memory holds, and whether it does not hold all microbatches at once."""
+    """Plans in both orders that fit in memory, and whether all microbatches do not fit at once."""
     each, stages = placement.microbatch_samples, len(placement.groups)
     asked = replace(problem, workload=problem.workload.replace(microbatch_samples=each))
     cluster, workload, groups = asked.cluster, asked.workload, placement.groups

@@ -1,4 +1,4 @@
-"""Baselines: where the search starts, and what a plan is compared with."""
+"""Baseline plans: initial solutions of the search, and what a plan is compared with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from planner.search.stop import StoppingCriterion
 Found = TypeVar("Found")
 
 EVENTS_PER_EFFORT = 100_000
-"""Operations and messages that are priced for each unit of effort the search may take."""
+"""Operations and messages simulated per unit of effort."""
 LEAST_EVENTS = 100_000
 SECONDS, RANKS = 0.2, 0.7
 """Share of a time limit for all baselines, and the part of it for ranks by region."""
@@ -36,9 +36,9 @@ class Baselines:
     Attributes
     ----------
     ranks
-        Consecutive ranks on all devices; None: nothing fits.
+        Consecutive ranks on all devices; None if nothing fits.
     region
-        The fastest region by itself; None: none holds the model.
+        The fastest region alone; None if no region holds the model.
     ranks_refused, region_refused
         Why there is none.
     """
@@ -49,7 +49,7 @@ class Baselines:
     region_refused: str = ""
 
     def __iter__(self) -> Iterator[BaselinePlan]:
-        """Fastest first."""
+        """Plans, fastest first."""
         found = [] if self.region is None else [self.region.plan]
         if self.ranks is not None:
             found += [one for one in (self.ranks.data, self.ranks.pipeline) if one is not None]
@@ -57,7 +57,7 @@ class Baselines:
 
     @classmethod
     def of(cls, problem: PlanningProblem, stop: StoppingCriterion) -> Baselines:
-        """Baselines of a problem, in a fifth of a time limit or in proportion to the effort."""
+        """Baselines within a fifth of a time limit, or in proportion to the effort."""
         effort, began = stop.effort(), time.perf_counter()
         most = MOST_EVENTS
         if math.isfinite(effort):
@@ -77,7 +77,7 @@ class Baselines:
 
 
 def _or_why(make: Callable[[], Found]) -> tuple[Found | None, str]:
-    """What is made, or why nothing fits."""
+    """The result, or the reason why nothing fits."""
     try:
         return make(), ""
     except ProblemError as error:

@@ -16,16 +16,16 @@ from planner.problems.answers import AssignmentPlan
 
 @dataclass(frozen=True)
 class RandomPlacements:
-    """Means over random grids, whose rows are taken as they fall (nothing re-matched).
+    """Means over random grids; stages are not rematched into pipelines.
 
     Attributes
     ----------
     count, refused
-        Placements that the devices' memory holds, and those that it does not.
+        Placements that fit in memory, and those that do not.
     mean_cost_s
-        Of eq. 1 with the rows as drawn; None where none is held.
+        Mean cost by eq. 1; None if no placement fits.
     mean_step_s
-        Of the simulated step.
+        Mean simulated step.
     """
 
     count: int
@@ -40,7 +40,7 @@ def random_placements(
     count: int = 20,
     over: Callable[[], bool] = lambda: False,
 ) -> RandomPlacements:
-    """What a user without a planner gets: random placement, same layers and kind of schedule."""
+    """Random placements with the same layers and order of operations as a plan."""
     rng = np.random.default_rng(problem.seed)
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     hops = [subproblem.hop_s(j) for j in range(shape.stages - 1)]

@@ -1,7 +1,7 @@
-"""What a trainer does without a planner: consecutive ranks, numbered region by region.
+"""Consecutive ranks, numbered region by region: placement without a planner.
 
-Megatron-LM and torchtitan lay the degrees of parallelism over consecutive ranks; which of the two
-is outermost is the user's choice.
+Megatron-LM and torchtitan lay the degrees of parallelism over consecutive ranks; the user decides
+which one is outermost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from planner.training_plan.model import Routing
 
 
 class Outermost(enum.StrEnum):
-    """Which degree of parallelism changes last over consecutive ranks."""
+    """The degree of parallelism that changes last over consecutive ranks."""
 
     PIPELINE = "pipeline"
     DATA = "data"
@@ -41,17 +41,17 @@ class Outermost(enum.StrEnum):
 
 @dataclass(frozen=True)
 class RanksByRegion:
-    """The best shape of each way to number ranks.
+    """The best plan for each order of ranks.
 
     Attributes
     ----------
     pipeline
-        Stage j is ranks jP to (j + 1)P - 1: devices that average are neighbours. None where no
-        such plan fits: which devices share a stage decides what unlike memories hold.
+        Stage j is ranks jP to (j + 1)P - 1, so devices that average are neighbours. None if no such
+        plan fits in memory.
     data
-        Pipeline p is ranks pS to (p + 1)S - 1. None likewise, but not both.
+        Pipeline p is ranks pS to (p + 1)S - 1. May be None too, but not both.
     tally
-        Of all shapes, microbatch sizes and orders, both ways.
+        Counts over all shapes, microbatch sizes and orders.
     """
 
     pipeline: BaselinePlan | None
@@ -60,7 +60,7 @@ class RanksByRegion:
 
     @property
     def best(self) -> tuple[Outermost, BaselinePlan]:
-        """The faster of the two; where they are equal, data outermost."""
+        """The faster of the two; if equal, data outermost."""
         both = ((Outermost.DATA, self.data), (Outermost.PIPELINE, self.pipeline))
         return min(
             ((kind, plan) for kind, plan in both if plan is not None),
@@ -70,18 +70,18 @@ class RanksByRegion:
 
 @dataclass(frozen=True)
 class OneRegion:
-    """The best plan on devices of one region, the others left out.
+    """The best plan on devices of one region.
 
     Attributes
     ----------
     region
-        The fastest; the first of those that nothing but names tells apart.
+        The fastest region; of equal ones, the first.
     plan
         Ranks in the network's order, either degree outermost.
     tally
-        Of all regions that differ, and numbers of devices.
+        Counts over all distinct regions and numbers of devices.
     of
-        Devices that the region has: a few may be faster than all.
+        Number of devices in the region, some of which may be unused.
     """
 
     region: str
@@ -91,25 +91,25 @@ class OneRegion:
 
     @property
     def name(self) -> str:
-        """The region, and how many of its devices where it is not all."""
+        """The region, with the number of devices if not all are used."""
         few = self.plan.devices < self.of
         return f"{self.plan.devices} of {self.region}" if few else self.region
 
 
 def region_order(network: Network) -> tuple[int, ...]:
-    """Devices in the network's order, those of one region next to each other.
+    """Devices in the network's order, grouped by region.
 
     Returns
     -------
     tuple[int, ...]
-        Regions in the order in which they first appear.
+        Regions in order of first appearance.
     """
     place = {region: k for k, region in reversed(list(enumerate(network.regions)))}
     return tuple(sorted(range(len(network)), key=lambda d: (place[network.regions[d]], d)))
 
 
 def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArray[np.int64]:
-    """Who holds which stage in which pipeline.
+    """Device of each stage in each pipeline.
 
     Returns
     -------
@@ -144,13 +144,13 @@ def ranks_by_region(
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> RanksByRegion:
-    """The best that all devices do with consecutive ranks.
+    """The best plan of all devices with consecutive ranks.
 
-    Every number of stages that divides the devices, microbatches of the workload's size and powers
-    of two times it, 1F1B and eager 1F1B. Layers are cut evenly; where devices differ in speed or
-    memory, or layers among themselves, so that the slowest stage is fastest
-    (`planner.planning.layer_split`). Where memory does not hold all microbatches of a pipeline,
-    recomputation in all stages too. Averaging, codecs, head and calibration are the request's.
+    Tries every number of stages that divides the devices, microbatches of the workload's size and
+    powers of two times it, 1F1B and eager 1F1B. Layers are split evenly or, if devices or layers
+    differ, such that the slowest stage is fastest (`planner.planning.layer_split`). Where memory
+    does not hold all microbatches of a pipeline, recomputation in all stages is tried too.
+    Averaging, codecs, head and calibration are the request's.
     """
     order = region_order(problem.cluster.network)
     trials = search_baselines(_starts(problem, order), most_events, over)
@@ -166,10 +166,10 @@ def one_region(
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> OneRegion:
-    """The best that one region does by itself, as in `ranks_by_region`.
+    """The best plan of one region alone, as in `ranks_by_region`.
 
-    With all of its devices, and with half, a quarter and so on down to one: those that attain most
-    FLOP/s, the first of equal ones.
+    With all its devices, and with half, a quarter and so on down to one: those with the most
+    FLOP/s.
     """
     names, cluster = problem.cluster.network.regions, problem.cluster
     where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
@@ -194,7 +194,7 @@ def one_region(
 
 
 def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
-    """Half of them, a quarter and so on, in the network's order."""
+    """Half of the devices, a quarter and so on, in the network's order."""
     fastest = sorted(devices, key=lambda d: -cluster.flops[d])
     count = len(devices) // 2
     while count:
@@ -203,7 +203,7 @@ def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
 
 
 def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]]:
-    """Ranks from some devices on, each time the nearest device that is left."""
+    """Nearest-neighbour orders of the devices from several starts."""
     network, workload = problem.cluster.network, problem.workload
     size = workload.layers[0].output_bytes * workload.microbatch_samples
     way_s = network.latency_s + size / network.bandwidth_bytes_per_s
@@ -222,12 +222,12 @@ def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]
 def ranks_by_neighbour(
     problem: PlanningProblem, orders: int = 10, most_events: int = MOST_EVENTS
 ) -> tuple[BaselinePlan, SearchCounts]:
-    """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
+    """The best of several `nearest_orders`, otherwise as `ranks_by_region`.
 
     Returns
     -------
-    tuple[FixedPlan, Tally]
-        The best, and what became of all.
+    tuple[BaselinePlan, SearchCounts]
+        The best plan, and counts.
     """
     starts = (
         replace(start, name="nearest")
@@ -241,7 +241,7 @@ def ranks_by_neighbour(
 
 
 def unconstrained(problem: PlanningProblem) -> PlanningProblem:
-    """The question with shape, order and paths left open; the rest of the request stays."""
+    """The problem with shape, order and paths left open."""
     request = problem.request.replace(
         wiring=None,
         routing=Routing(),
@@ -259,7 +259,7 @@ def unconstrained(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselineCandidate]:
-    """Every shape, size and order that devices and batch allow."""
+    """Every shape, microbatch size and order that devices and batch allow."""
     in_flight = problem.request.in_flight
     for asked in candidates(unconstrained(problem)):
         stages = asked.request.stages
@@ -276,7 +276,7 @@ def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[Baseline
 
 
 def _alike(cluster: Cluster) -> bytes:
-    """Equal for clusters that nothing but names tells apart."""
+    """A key that is equal for clusters which differ in names only."""
     network, devices = cluster.network, cluster.devices
     arrays = (
         network.latency_s,

@@ -23,7 +23,7 @@ from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 
 MOST_REGIONS = 12
-"""Up to which all sets of regions are looked at."""
+"""Largest number of regions of which all subsets are tried."""
 MOST_STAGES = 24
 
 Floats = NDArray[np.float64]
@@ -32,16 +32,16 @@ Grid = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SailorRule:
-    """What SAILOR's rule decides, priced in the simulator.
+    """The plan of SAILOR's rule, evaluated in the simulator.
 
     Attributes
     ----------
     plan
-        Of the least estimate that memory holds.
+        With the least estimate among those that fit in memory.
     estimated_s
-        By the rule itself.
+        The rule's estimate.
     regions
-        How many take part.
+        Number of regions used.
     """
 
     plan: BaselinePlan
@@ -50,16 +50,16 @@ class SailorRule:
 
 
 def sailor_rule(problem: PlanningProblem) -> SailorRule:
-    """Straight pipelines whose stages each average within one region.
+    """Straight pipelines, each of whose stages averages within one region.
 
-    Rebuilt from the paper and its published planner, for one GPU a node. For every set of regions
-    the order whose narrowest link is widest; along it stages of the same number of devices and of
-    equal layers, each in one region, the next region when one has too few left. Decided by an
-    estimate: compute and messages of all stages, the slowest stage with its message for every
-    further microbatch, and the slowest stage's averaging as a ring. All numbers of stages up to
-    `MOST_STAGES`; the workload's own microbatches. Beyond `MOST_REGIONS` regions only chains to the
-    region with the widest link, from each region on. Ours are the price, the order (the faster of
-    1F1B and eager 1F1B), and layers that follow unlike devices.
+    Reimplemented from the paper and its published planner, for nodes of one GPU. For every subset
+    of regions, the order whose narrowest link is widest; along it, stages with the same number of
+    devices and equal layers, each in one region, continuing in the next region when too few devices
+    are left. The estimate adds compute and messages of all stages, the slowest stage with its
+    message for every further microbatch, and the slowest ring. All numbers of stages up to
+    `MOST_STAGES`; microbatches of the workload's size. Beyond `MOST_REGIONS` regions, only chains
+    to the region with the widest link, from each region. Added here: evaluation, the order of
+    operations (the faster of 1F1B and eager 1F1B), and layers that follow heterogeneous devices.
 
     References
     ----------
@@ -95,14 +95,14 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
 
 
 def _costs(problem: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
-    """Of equal layers, by number of stages."""
+    """Costs of equal splits, by number of stages."""
     workload = problem.workload
     most = min(MOST_STAGES, len(workload.layers))
     return {s: split_costs(workload, workload.even_split(s), s - 1) for s in range(1, most + 1)}
 
 
 def _orders(first: Sequence[int], bandwidth: Floats) -> Iterator[tuple[int, ...]]:
-    """Sets of regions, each in the order whose narrowest link is widest."""
+    """Subsets of regions, each in the order whose narrowest link is widest."""
     count = len(first)
     wide = np.minimum(bandwidth, bandwidth.T)[np.ix_(first, first)]
     if count > MOST_REGIONS:
@@ -141,7 +141,7 @@ def _grids(
     costs: dict[int, tuple[StageCosts, ...]],
     problem: PlanningProblem,
 ) -> Iterator[Grid]:
-    """Stages along an order that need all its regions, by devices a stage and number of stages."""
+    """Stages along an order that use all its regions, by devices per stage and number of stages."""
     cluster, workload = problem.cluster, problem.workload
     microbatches = workload.batch_samples // workload.microbatch_samples
     for wide in range(1, max(map(len, members)) + 1):
@@ -161,7 +161,7 @@ def _grids(
 
 
 def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProblem) -> float:
-    """1F1B by its slowest stage, and the slowest averaging."""
+    """1F1B by its slowest stage, plus the slowest averaging."""
     network, workload = problem.cluster.network, problem.workload
     pipelines, stages = grid.shape
     rounds = -(-workload.batch_samples // (workload.microbatch_samples * pipelines))
@@ -186,7 +186,7 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProble
 
 
 def _starts(problem: PlanningProblem, grid: Grid) -> list[BaselineCandidate]:
-    """The placement on the devices that take part, in either order."""
+    """The placement on the devices used, in both orders of operations."""
     used = sorted(grid.ravel().tolist())
     number = np.full(len(problem.cluster), -1)
     number[used] = np.arange(len(used))

@@ -1,4 +1,4 @@
-"""Search over placements made by a rule: simulates those that a bound does not exclude."""
+"""Evaluates placements made by a rule, except those that a bound excludes."""
 
 from __future__ import annotations
 
@@ -22,32 +22,38 @@ from planner.search.interrupts import INTERRUPTS
 from planner.training_plan.model import TrainingPlan
 
 MOST_EVENTS = 1_000_000
-"""Operations and messages of all steps that are priced; so many take 15 to 50 s of a core."""
+"""Operations and messages simulated at most; they take 15 to 50 s of one core."""
 
 MOST_REFUSED = 50
-"""Placements of a rule that memory may turn out not to hold before it is given up."""
+"""Placements of a rule that may exceed memory before it is given up."""
 
 ORDERS = (OperationOrder.EAGER_1F1B, OperationOrder.ONE_F_ONE_B)
-"""Ours, and the one that trainers ship."""
+"""Eager 1F1B, and the order of common trainers."""
 
 ROUNDING = 1e-9
-"""Relative; a bound excludes a step only beyond it."""
+"""Relative tolerance when a bound excludes a placement."""
 
 
 @dataclass(frozen=True)
 class BaselinePlan:
-    """The decisions of a plan that a rule made, and its step.
+    """The decisions of a plan made by a rule, and its step.
 
     Attributes
     ----------
+    devices, stages, pipelines
+        Numbers of devices, stages and pipelines.
     microbatch_samples
-        Samples that travel together.
+        Samples per microbatch.
+    order
+        Order of operations.
     balanced
-        Whether layers follow unlike devices, or are unlike; otherwise they are cut evenly.
+        Whether layers are split by the speed of devices; otherwise they are split evenly.
     recompute
-        Whether stages recompute activations: as asked, or all where memory is short.
+        Whether stages recompute activations.
+    step_s
+        Predicted step in seconds.
     start
-        The placement that they were made of.
+        The placement.
     """
 
     devices: int
@@ -66,23 +72,25 @@ class BaselinePlan:
         return {name: getattr(self, name) for name in names}
 
     def plan(self) -> TrainingPlan:
-        """The whole plan, for the devices that take part."""
+        """The plan, on the devices used."""
         shape, assignment, _ = self.start.fitted()
         return straight_plan(self.start.problem, shape, assignment)
 
 
 @dataclass(frozen=True)
 class SearchCounts:
-    """What became of the plans that a rule allows.
+    """Number of candidates by outcome.
 
     Attributes
     ----------
+    priced
+        Simulated.
     excluded
-        Not priced: no order of theirs beats the best.
+        Excluded by a bound.
     refused
-        By memory or for another reason; with recomputation counts by itself.
+        Refused for lack of memory or another reason; recomputation counts separately.
     left_out
-        Not priced, because that was work enough; one of them may be better.
+        Not simulated, because the limit was reached.
     """
 
     priced: int = 0
@@ -93,14 +101,14 @@ class SearchCounts:
 
 @dataclass(frozen=True)
 class BaselineCandidate:
-    """A placement to price.
+    """A placement to evaluate.
 
     Attributes
     ----------
     name
-        The best is sought among those of the same name.
+        The best is kept for each name.
     problem
-        Whose request fixes stages and order.
+        The request fixes stages and order.
     grid
         ``int[pipelines, stages]``.
     """
@@ -115,7 +123,7 @@ class BaselineCandidate:
         Returns
         -------
         tuple[Shape, AssignmentPlan, float]
-            The shape with its layers, who holds which stage, and what no order beats in seconds.
+            The shape with its layers, the assignment, and a lower bound in seconds for every order.
         """
         problem, shape = self.problem, shape_of(self.problem)
         assignment = AssignmentPlan.of_grid(self.grid)
@@ -129,7 +137,7 @@ class BaselineCandidate:
         return shape, assignment, placement_bound_s(problem, shape, assignment)
 
     def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
-        """Whether memory holds fewer microbatches of a pipeline than there are."""
+        """Whether memory does not hold all microbatches of a pipeline."""
         problem = self.problem
         room = memory_room(problem.cluster, problem.workload, shape, assignment.groups)
         return min(room.values()) < -(-shape.microbatches // shape.starts)
@@ -140,22 +148,22 @@ class BaselineCandidate:
         return self.problem.request.recompute == "all"
 
     def recomputing(self) -> BaselineCandidate:
-        """The same with recomputation in all stages."""
+        """The candidate with recomputation in all stages."""
         request = self.problem.request.replace(recompute="all")
         return replace(self, problem=replace(self.problem, request=request))
 
 
 @dataclass(frozen=True)
 class SearchOutcomes:
-    """The best of each name, and what became of all.
+    """The best plan of each name, and counts.
 
     Attributes
     ----------
     starts
-        By name, what the best was made of.
+        By name, the candidate of the best plan.
     refusal
-        Why the one with the most stages and smallest microbatches was refused, which needs least
-        memory; empty if none was.
+        Why the candidate with the most stages and smallest microbatches, which needs least memory,
+        was refused; empty if none was.
     """
 
     best: dict[str, BaselinePlan]
@@ -169,10 +177,10 @@ def search_baselines(
     most_events: int = MOST_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> SearchOutcomes:
-    """Price placements in the order of their bounds, until nothing better can be left.
+    """Simulate candidates in order of their bounds, until none can be better.
 
-    Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
-    is tried too. The first of each name is priced whatever the work.
+    Where memory does not hold all microbatches of a pipeline, recomputation in all stages is tried
+    too. The first candidate of each name is simulated regardless of the limit.
     """
     return _Search(most_events, over).run(starts)
 
@@ -188,7 +196,7 @@ class _Search:
         self.queued = 0
 
     def run(self, starts: Iterable[BaselineCandidate]) -> SearchOutcomes:
-        """All of them, or what a command has found when it is told to end."""
+        """Evaluate all candidates; after an interruption, return what was found."""
         try:
             self._all(starts)
         except KeyboardInterrupt:
