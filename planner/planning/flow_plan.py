@@ -90,14 +90,14 @@ class LayoutContext:
             Head.LAST,
             layout.recompute,
         )
-        asked = replace(problem, cluster=cluster)
+        variant = replace(problem, cluster=cluster)
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
         nodes, flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))
         assignment = AssignmentPlan(groups, None)
-        times, links = compute_times(asked, shape, assignment), LinkResources.of(cluster)
+        times, links = compute_times(variant, shape, assignment), LinkResources.of(cluster)
         codec = Codec(problem.request.codec)
-        averaging = stage_averaging(asked, shape, groups)
+        averaging = stage_averaging(variant, shape, groups)
         averaging_s, within_s = (
             tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
             for part in (tuple, within)
@@ -110,7 +110,7 @@ class LayoutContext:
             averaging_usd = float((paid * sent).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(classes, chosen)))
-        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
+        parts = (variant, shape, assignment, times, room, links, nodes, flow, node_of)
         usd = (objective, paid, averaging_usd)
         return cls(layout, *parts, *usd, averaging_s, within_s, update_s)
 

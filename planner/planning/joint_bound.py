@@ -76,8 +76,8 @@ def joint_bound(
     """Lower bound in seconds on every plan's step."""
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     workload = _of_steps(workload, every)
-    asked = (workload, wire_ratio, recomputes, every)
-    requirements = StageRequirements(pool, *asked)
+    settings = (workload, wire_ratio, recomputes, every)
+    requirements = StageRequirements(pool, *settings)
     seconds, price = _best_price(
         pool, lambda price: _price_from_any_stage(requirements, price), requirements.scale_s
     )
@@ -104,7 +104,7 @@ def joint_bound(
     names = [
         name
         for name, other in faster.items()
-        if _price_from_any_stage(StageRequirements(other, *asked), price)(less_s) <= BUDGET
+        if _price_from_any_stage(StageRequirements(other, *settings), price)(less_s) <= BUDGET
     ]
     what = ", ".join(names) or "the number, memory and latencies"
     basis = f"{what} of all devices, whatever stages they are in"

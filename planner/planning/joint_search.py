@@ -341,8 +341,8 @@ class _Search:
     ) -> CandidatePlan | None:
         """The best candidate with one decision changed; None if memory is too small."""
         try:
-            asked = replace(self.problem, request=request)
-            context = LayoutContext.of(asked, self.classes, layout, IN_FLIGHT)
+            variant = replace(self.problem, request=request)
+            context = LayoutContext.of(variant, self.classes, layout, IN_FLIGHT)
             return context.candidate(slowdown=best.slowdown, spread=best.spread).with_next_step()
         except ProblemError:
             return None
@@ -530,11 +530,11 @@ class _Search:
             return None
         for spread in others:
             if self._is_promising(best, math.inf if always else PROMISING_RATIO):
-                made = self._build(context, spread=spread)
-                best = min(best, made, key=lambda candidate: candidate.value)
+                other = self._build(context, spread=spread)
+                best = min(best, other, key=lambda candidate: candidate.value)
         if self._is_promising(best, PROMISING_RATIO):
-            made = self._build(context, slowdown=best.slowdown * best.lateness, spread=best.spread)
-            best = min(best, made, key=lambda candidate: candidate.value)
+            other = self._build(context, slowdown=best.slowdown * best.lateness, spread=best.spread)
+            best = min(best, other, key=lambda candidate: candidate.value)
         known = self.best_on_all
         if self._idle(best) == 0 and (known is None or best.value < known.value):
             self.best_on_all = best

@@ -115,8 +115,8 @@ def _lines(classes: DeviceClasses, here: Ints, there: Ints, size: Floats) -> Sha
 
 def max_in_flight(problem: PlanningProblem) -> float:
     """The requested limit on microbatches in flight per device; infinite if there is none."""
-    asked = problem.request.in_flight
-    return math.inf if asked is None else float(asked)
+    in_flight = problem.request.in_flight
+    return math.inf if in_flight is None else float(in_flight)
 
 
 def pipeline_s(

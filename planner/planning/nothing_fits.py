@@ -16,9 +16,9 @@ SHORTEST = 128
 
 def nothing_fits(layouts: LayoutSearch) -> str:
     """One line: which stage exceeds memory in the tightest split, and remedies."""
-    workload, asked = layouts.workload, layouts.constraints.stages
+    workload, fixed = layouts.workload, layouts.constraints.stages
     numbers = range(1, layouts.max_stages + 1)
-    tried = [layouts.tightest(s)[0] for s in (numbers if asked is None else [asked])]
+    tried = [layouts.tightest(s)[0] for s in (numbers if fixed is None else [fixed])]
     best = min(tried)
     split, memory, needs = best.layers, best.memory, best.costs(workload)
     stages = len(split)

@@ -68,10 +68,10 @@ class Candidate:
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
 
 
-def runners_up(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
+def runners_up(plan: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
     """Shapes that were tried and not chosen."""
-    groups = made.assignment.groups
-    taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
+    groups = plan.assignment.groups
+    taken = _shape(len(groups), len(groups[0]), plan.workload.microbatch_samples)
     shapes = [(one, _shape(*one.shape)) for one in table]
     return tuple(
         Alternative(taken, shape, one.step_s, why=one.why)

@@ -207,14 +207,14 @@ class _Search:
             problem, shape, assignment, times, next_stop, before
         )
         began = time.perf_counter()
-        made = evaluated(problem, shape, assignment, times, schedules)
+        plan = evaluated(problem, shape, assignment, times, schedules)
         self.pricing_s = time.perf_counter() - began
         in_time = self.run.check() is None and self.run.remaining_s > self.pricing_s
         if problem.request.path_method == PathMethod.AUTO and in_time:
             served = self._served(shape, assignment, times, schedules)
             other = evaluated(problem, shape, assignment, times, served)
-            made = min(made, other, key=lambda plan: plan.predicted.step_s)
-        return made, solved
+            plan = min(plan, other, key=lambda plan: plan.predicted.step_s)
+        return plan, solved
 
     def _served(
         self,

@@ -52,25 +52,27 @@ def partial_path_schedules(
     from planner.mapf.solve import solve_paths
 
     usual = path_problem(problem, shape, assignment, times)
-    questions = [usual]
+    problems = [usual]
     if 1 in problem.request.cycle(shape.stages):
-        questions.append(usual.replace(path_stages=shape.stages, max_swaps=0))
+        problems.append(usual.replace(path_stages=shape.stages, max_swaps=0))
     solved: list[Result[PathPlan]] = []
     schedules = []
     method = problem.request.path_method
-    for k, asked in enumerate(questions):
+    for k, subproblem in enumerate(problems):
         first = before[k].plan if before else None
-        result = solve_paths(asked, next_stop(solved), problem.seed, method, first)
+        result = solve_paths(subproblem, next_stop(solved), problem.seed, method, first)
         if result.plan is None:
             remedy = "give stages more devices, or devices more memory"
             if result.status != Status.INFEASIBLE:
                 remedy = f"'{method}' found none; give it more effort, or take 'auto'"
             raise ProblemError(
-                f"no paths of {asked.path_stages} stages: {result.stop_reason}; {remedy}"
+                f"no paths of {subproblem.path_stages} stages: {result.stop_reason}; {remedy}"
             )
         solved.append(result)
         schedules.append(
-            Schedule(_name(asked), shape.head, result.plan.paths, result.plan.order(len(asked)))
+            Schedule(
+                _name(subproblem), shape.head, result.plan.paths, result.plan.order(len(subproblem))
+            )
         )
     return tuple(schedules), solved
 
@@ -136,13 +138,13 @@ def _name(subproblem: PathProblem) -> str:
 
 
 def paths_certificate(
-    problem: PlanningProblem, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    problem: PlanningProblem, plan: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this placement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(
-        run, made.content_hash, method=str(solved[0].method), seed=made.seed
+        run, plan.content_hash, method=str(solved[0].method), seed=plan.seed
     )
-    incumbent.offer(path_solver_s(made), made)
+    incumbent.offer(path_solver_s(plan), plan)
     witness = None
     if all(result.witness is not None for result in solved):
         witness = {
@@ -151,7 +153,7 @@ def paths_certificate(
             "max_swaps": problem.request.swaps,
             "schedules": [dict(result.witness or {}) for result in solved],
         }
-    share = [made.cycle.count(k) / len(made.cycle) for k in range(len(solved))]
+    share = [plan.cycle.count(k) / len(plan.cycle) for k in range(len(solved))]
     incumbent.raise_bound(
         sum(part * (result.bound or 0.0) for part, result in zip(share, solved, strict=True)),
         "; ".join(dict.fromkeys(result.basis for result in solved if result.basis)),
@@ -167,18 +169,18 @@ def paths_certificate(
     )
 
 
-def path_solver_s(made: TrainingPlan) -> float:
+def path_solver_s(plan: TrainingPlan) -> float:
     """Mean makespan over the cycle with the path solver's transfers: both directions averaged.
 
     Simulated on such a network, whose pairs share nothing, it is the time of the planned orders,
     never more than the solver's own makespans.
     """
-    w = made.workload
+    w = plan.workload
     largest = max(layer.output_bytes for layer in w.layers)
     alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
-    mean = made.cluster.limited_network().symmetrised()
+    mean = plan.cluster.limited_network().symmetrised()
     enough = float(np.where(np.eye(len(mean), dtype=bool), 0.0, mean.bandwidth_bytes_per_s).sum())
-    devices = Devices(made.cluster.flops, made.cluster.memory_bytes, enough or None, enough or None)
-    times = replace(made.compute_times, operation_s=0.0, message_s=0.0)
-    bare = made.replace(compute_times=times)
+    devices = Devices(plan.cluster.flops, plan.cluster.memory_bytes, enough or None, enough or None)
+    times = replace(plan.compute_times, operation_s=0.0, message_s=0.0)
+    bare = plan.replace(compute_times=times)
     return simulate_cycle(bare, Cluster(mean, devices), alike)[0].pipeline_s

@@ -40,14 +40,14 @@ class Placement(NamedTuple):
         Devices of every stage.
     certificate
         Cost and bound by eq. 1.
-    made
+    plan
         Its plan, if it was simulated.
     """
 
     shape: Shape
     assignment: AssignmentPlan
     certificate: Certificate
-    made: TrainingPlan | None = None
+    plan: TrainingPlan | None = None
 
 
 def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
@@ -88,7 +88,7 @@ def place_heterogeneous(
         ]
     run = third.start(TRIALS_PER_EFFORT)
     tried = [*starts, *(improve_groups(problem, shape, groups, run) for groups in starts)]
-    best = min(_priced(problem, shape, tried), key=lambda made: made.predicted.step_s)
+    best = min(_priced(problem, shape, tried), key=lambda plan: plan.predicted.step_s)
     # the certificate is about the layers that were chosen: bound them, and take better groups
     fitted = shape.with_layers(best.stage_layers)
     interrupted = "interrupted" in (by_network.stop_reason, run.reason)
@@ -146,12 +146,12 @@ def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iter
                     )
                 )
             subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
-            made = straight_plan(problem, fitted, match_stages(subproblem, groups))
+            plan = straight_plan(problem, fitted, match_stages(subproblem, groups))
         except ProblemError as error:
             refused = refused or error
             continue
         found = True
-        yield made
+        yield plan
     if not found:
         raise refused or ProblemError("no placement of these devices fits their memory")
 

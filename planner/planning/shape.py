@@ -119,18 +119,18 @@ def _require_able(cluster: Cluster) -> None:
 
 
 def layers_of(problem: PlanningProblem, stages: int) -> Layers:
-    """The requested layers of every stage, or an even split."""
-    asked, workload = problem.request.given_layers, problem.workload
-    if asked is None:
+    """The given layers of every stage, or an even split."""
+    given, workload = problem.request.given_layers, problem.workload
+    if given is None:
         return workload.even_split(stages)
-    ends = [0, *(stop for _, stop in asked)]
-    follow = all(start == end < stop for end, (start, stop) in zip(ends, asked, strict=False))
-    if len(asked) != stages or not follow or ends[-1] != len(workload.layers):
+    ends = [0, *(stop for _, stop in given)]
+    follow = all(start == end < stop for end, (start, stop) in zip(ends, given, strict=False))
+    if len(given) != stages or not follow or ends[-1] != len(workload.layers):
         raise ProblemError(
             f"stage_layers must be {stages} ranges that follow each other over the "
-            f"{len(workload.layers)} layers, found {[list(part) for part in asked]}; correct them"
+            f"{len(workload.layers)} layers, found {[list(part) for part in given]}; correct them"
         )
-    return tuple(asked)
+    return tuple(given)
 
 
 def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:

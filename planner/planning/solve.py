@@ -132,9 +132,9 @@ def _straight_plans(
     if baselines.ranks is None or too_many or INTERRUPTS.asked:
         return []
     best = baselines.ranks.best[1]
-    asked = replace(best.start.problem, cluster=problem.cluster)
+    variant = replace(best.start.problem, cluster=problem.cluster)
     try:
-        found = _one_shape(asked, shape_of(asked), stop.portion(STRAIGHT_SHARE))
+        found = _one_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
     except ValueError:
         return []
     return [] if found.plan is None else [found.plan.replace(certificates={})]
@@ -157,7 +157,7 @@ def _of_any_plan(problem: PlanningProblem, workload: Workload) -> StepBound | No
     )
 
 
-def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) -> StepBound | None:
+def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) -> StepBound | None:
     """With measured compute times, the bound for every plan, if it applies to this one.
 
     For microbatches of ``samples`` and multiples.
@@ -165,12 +165,12 @@ def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) 
     request = problem.request
     if request.calibration is None or request.kind is PlanKind.PARTIAL_PATHS:
         return None
-    if made.head_stage < len(made.stage_layers) - 1:
+    if plan.head_stage < len(plan.stage_layers) - 1:
         return None
-    bound = _of_any_plan(problem, made.workload.replace(microbatch_samples=samples))
+    bound = _of_any_plan(problem, plan.workload.replace(microbatch_samples=samples))
     # a mean over many steps, which the few that the simulator looks at may be below
     lasting = request.sync_every > 1 or request.calibration.updates
-    if bound is not None and lasting and bound.seconds > made.predicted.step_s:
+    if bound is not None and lasting and bound.seconds > plan.predicted.step_s:
         return None
     return bound
 
@@ -178,10 +178,10 @@ def _measured_bound(problem: PlanningProblem, made: TrainingPlan, samples: int) 
 def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
     """A flow's plan as a stochastic one, whose weights start from that flow."""
     assert result.plan is not None
-    made = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
-    for line in contradictions(made):
+    plan = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
+    for line in contradictions(plan):
         raise ProblemError(f"wiring 'stochastic': {line}")
-    return replace(result, plan=made)
+    return replace(result, plan=plan)
 
 
 class _PlannedShape(NamedTuple):
@@ -211,9 +211,9 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
     return replace(found, baselines=baselines)
 
 
-def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
+def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | None:
     """The problem with recomputation in all stages, where that is open and memory is short."""
-    request, cluster = asked.request, asked.cluster
+    request, cluster = problem.request, problem.cluster
     if (
         request.recompute is not None
         or request.kind is PlanKind.PARTIAL_PATHS
@@ -221,9 +221,9 @@ def _recomputed(asked: PlanningProblem, shape: Shape) -> PlanningProblem | None:
     ):
         return None
     least, each = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
-    if min(costs.room(least) for costs in shape.costs(asked.workload)) >= each:
+    if min(costs.room(least) for costs in shape.costs(problem.workload)) >= each:
         return None
-    return replace(asked, request=request.replace(recompute="all"))
+    return replace(problem, request=request.replace(recompute="all"))
 
 
 def _one_shape(
@@ -242,10 +242,10 @@ def _one_shape(
     step: Incumbent[TrainingPlan] = Incumbent(
         run, found.plan.content_hash, method=found.method, seed=problem.seed
     )
-    made = with_cost(with_aggregators(problem, found.plan), problem.request)
-    step.offer(made.predicted.step_s, made)
+    plan = with_cost(with_aggregators(problem, found.plan), problem.request)
+    step.offer(plan.predicted.step_s, plan)
     bound = step_bound(problem, found.shape)
-    bound = bound or _measured_bound(problem, made, made.workload.microbatch_samples)
+    bound = bound or _measured_bound(problem, plan, plan.workload.microbatch_samples)
     if bound is not None:
         step.raise_bound(*bound)
     return _with_certificates(step.result(exhausted=found.reason), found.certificates)
@@ -276,10 +276,10 @@ def _straight(
 ) -> _PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
     arranged = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
-    made = arranged.made or straight_plan(problem, arranged.shape, arranged.assignment)
+    plan = arranged.plan or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _PlannedShape(
-        made,
+        plan,
         arranged.shape,
         {"assignment": certificate},
         f"{certificate.method}, {problem.request.schedule}",
@@ -315,8 +315,8 @@ def _best_shape(
     interrupted = False
     refused: list[Candidate] = []
     planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
-    for asked in shapes:
-        kinds = [asked]
+    for variant in shapes:
+        kinds = [variant]
         for one in kinds:
             try:
                 shape = shape_of(one)
@@ -375,8 +375,8 @@ def _least_of_shapes(
         seed=best.seed,
     )
     step.offer(best.objective, best.plan)
-    made = [result.plan for result in results if result.plan is not None]
-    each = math.gcd(*(one.workload.microbatch_samples for one in made))
+    plans = [result.plan for result in results if result.plan is not None]
+    each = math.gcd(*(one.workload.microbatch_samples for one in plans))
     if (any_plan := _measured_bound(problem, best.plan, each)) is not None:
         step.raise_bound(*any_plan)
     elif problem.request.calibration is None and all(r.bound is not None for r in results):

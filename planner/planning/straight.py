@@ -61,14 +61,14 @@ def path_schedule(
     if order is OperationOrder.EAGER_1F1B:
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
         return eagerly_ordered(blank, times, sent, LinkResources.of(cluster), room)
-    made = _taken_in_turn(blank, flight, len(cluster))
-    for d, held in enumerate(made.most_live()):
+    ordered = _taken_in_turn(blank, flight, len(cluster))
+    for d, held in enumerate(ordered.most_live()):
         if d in room and held > room[d]:
             raise ProblemError(
                 f"{order} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
                 f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
             )
-    return made
+    return ordered
 
 
 def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:

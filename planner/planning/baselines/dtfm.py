@@ -57,12 +57,12 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     """
     own = problem.workload.microbatch_samples
     blank = unconstrained(problem)
-    asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
+    variants = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
     found: list[tuple[float, int, list[BaselineCandidate]]] = []
     refusals: list[str] = []
-    for one in asked:
+    for one in variants:
         try:
-            arranged = place_stages(one, shape_of(one), stop.portion(1 / len(asked)))
+            arranged = place_stages(one, shape_of(one), stop.portion(1 / len(variants)))
             grid = arranged.assignment.grid
             assert grid is not None and arranged.certificate.objective is not None
             starts = [

@@ -111,8 +111,8 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
     2024); planner at https://github.com/SamsungLabs/Metis.
     """
     able = np.flatnonzero(np.asarray(problem.cluster.devices.can_compute)).tolist()
-    asked = unconstrained(replace(problem, cluster=problem.cluster.subset(able)))
-    search = _Search(asked)
+    variant = unconstrained(replace(problem, cluster=problem.cluster.subset(able)))
+    search = _Search(variant)
     found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
     if search.refused:
@@ -121,7 +121,7 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
         plans: list[TrainingPlan] = []
         for recompute in (False, True):
             try:
-                made, short = _plans(asked, placement, recompute)
+                made, short = _plans(variant, placement, recompute)
             except ProblemError as error:
                 refusal = str(error)
                 continue
@@ -288,16 +288,16 @@ def _plans(
 ) -> tuple[list[TrainingPlan], bool]:
     """Plans in both orders that fit in memory, and whether all microbatches do not fit at once."""
     each, stages = placement.microbatch_samples, len(placement.groups)
-    asked = replace(problem, workload=problem.workload.replace(microbatch_samples=each))
-    cluster, workload, groups = asked.cluster, asked.workload, placement.groups
+    variant = replace(problem, workload=problem.workload.replace(microbatch_samples=each))
+    cluster, workload, groups = variant.cluster, variant.workload, placement.groups
     paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
     shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)
     assignment, flight = AssignmentPlan(groups, None), placement.flight()
     room = memory_room(cluster, workload, shape, groups)
-    times = compute_times(asked, shape, assignment)
+    times = compute_times(variant, shape, assignment)
     plans = []
     for order in ORDERS:
-        ordered = replace(asked, request=asked.request.replace(schedule=order))
+        ordered = replace(variant, request=variant.request.replace(schedule=order))
         try:
             made = path_schedule(ordered, shape, assignment, times, paths, flight)
         except ProblemError:

@@ -261,18 +261,18 @@ def unconstrained(problem: PlanningProblem) -> PlanningProblem:
 def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselineCandidate]:
     """Every shape, microbatch size and order that devices and batch allow."""
     in_flight = problem.request.in_flight
-    for asked in candidates(unconstrained(problem)):
-        stages = asked.request.stages
+    for variant in candidates(unconstrained(problem)):
+        stages = variant.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:
             # 1F1B says itself how many microbatches are in flight: as many as stages
             held = in_flight if order is OperationOrder.EAGER_1F1B else None
             if held is None and stages > (in_flight or stages):
                 continue
-            ordered = asked.request.replace(schedule=order, in_flight=held)
+            ordered = variant.request.replace(schedule=order, in_flight=held)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
-                yield BaselineCandidate(kind, replace(asked, request=ordered), grid)
+                yield BaselineCandidate(kind, replace(variant, request=ordered), grid)
 
 
 def _alike(cluster: Cluster) -> bytes:
