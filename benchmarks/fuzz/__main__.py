@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -64,7 +64,7 @@ class Tally:
 def fuzz(target: Target, seed: int, numbers: Sequence[int], most_s: int = MOST_S) -> Tally:
     """Try some inputs of a target."""
     tally = Tally()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         attempt = target.prepare(Path(folder))
         with _memory(MOST_BYTES):
             for number in numbers:
