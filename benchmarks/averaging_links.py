@@ -160,7 +160,7 @@ def average_in(
         "MASTER_PORT": "29511",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "planner.executor.average_rank"]
+    command = [sys.executable, "-m", "benchmarks.averaging_rank"]
     command += [word for name, value in given.items() for word in (name, value)]
     processes = [
         network.start(peer, command, os.environ | variables | {"RANK": str(rank)})

@@ -86,7 +86,7 @@ def probed(cluster: Cluster, words: Sequence[str] = ()) -> ProbeLog:
             "OMP_NUM_THREADS": "1",
         }
         log = str(Path(folder) / "probe.jsonl")
-        command = [sys.executable, "-m", "planner.executor.probe", log, "--wait", "300", *words]
+        command = [sys.executable, "-m", "planner.probe", log, "--wait", "300", *words]
         processes = [
             network.start(
                 rank,

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cores() -> int:
-    from planner.executor.calibrate import cores
+    from planner.executor.launch.calibrate import cores
 
     return cores()
 

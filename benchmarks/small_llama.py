@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from benchmarks.command_line import report_path
-from planner.executor.local import run_local, threads
+from planner.executor.launch.local import run_local, threads
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.utils.argument_parser import OneLineParser

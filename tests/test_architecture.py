@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "checker": BASE | {"training_plan"},
     "planning": BASE | SOLVERS | {"training_plan", "simulator"},
     "executor": {"utils", "network", "workload", "training_plan", "simulator", "swarm"},
+    "probe": {"utils", "network", "executor"},
     "emulate": {"utils", "network", "workload", "search", "training_plan", "simulator"},
     "exports": {
         "utils",

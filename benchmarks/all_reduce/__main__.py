@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from planner.bench.stamp import stamp
-from planner.executor.options import Library
-from planner.executor.pace import Pace, pace_of
+from planner.executor.comm.chunking import Pace, pace_of
+from planner.executor.launch.options import Library
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup

@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.codec import Wire
-from planner.executor.connections import Purpose, both_ways, streams_of
-from planner.executor.direct import Direct, open_direct
-from planner.executor.direct_exchange import DirectExchange
-from planner.executor.exchange import Exchange
-from planner.executor.failure import Failure
-from planner.executor.opening import NEAR, connections_to
-from planner.executor.options import Library
-from planner.executor.pace import Pace
-from planner.executor.peers import Peers
-from planner.executor.process import leave
-from planner.executor.ranks import TIMEOUT, Ranks
-from planner.executor.side import side_of
+from planner.executor.comm.allreduce_links import Peers
+from planner.executor.comm.chunking import Pace
+from planner.executor.comm.codec import Wire
+from planner.executor.comm.connections import Purpose, both_ways, streams_of
+from planner.executor.comm.device_allreduce import DirectExchange
+from planner.executor.comm.direct import Direct, open_direct
+from planner.executor.comm.sharded_allreduce import Exchange
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.launch.options import Library
+from planner.executor.launch.process import leave
+from planner.executor.rendezvous.connect import NEAR, connections_to
+from planner.executor.rendezvous.process_group import TIMEOUT, Ranks
+from planner.executor.runtime.device_backend import side_of
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 

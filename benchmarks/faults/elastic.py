@@ -26,8 +26,8 @@ from benchmarks.faults.runs import (
 )
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
-from planner.executor.changes import CHANGES, change_line
-from planner.executor.store import SERVED, served
+from planner.executor.fault_tolerance.membership_events import CHANGES, change_line
+from planner.executor.rendezvous.store import SERVED, served
 
 STEPS = 20
 BACK_STEPS = 400

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 import planner.executor.__main__ as entry
-import planner.executor.binding as binding
-import planner.executor.checkpoint as checkpoint
-import planner.executor.opening as opening
-from planner.executor.arguments import arguments
-from planner.executor.commit import Commit
-from planner.executor.connections import Connections, Purpose
-from planner.executor.evaluate import Evaluation
-from planner.executor.learner import Learner
-from planner.executor.process import leave
-from planner.executor.ranks import Ranks
+import planner.executor.checkpoint.checkpoint as checkpoint
+import planner.executor.rendezvous.connect as opening
+import planner.executor.rendezvous.rank_assignment as binding
+from planner.executor.comm.connections import Connections, Purpose
+from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.launch.arguments import arguments
+from planner.executor.launch.process import leave
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.evaluate import Evaluation
+from planner.executor.runtime.stage_module import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"

@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import EmulatedNetwork, package_path
-from planner.executor.ending import PREFIX
+from planner.executor.fault_tolerance.shutdown import PREFIX
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan

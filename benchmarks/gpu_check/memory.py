@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from common import PLANS, write_result
 
-from planner.executor.learner import Learner
-from planner.executor.memory import need_of
-from planner.executor.optimizing import Optimizing
-from planner.executor.wiring import averaging_of, tied_of
+from planner.executor.comm.comm_plan import averaging_of, tied_of
+from planner.executor.runtime.memory import need_of
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.stage_module import Learner
 from planner.training_plan.file import load_plan
 
 STEPS = 2

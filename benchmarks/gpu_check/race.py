@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from common import PLANS
 
-from planner.executor.direct import Direct
-from planner.executor.failure import Failure
-from planner.executor.learner import Learner
-from planner.executor.messages import Traffic
-from planner.executor.optimizing import Optimizing
-from planner.executor.pipeline import run_operations
-from planner.executor.records import StepRecord
-from planner.executor.side import HOST, Cuda, GpuSide, HostSide
-from planner.executor.transport import Expected, Inbox, Outbox
+from planner.executor.comm.direct import Direct
+from planner.executor.comm.p2p import Expected, Inbox, Outbox
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.runtime.device_backend import HOST, Cuda, GpuSide, HostSide
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.p2p_schedule import Traffic
+from planner.executor.runtime.pipeline import run_operations
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import Learner
 from planner.training_plan.file import load_plan
 
 TIMEOUT_S = 60

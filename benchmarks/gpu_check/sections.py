@@ -214,8 +214,8 @@ def equal(device: str, out: Path) -> dict[str, Any]:
     """Compare losses, first gradients and final parameters of the device to those of the CPU."""
     import torch
 
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
     from planner.training_plan.file import load_plan
 
     # other sections run at the same time
@@ -331,7 +331,7 @@ def train(device: str, out: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- cli
 def cli(device: str, out: Path) -> dict[str, Any]:
     """Run ``planner run`` and ``planner.executor.node``."""
-    from planner.executor.store import served
+    from planner.executor.rendezvous.store import served
     from planner.training_plan.file import load_plan
 
     path = plan_path(device, "grid")

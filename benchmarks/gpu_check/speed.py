@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from common import PEAK_FLOPS, local_steps, peak_flops, plan_path, step_flops, write_result
 
-from planner.executor.clipping import squares
-from planner.executor.learner import Learner
-from planner.executor.optimizing import Optimizing
+from planner.executor.runtime.clipping import squares
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.stage_module import Learner
 from planner.training_plan.file import load_plan
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.command_line import report_path, run
 from benchmarks.overhead.in_turns import EVENT
 from planner.bench.stamp import stamp
-from planner.executor.local import run_local
+from planner.executor.launch.local import run_local
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.solve import plan

@@ -13,22 +13,22 @@ import time
 
 import torch
 
-from planner.executor.arguments import arguments
-from planner.executor.binding import own_name
-from planner.executor.commit import Commit
-from planner.executor.course import train
 from planner.executor.data.microbatches import microbatches_of
 from planner.executor.data.options import SYNTHETIC
-from planner.executor.ending import Ending
-from planner.executor.losses import Losses
-from planner.executor.model import build_head, build_stage
-from planner.executor.optimizing import Optimizing
-from planner.executor.pieces import pieces_of
-from planner.executor.prepared import prepare
-from planner.executor.process import begin_rank, leave, run_rank
-from planner.executor.progress import Progress
-from planner.executor.records import StepRecord
-from planner.executor.watch import Watch
+from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.fault_tolerance.failure_detector import Watch
+from planner.executor.fault_tolerance.run_segments import pieces_of
+from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.launch.arguments import arguments
+from planner.executor.launch.process import begin_rank, leave, run_rank
+from planner.executor.rendezvous.rank_assignment import own_name
+from planner.executor.runtime.losses import Losses
+from planner.executor.runtime.model import build_head, build_stage
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.progress import Progress
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.setup import prepare
+from planner.executor.runtime.train_loop import train
 from planner.network.dtype import Dtype
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan

@@ -85,10 +85,10 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     Files are the nodes' own. Without PyTorch, which the executor needs, nothing is known of them.
     """
     try:
-        from planner.executor.arguments import arguments, require_planned, require_sensible
+        from planner.executor.fault_tolerance.run_segments import pieces_of
+        from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+        from planner.executor.launch.options import optimizing_of
         from planner.executor.node import own_options, require_own
-        from planner.executor.options import optimizing_of
-        from planner.executor.pieces import pieces_of
     except ImportError:
         return
     try:

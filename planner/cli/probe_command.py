@@ -13,7 +13,7 @@ from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = (
-    "show what 'torchrun ... -m planner.executor.probe log.jsonl --devices ...' has measured, and "
+    "show what 'torchrun ... -m planner.probe log.jsonl --devices ...' has measured, and "
     "write it as a network"
 )
 EXAMPLE = "planner probe probe.jsonl --out net.csv --devices-out devices.csv"

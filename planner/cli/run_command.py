@@ -16,9 +16,9 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
-from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
-from planner.executor.options import (
+from planner.executor.fault_tolerance.membership_events import CHANGES, change_line
+from planner.executor.launch.options import (
     EVERY,
     add_device,
     add_training,
@@ -27,7 +27,7 @@ from planner.executor.options import (
     optimizing_of,
     words_of,
 )
-from planner.executor.work import summary
+from planner.executor.runtime.flops_counter import summary
 from planner.report.figures import samples
 from planner.simulator.host_prediction import as_executed, predict_on_host, require_memory
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
@@ -160,7 +160,7 @@ class LocalRun:
     Attributes
     ----------
     training
-        Options of `planner.executor.options.add_training`, as words.
+        Options of `planner.executor.launch.options.add_training`, as words.
     texts
         To train on, and to evaluate on.
     weights
@@ -230,17 +230,17 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     PROGRESS.start("loading PyTorch and checking the plan")
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
-    from planner.executor.address import named_address
-    from planner.executor.arguments import arguments, require_planned, require_sensible
-    from planner.executor.calibrate import cores
-    from planner.executor.checkpoint import require_begun, require_free
+    from planner.executor.checkpoint.checkpoint import require_begun, require_free
     from planner.executor.data.microbatches import microbatches_of
-    from planner.executor.hf_export import Export
-    from planner.executor.learner import require_executable
-    from planner.executor.local import run_local, threads
-    from planner.executor.pieces import pieces_of
-    from planner.executor.secret import SECRET_FILE, make_secret
-    from planner.executor.weights import require_weights
+    from planner.executor.fault_tolerance.run_segments import pieces_of
+    from planner.executor.huggingface.export import Export
+    from planner.executor.huggingface.weights import require_weights
+    from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+    from planner.executor.launch.calibrate import cores
+    from planner.executor.launch.local import run_local, threads
+    from planner.executor.rendezvous.address import named_address
+    from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
+    from planner.executor.runtime.stage_module import require_executable
 
     # what ranks would refuse, each by itself, is said once
     told = arguments(_words(asked, plan, asked.calibrate), None)

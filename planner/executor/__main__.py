@@ -12,28 +12,28 @@ import json
 import os
 from pathlib import Path
 
-from planner.executor.aggregator import Aggregator
-from planner.executor.arguments import (
+from planner.executor.comm.aggregator import Aggregator
+from planner.executor.fault_tolerance.elastic import Elastic
+from planner.executor.fault_tolerance.failure_detector import Watch
+from planner.executor.fault_tolerance.run_segments import pieces_of
+from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.huggingface.export import export_trained
+from planner.executor.launch.arguments import (
     arguments,
     require_files,
     require_planned,
     require_sensible,
 )
-from planner.executor.binding import own_name
-from planner.executor.course import Done, train
-from planner.executor.elastic import Elastic
-from planner.executor.ending import Ending
-from planner.executor.hf_export import export_trained
-from planner.executor.learner import Learner
-from planner.executor.pieces import pieces_of
-from planner.executor.prepared import Prepared, prepare
-from planner.executor.process import begin_rank, end_with_starter, leave, run_rank
-from planner.executor.ranks import Ranks
-from planner.executor.rebalancing import require_movable
-from planner.executor.records import StepRecord
-from planner.executor.report import device_reports
-from planner.executor.watch import Watch
-from planner.executor.worker import Worker
+from planner.executor.launch.process import begin_rank, end_with_starter, leave, run_rank
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.rank_assignment import own_name
+from planner.executor.runtime.device_report import device_reports
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.setup import Prepared, prepare
+from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.train_loop import Done, train
+from planner.executor.runtime.worker import Worker
+from planner.executor.swarm.rebalancing import require_movable
 from planner.simulator.timeline import from_records
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan

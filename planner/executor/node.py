@@ -19,15 +19,15 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.arguments import arguments, require_planned, require_sensible
-from planner.executor.binding import NODE, patience_s, rank_of
-from planner.executor.calibrate import cores
-from planner.executor.ending import FAILED, LEFT, REFUSED
-from planner.executor.local import run_local, threads
-from planner.executor.pieces import pieces_of
-from planner.executor.process import allow_descriptors, leave
-from planner.executor.store import SERVED, PortTakenError, StoreAddress, served
-from planner.executor.store_view import LOOK_S, StoreView
+from planner.executor.fault_tolerance.run_segments import pieces_of
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
+from planner.executor.fault_tolerance.store_monitor import LOOK_S, StoreView
+from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+from planner.executor.launch.calibrate import cores
+from planner.executor.launch.local import run_local, threads
+from planner.executor.launch.process import allow_descriptors, leave
+from planner.executor.rendezvous.rank_assignment import NODE, patience_s, rank_of
+from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
 from planner.training_plan.file import load_plan
 from planner.training_plan.remove_devices import require_elastic
 from planner.utils.argument_parser import OneLineParser
@@ -72,7 +72,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
     Returns
     -------
     tuple[argparse.Namespace, list[str]]
-        Its own options, and words for `planner.executor.arguments.arguments`.
+        Its own options, and words for `planner.executor.launch.arguments.arguments`.
     """
     parser = OneLineParser(
         prog=f"python -m {WHO}",

@@ -11,8 +11,8 @@ import sys
 import threading
 from contextlib import suppress
 
-from planner.executor.process import allow_descriptors
-from planner.executor.store import SERVED, PortTakenError, served
+from planner.executor.launch.process import allow_descriptors
+from planner.executor.rendezvous.store import SERVED, PortTakenError, served
 from planner.utils.argument_parser import OneLineParser
 
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.all_reduce import __main__ as all_reduce  # noqa: E402
-from planner.executor.options import Library  # noqa: E402
+from planner.executor.launch.options import Library  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at memory as Linux tells it")
 

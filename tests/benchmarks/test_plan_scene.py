@@ -68,7 +68,7 @@ def test_plans_that_are_no_swarm(plan: TrainingPlan) -> None:
 
 def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None:
     """And without smoothing each device sends its own microbatches where the plan does."""
-    routed_by = pytest.importorskip("planner.executor.routed")
+    routed_by = pytest.importorskip("planner.executor.swarm.stochastic_pipeline")
     for routing in (Routing(), Routing(0.0), Routing(told=RouterFeedback.WORK)):
         chosen = plan.replace(wiring="stochastic", routing=routing)
         for d, router in enumerate(plan_routers(chosen)):

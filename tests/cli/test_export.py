@@ -105,7 +105,7 @@ def test_words_go_unseen_where_the_executor_is_not_installed(
     plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It needs PyTorch, which who plans may not have."""
-    monkeypatch.setitem(sys.modules, "planner.executor.arguments", None)
+    monkeypatch.setitem(sys.modules, "planner.executor.launch.arguments", None)
     line = ["export", str(plan_file), "--to", "torchrun", "--executor-options=--steps 3"]
     assert main(line) == 0
     assert "--steps 3" in capsys.readouterr().out

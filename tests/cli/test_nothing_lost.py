@@ -428,7 +428,7 @@ def test_an_interrupted_run_tells_the_steps_that_were_done(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In its JSON, with the reason."""
-    from planner.executor import local
+    from planner.executor.launch import local
 
     def run_local(*words: Any, **_: Any) -> None:
         event = {"event": "step", "step": 0, "took_s": 1.0, "tokens_per_s": 5.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planner.executor.codec import BLOCK, Wire
+from planner.executor.comm.codec import BLOCK, Wire
 
 
 def error_bound(vector: Tensor, wire: Wire) -> Tensor:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
-from planner.executor.failure import Failure
+from planner.executor.fault_tolerance.error_latch import Failure
 
 LONG_S = 60
 """Nothing here takes as long, on a busy machine either."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.faults.rank import main
-from planner.executor import direct
-from planner.executor.options import Library
-from planner.executor.process import leave
+from planner.executor.comm import direct
+from planner.executor.launch.options import Library
+from planner.executor.launch.process import leave
 
 
 class Hanging:

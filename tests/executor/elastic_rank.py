@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.rank import main
-from planner.executor.elastic import Elastic
-from planner.executor.process import leave
+from planner.executor.fault_tolerance.elastic import Elastic
+from planner.executor.launch.process import leave
 
 
 def _note_parameters(folder: Path) -> None:

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.executor.ending import REFUSED
+from planner.executor.fault_tolerance.shutdown import REFUSED
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
@@ -29,7 +29,7 @@ MODULES = (
     "planner.executor.__main__",
     # PyTorch's optimizers import it, which takes a second of each rank
     "torch._dynamo",
-    "planner.executor.probe.__main__",
+    "planner.probe.__main__",
     "tests.executor.rank_main",
 )
 PR_SET_PDEATHSIG = 1
@@ -80,7 +80,7 @@ def run_plan(
     path: Path, names: Sequence[str], *more: str
 ) -> tuple[int, list[dict[str, Any]], list[str]]:
     """All ranks of a plan's file; exit code, events, and stderr with a failure's reason once."""
-    from planner.executor.ending import PREFIX
+    from planner.executor.fault_tolerance.shutdown import PREFIX
 
     words = [str(path), "--devices", *names, "--device", "cpu", "--events", *more]
     done = run_ranks(len(names), "planner.executor.__main__", *words)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from planner.executor.aggregator import Aggregator
-from planner.executor.binding import join
-from planner.executor.learner import Learner
-from planner.executor.optimizing import Optimizing
-from planner.executor.ranks import Ranks
-from planner.executor.worker import Worker
+from planner.executor.comm.aggregator import Aggregator
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.rank_assignment import join
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.worker import Worker
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from planner.executor.data.microbatches import microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
-from planner.executor.learner import require_executable
-from planner.executor.model import build_head, build_stage
-from planner.executor.optimizing import Optimizing
+from planner.executor.runtime.model import build_head, build_stage
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.stage_module import require_executable
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import remove_devices

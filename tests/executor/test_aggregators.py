@@ -87,9 +87,9 @@ def test_a_tied_matrix_counts_once() -> None:
     """The helper's vector is as long as those of the devices that it sums for."""
     import torch
 
-    from planner.executor.aggregator import Aggregator
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.comm.aggregator import Aggregator
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
 
     plan = helped_plan([[0], [1]], {2: 0}, 0.5)
     arch = plan.workload.architecture

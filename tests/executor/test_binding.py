@@ -17,13 +17,13 @@ from tests.executor.launch import torchrun
 torch = pytest.importorskip("torch")
 
 import planner.executor.__main__ as entry  # noqa: E402
-import planner.executor.prepared as prepared  # noqa: E402
-from planner.executor.arguments import arguments, told_alike  # noqa: E402
+import planner.executor.runtime.setup as prepared  # noqa: E402
+from planner.executor.launch.arguments import arguments, told_alike  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
     """Local process 0 of a node that names device 2 first is rank 2."""
-    from planner.executor.binding import rank_of
+    from planner.executor.rendezvous.rank_assignment import rank_of
 
     plan = make_plan([[0, 1], [2, 3]])
     assert rank_of(plan, ["2", "0"], 0) == 2
@@ -32,8 +32,8 @@ def test_rank_is_the_named_device_not_the_local_process() -> None:
 
 def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment goes before it; one that this machine has not ends the rank."""
-    from planner.executor.address import INTERFACE, own_address
-    from planner.executor.binding import BindingError, _listen_as_planned
+    from planner.executor.rendezvous.address import INTERFACE, own_address
+    from planner.executor.rendezvous.rank_assignment import BindingError, _listen_as_planned
 
     plan = make_plan([[0, 1], [2, 3]])
     devices = replace(plan.cluster.devices, interfaces=["lo", "", "none0", ""])
@@ -70,7 +70,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> None:
     """Each with the rule and the remedy."""
-    from planner.executor.binding import BindingError, rank_of
+    from planner.executor.rendezvous.rank_assignment import BindingError, rank_of
 
     with pytest.raises(BindingError, match=message):
         rank_of(make_plan([[0, 1]]), devices, local)
@@ -78,7 +78,7 @@ def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> 
 
 def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process alone it is not asked."""
-    from planner.executor.binding import BindingError, local_rank
+    from planner.executor.rendezvous.rank_assignment import BindingError, local_rank
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert local_rank(["a"]) == 0
@@ -130,7 +130,7 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
 )
 def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
     """And none of the others."""
-    from planner.executor.binding import BindingError, _require_alike
+    from planner.executor.rendezvous.rank_assignment import BindingError, _require_alike
 
     def told(words: list[str]) -> dict[str, str]:
         args = arguments(["plan.json", "--devices", "a", *words], None)
@@ -154,7 +154,7 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
 )
 def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) -> None:
     """Those that say how something is done that is not asked for."""
-    from planner.executor.arguments import require_sensible
+    from planner.executor.launch.arguments import require_sensible
 
     with pytest.raises(ValueError, match=f"^{said}$"):
         require_sensible(arguments(["plan.json", "--devices", "a", *words], None))
@@ -189,8 +189,8 @@ def test_ranks_end_in_a_line_at_most(
         raise error
 
     monkeypatch.setattr(prepared, "join", fails)
-    monkeypatch.setattr("planner.executor.watch.CAUSE_S", 0.0)
-    monkeypatch.setattr("planner.executor.watch.PUBLISH_S", 0.0)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.CAUSE_S", 0.0)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
     before = sys.getswitchinterval()
     try:
         assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == code

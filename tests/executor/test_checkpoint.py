@@ -15,22 +15,22 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint import (  # noqa: E402
+from planner.executor.checkpoint.checkpoint import (  # noqa: E402
     INDEX,
     CheckpointError,
     Checkpoints,
     require_free,
     resume,
 )
-from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.optimizing import Optimizer, Optimizing  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.same_files import digest_of  # noqa: E402
-from planner.executor.tensor_file import (  # noqa: E402
+from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
     TensorFileError,
     read_tensors,
     write_tensors,
 )
+from planner.executor.rendezvous.file_digest import digest_of  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizer, Optimizing  # noqa: E402
+from planner.executor.runtime.stage_module import Learner  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 ADAMW = Optimizing().to_dict()
@@ -244,7 +244,7 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("planner.executor.tensor_file.os.fsync", full)
+    monkeypatch.setattr("planner.executor.checkpoint.safetensors_io.os.fsync", full)
     assert write(tmp_path, [2]) == []
     assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]

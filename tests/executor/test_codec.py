@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.codec import Wire, decode, encode, message_length  # noqa: E402
-from planner.executor.roles import chunk_ranges  # noqa: E402
+from planner.executor.comm.codec import Wire, decode, encode, message_length  # noqa: E402
+from planner.executor.comm.group_roles import chunk_ranges  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.shares import share_ranges  # noqa: E402

@@ -26,8 +26,8 @@ from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.synthetic import Synthetic  # noqa: E402
 from planner.executor.data.tokenizer import Bytes  # noqa: E402
-from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.stage_module import Learner  # noqa: E402
 
 SEQUENCE, BATCH, BUFFER = 8, 6, 10
 

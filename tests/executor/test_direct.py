@@ -33,19 +33,19 @@ from torch import Tensor  # noqa: E402
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # noqa: E402
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # noqa: E402
 
-from planner.executor import direct as direct_module  # noqa: E402
-from planner.executor import direct_exchange  # noqa: E402
-from planner.executor.averaging import Averaging  # noqa: E402
-from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.connections import ConnectionLost, TornError  # noqa: E402
-from planner.executor.direct import Direct, Transfers, open_direct  # noqa: E402
-from planner.executor.direct_exchange import HELD, DirectExchange, pieces_of  # noqa: E402
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.options import Library  # noqa: E402
-from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.side import HOST, GpuSide, Side  # noqa: E402
-from planner.executor.transport import Outbox  # noqa: E402
+from planner.executor.comm import device_allreduce  # noqa: E402
+from planner.executor.comm import direct as direct_module  # noqa: E402
+from planner.executor.comm.averaging import Averaging  # noqa: E402
+from planner.executor.comm.chunking import Pace  # noqa: E402
+from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.connections import ConnectionLost, TornError  # noqa: E402
+from planner.executor.comm.device_allreduce import HELD, DirectExchange, pieces_of  # noqa: E402
+from planner.executor.comm.direct import Direct, Transfers, open_direct  # noqa: E402
+from planner.executor.comm.p2p import Outbox  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.launch.options import Library  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.device_backend import HOST, GpuSide, Side  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
@@ -436,7 +436,7 @@ def test_codecs_work_beside_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
         return call
 
     for name in ("encode", "decode"):
-        monkeypatch.setattr(direct_exchange, name, noted(name, getattr(direct_exchange, name)))
+        monkeypatch.setattr(device_allreduce, name, noted(name, getattr(device_allreduce, name)))
     group, hall, connected = AveragingGroup.equal((0, 1)), Hall(2), Members(2)
     sides = [GpuSide(LateGpu(r)) for r in range(2)]
     directs = directs_of([hall.of(r) for r in range(2)], range(2), sides)
@@ -523,8 +523,8 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
 
 def test_a_vector_is_where_it_was_asked_for_last() -> None:
     """Brought along in both directions, and the update takes it from there."""
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
     learner = Learner(plan, 0, CPU, Optimizing(), side=GpuSide(LateGpu()))
@@ -684,7 +684,7 @@ def test_kill_is_named(device: int, phase: str, hangs: bool, tmp_path: Path) -> 
 
 def test_paths_that_are_chosen_are_refused() -> None:
     """There, words lie between the bytes."""
-    from planner.executor.arguments import arguments, require_planned
+    from planner.executor.launch.arguments import arguments, require_planned
 
     args = arguments(["plan.json", "--devices", "a", "--direct", "nccl"], None)
     plan = make_plan([[0, 1]], workload=tiny_workload())
@@ -773,7 +773,7 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
 )
 def test_what_it_goes_without(more: list[str], line: str) -> None:
     """One line, before anything begins."""
-    from planner.executor.arguments import arguments, require_sensible
+    from planner.executor.launch.arguments import arguments, require_sensible
 
     args = arguments(["plan.json", "--devices", "a", "--direct", "nccl", *more], None)
     with pytest.raises(ValueError, match=line):

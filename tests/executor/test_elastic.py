@@ -34,18 +34,18 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.faults.elastic import cut, losses_without_fault  # noqa: E402
 from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
-from planner.executor.changes import CHANGES, change_line  # noqa: E402
-from planner.executor.checkpoint import newest, read_shard  # noqa: E402
-from planner.executor.commit import Commit  # noqa: E402
-from planner.executor.connections import TornError  # noqa: E402
-from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.local import run_local  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.roll import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
-from planner.executor.tensor_file import read_tensors  # noqa: E402
-from planner.executor.watch import Watch  # noqa: E402
+from planner.executor.checkpoint.checkpoint import newest, read_shard  # noqa: E402
+from planner.executor.checkpoint.safetensors_io import read_tensors  # noqa: E402
+from planner.executor.comm.connections import TornError  # noqa: E402
+from planner.executor.fault_tolerance.commit import Commit  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.fault_tolerance.failure_detector import Watch  # noqa: E402
+from planner.executor.fault_tolerance.membership import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
+from planner.executor.fault_tolerance.membership_events import CHANGES, change_line  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
+from planner.executor.launch.local import run_local  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
@@ -67,7 +67,7 @@ def plan_of(kind: str = "fixed") -> TrainingPlan:
 
 def single(plan: TrainingPlan, steps: int = STEPS, **settings: Any) -> list[float]:
     """Losses of one process."""
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)
@@ -689,7 +689,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
 
 def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was to send is missed by one that does not vote: the step is done again by all."""
-    monkeypatch.setattr("planner.executor.commit.CAUSE_S", 0.05)
+    monkeypatch.setattr("planner.executor.fault_tolerance.commit.CAUSE_S", 0.05)
     run = Threads(("a", "b"))
     a, b = (Commit(roll, roll.ranks(rank), {0}, 99) for rank, roll in enumerate(run.rolls))
     failure = Failure()
@@ -810,7 +810,7 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others give them, this one is gone; else they are."""
-    monkeypatch.setattr("planner.executor.roll.DOUBT_S", 0.05)
+    monkeypatch.setattr("planner.executor.fault_tolerance.membership.DOUBT_S", 0.05)
     run = Threads(("a", "b", "c", "d"))
     for rank in range(4):
         run.store.set(f"beat/{rank}", "7")

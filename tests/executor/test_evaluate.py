@@ -12,7 +12,7 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
-from planner.executor.options import eval_data_of
+from planner.executor.launch.options import eval_data_of
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
@@ -22,10 +22,10 @@ from tests.executor.forks import run_plan
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint import read_shard  # noqa: E402
-from planner.executor.evaluate import forward_only  # noqa: E402
-from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.checkpoint.checkpoint import read_shard  # noqa: E402
+from planner.executor.runtime.evaluate import forward_only  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.stage_module import Learner  # noqa: E402
 
 STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
 TEXT = "a line that nobody has seen before; " * 40
@@ -186,11 +186,11 @@ def test_forward_passes_have_an_order_without_waiting_for_ever(name: str) -> Non
 
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     """No such text; one too short, which is said before the first step."""
-    from planner.executor.data.alike import require_same_data
+    from planner.executor.data.consistency import require_same_data
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.data.options import Data
-    from planner.executor.evaluate import held_out_of
-    from planner.executor.ranks import Ranks
+    from planner.executor.rendezvous.process_group import Ranks
+    from planner.executor.runtime.evaluate import held_out_of
 
     plan = make_plan([[0]], workload=bytes_workload())
     learner = Learner(plan, 0, torch.device("cpu"), Optimizing())

@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.connections import Connection, ConnectionLost, Streams  # noqa: E402
-from planner.executor.exchange import Exchange  # noqa: E402
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.peers import Peers  # noqa: E402
+from planner.executor.comm.allreduce_links import Peers  # noqa: E402
+from planner.executor.comm.chunking import Pace  # noqa: E402
+from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.connections import Connection, ConnectionLost, Streams  # noqa: E402
+from planner.executor.comm.sharded_allreduce import Exchange  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 

@@ -22,11 +22,11 @@ torch = pytest.importorskip("torch")
 from benchmarks.faults.__main__ import cut  # noqa: E402
 from benchmarks.faults.rank import PHASES  # noqa: E402
 from benchmarks.faults.runs import MARK, marked  # noqa: E402
-from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
-from planner.executor.local import run_local  # noqa: E402
-from planner.executor.pulse import Pulse, publish  # noqa: E402
-from planner.executor.store import StoreAddress, StoreMissingError  # noqa: E402
-from planner.executor.watch import Watch  # noqa: E402
+from planner.executor.fault_tolerance.failure_detector import Watch  # noqa: E402
+from planner.executor.fault_tolerance.heartbeat import Pulse, publish  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Ending  # noqa: E402
+from planner.executor.launch.local import run_local  # noqa: E402
+from planner.executor.rendezvous.store import StoreAddress, StoreMissingError  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 
 SIX = [[0, 1, 2], [3, 4, 5]]
@@ -315,7 +315,9 @@ def test_the_first_reason_counts() -> None:
 def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was stopped itself for an hour takes none of it for the silence of others."""
     clock = [0.0]
-    monkeypatch.setattr("planner.executor.pulse.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "planner.executor.fault_tolerance.heartbeat.time.monotonic", lambda: clock[0]
+    )
     store = torch.distributed.HashStore()
     store.set("beat/1", "7")
     heard: list[float] = []
@@ -330,7 +332,7 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
             pulse.stop()
 
     pulse.look_after(0, 1, look)
-    monkeypatch.setattr("planner.executor.pulse.PERIOD_S", 0.0)
+    monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
     pulse.run()
     assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
     assert store.get("beat/0") == b"7"
@@ -361,7 +363,7 @@ def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as was said, though PyTorch itself waits without end."""
-    monkeypatch.setattr("planner.executor.store.ANSWER_S", 0.2)
+    monkeypatch.setattr("planner.executor.rendezvous.store.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = StoreAddress("127.0.0.1", server.getsockname()[1], by_starter=False)
         with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does: it is"):
@@ -370,7 +372,7 @@ def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyP
 
 def test_nobody_serves_the_store() -> None:
     """The address is said."""
-    from planner.executor.store import StoreMissingError
+    from planner.executor.rendezvous.store import StoreMissingError
 
     with pytest.raises(StoreMissingError, match=r"127.0.0.1:1 did not answer within 1 s"):
         StoreAddress("127.0.0.1", 1, True).connect(1.0)
@@ -385,7 +387,7 @@ def test_json_stays_readable(
     def fails(*_: object, **__: object) -> tuple[int, str]:
         return FAILED, "device '1' is gone"
 
-    monkeypatch.setattr("planner.executor.local.run_local", fails)
+    monkeypatch.setattr("planner.executor.launch.local.run_local", fails)
     assert main(["run", str(plan_of([[0, 1]], tmp_path)), "--json"]) == FAILED
     found = json.loads(capsys.readouterr().out)
     assert found["failed"] == "device '1' is gone" and found["steps"] == []

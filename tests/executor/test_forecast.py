@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.executor.forecast import Forecast
+from planner.executor.swarm.ready_hint import Forecast
 
 Told = list[tuple[int, float]]
 

@@ -16,10 +16,10 @@ from tests.executor.launch import torchrun
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.direct_exchange import DirectExchange  # noqa: E402
-from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.side import side_of  # noqa: E402
+from planner.executor.comm.chunking import Pace  # noqa: E402
+from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.device_allreduce import DirectExchange  # noqa: E402
+from planner.executor.runtime.device_backend import side_of  # noqa: E402
 from tests.executor.test_direct import Hall, directs_of, losses_of  # noqa: E402
 from tests.executor.test_exchange import Members, averaged  # noqa: E402
 

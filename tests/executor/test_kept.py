@@ -15,11 +15,11 @@ from tests.conftest import make_plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
 
 TOLERANCE = 0.02
 """Planning leaves out norms' statistics."""
@@ -42,7 +42,7 @@ def test_activations_are_as_many_bytes_as_planned(
     kind: str, kv_heads: int, ffn: int, more: dict[str, Any], precision: str
 ) -> None:
     """Counted where autograd saves them, storage by storage, weights left out."""
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
     arch = Architecture(Family(kind), 4, 256, 8, kv_heads, ffn, 1000, 128, **more)
     workload = Workload.transformer(
@@ -88,7 +88,7 @@ def test_planned_memory_is_the_peak(
     family: str, words: int, samples: int, again: bool, stage: int, precision: str
 ) -> None:
     """Live tensors of two steps of three microbatches: at most what is planned, within 5%."""
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
     from tests.executor.live_bytes import LiveBytes
 
     kv_heads = 8 if family == "gpt2" else 4
@@ -128,7 +128,7 @@ def test_planned_memory_is_the_peak(
 @pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
 def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     """In bf16 the head's copy of it is held too, once, wherever the head is."""
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
     arch = Architecture(Family.GPT2, 2, 64, 4, 4, 128, 4000, 16, tied=True)
     workload = Workload.transformer("small", arch, batch_samples=1, microbatch_samples=1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.averaging import Averaging  # noqa: E402
-from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.learner import require_executable  # noqa: E402
-from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.transport import Outbox  # noqa: E402
+from planner.executor.comm.averaging import Averaging  # noqa: E402
+from planner.executor.comm.chunking import Pace  # noqa: E402
+from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.p2p import Outbox  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402

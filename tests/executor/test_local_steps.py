@@ -20,14 +20,14 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, execute
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.ending import FAILED  # noqa: E402
-from planner.executor.learner import Learner, require_executable  # noqa: E402
-from planner.executor.memory import need_of  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
-from planner.executor.outer import LocalSamples, Outer  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.wiring import averaging_of  # noqa: E402
-from planner.executor.worker import Worker  # noqa: E402
+from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.memory import need_of  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.outer_optimizer import LocalSamples, Outer  # noqa: E402
+from planner.executor.runtime.stage_module import Learner, require_executable  # noqa: E402
+from planner.executor.runtime.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.reference import train_apart  # noqa: E402
@@ -251,9 +251,9 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
 @pytest.mark.slow
 def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""
-    from planner.executor.checkpoint import newest, read_shard
-    from planner.executor.hf_export import Export, export_checkpoint
-    from planner.executor.tensor_file import read_tensors
+    from planner.executor.checkpoint.checkpoint import newest, read_shard
+    from planner.executor.checkpoint.safetensors_io import read_tensors
+    from planner.executor.huggingface.export import Export, export_checkpoint
 
     plan = make_plan([[0], [1], [2], [3]]).replace(sync=DILOCO)
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"

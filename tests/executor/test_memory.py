@@ -24,10 +24,13 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.averaging import Averaging  # noqa: E402
-from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.ending import FAILED, REFUSED  # noqa: E402
-from planner.executor.memory import (  # noqa: E402
+from planner.executor.comm.averaging import Averaging  # noqa: E402
+from planner.executor.comm.chunking import Pace  # noqa: E402
+from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.memory import (  # noqa: E402
     Claim,
     Need,
     TooLittleMemoryError,
@@ -37,9 +40,6 @@ from planner.executor.memory import (  # noqa: E402
     need_of,
     require_memory,
 )
-from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from planner.workload.costs import stage_costs  # noqa: E402
 

@@ -24,8 +24,8 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint import newest, read_shard  # noqa: E402
-from planner.executor.pieces import pieces_of  # noqa: E402
+from planner.executor.checkpoint.checkpoint import newest, read_shard  # noqa: E402
+from planner.executor.fault_tolerance.run_segments import pieces_of  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 GRID = [[0, 1], [2, 3], [4, 5]]
@@ -40,7 +40,7 @@ def plan_of(grid: list[list[int]] = GRID, head: str = "last") -> TrainingPlan:
 
 def single(plan: TrainingPlan, **settings: Any) -> list[float]:
     """Losses of one process."""
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)

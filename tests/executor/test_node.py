@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.faults.runs import MARK, marked  # noqa: E402
 from planner.executor import node  # noqa: E402
-from planner.executor.ending import FAILED, LEFT  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT  # noqa: E402
 from tests.executor.test_elastic import single  # noqa: E402
 from tests.executor.test_train import TOLERANCE  # noqa: E402
 

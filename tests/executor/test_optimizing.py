@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.executor.optimizing import Optimizing, RateSchedule
+from planner.executor.runtime.optimizer import Optimizing, RateSchedule
 
 torch = pytest.importorskip("torch")
 

@@ -19,7 +19,7 @@ from tests.conftest import make_plan
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.gathering import says, sources  # noqa: E402
+from planner.executor.checkpoint.reshard import says, sources  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 from tests.executor.test_two_clocks import straight  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.executor.pace import (
+from planner.executor.comm.chunking import (
     against_plan_s,
     ends_s,
     longest_round_trip_s,

@@ -18,8 +18,8 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.learner import require_executable  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -84,7 +84,7 @@ def test_a_shared_matrix_is_rounded_for_the_head_alone(tmp_path: Path) -> None:
 
 def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
     """All members agree bit for bit; off by what rounding contributions and sums takes, and off."""
-    from planner.executor.codec import Wire
+    from planner.executor.comm.codec import Wire
     from tests.executor.codec_error import error_bound
 
     rounded = Workload.transformer(
@@ -114,7 +114,7 @@ def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
 
 def test_fp32_computes_with_the_parameters_themselves() -> None:
     """No copy, and what is summed in fp32 whatever the format changes no bit."""
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
     learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), Optimizing())
     assert learner.computed_stage._module is learner.stage
@@ -124,7 +124,7 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
 
 def test_parameters_and_moments_stay_in_fp32() -> None:
     """Only what computes is rounded, after every update and after a checkpoint."""
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
     plan = make_plan([[0, 1]], workload=tiny())
     learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
@@ -148,8 +148,8 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
 
 def test_calibration_measures_in_the_plans_format() -> None:
     """F, H and B of the modules that compute."""
-    from planner.executor.calibrate import measure_compute
-    from planner.executor.learner import Learner
+    from planner.executor.launch.calibrate import measure_compute
+    from planner.executor.runtime.stage_module import Learner
 
     plan = make_plan([[0, 1]], workload=tiny())
     learner = Learner(plan, 1, torch.device("cpu"), Optimizing())
@@ -178,7 +178,7 @@ def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
 
 def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it computes anything, slowly."""
-    from planner.executor.precision import prepare
+    from planner.executor.runtime.precision import prepare
 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")

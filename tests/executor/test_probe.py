@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.probe.flows import Flow, Rate, answer, ask, receive, send  # noqa: E402
-from planner.executor.probe.measure import Half, link_of  # noqa: E402
-from planner.executor.probe.rounds import disjoint_rounds  # noqa: E402
 from planner.network.probe_log import ALL, LinkFinding, ProbeLog  # noqa: E402
+from planner.probe.flows import Flow, Rate, answer, ask, receive, send  # noqa: E402
+from planner.probe.measure import Half, link_of  # noqa: E402
+from planner.probe.rounds import disjoint_rounds  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
 
 NAMES = ("a", "b", "c")
@@ -80,7 +80,7 @@ def test_a_stream_is_taken_to_its_last_byte() -> None:
 def probe(log: Path, *more: str, names: tuple[str, ...] = NAMES) -> Done:
     """All ranks of one node."""
     words = (str(log), "--devices", *names, *PACE, *more)
-    return run_ranks(len(names), "planner.executor.probe.__main__", *words)
+    return run_ranks(len(names), "planner.probe.__main__", *words)
 
 
 def test_all_is_measured_and_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_cannot_be_probed_is_one_line(
 
 def test_rates_are_added_over_peers() -> None:
     """A line's rate is that of all who share it."""
-    from planner.executor.probe.measure import line_of
+    from planner.probe.measure import line_of
 
     found = line_of("a", True, [Rate(1.0, 0.5, 2.0), Rate(3.0, 2.5, 4.0)], 2)
     assert found.ends == ("a", ALL) and found.rates == {1: (4.0, 3.0, 6.0)}

@@ -21,7 +21,7 @@ from tests.executor.test_train import STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.rebalancing import require_movable  # noqa: E402
+from planner.executor.swarm.rebalancing import require_movable  # noqa: E402
 
 
 def unbalanced() -> TrainingPlan:

@@ -31,8 +31,8 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     Bytes that graphs hold after every F, the most at any time, bytes that the learner itself holds
     after all F, and what every operation gave.
     """
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
 
     plan = plan_of(head, does)
     learner = Learner(plan, stage, torch.device("cpu"), Optimizing(1e-3))
@@ -77,9 +77,9 @@ def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
 
 def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
-    from planner.executor.calibrate import REPEATS, measure_compute
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.launch.calibrate import REPEATS, measure_compute
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
 
     calls = []
     for does in (False, True):

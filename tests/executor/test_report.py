@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.cli import run_command
-from planner.executor.work import Work, summary
+from planner.executor.runtime.flops_counter import Work, summary
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import save_plan
@@ -20,12 +20,12 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.evaluate import Evaluated  # noqa: E402
-from planner.executor.local import run_local, threads  # noqa: E402
-from planner.executor.losses import Losses  # noqa: E402
-from planner.executor.progress import Progress  # noqa: E402
-from planner.executor.records import StepRecord  # noqa: E402
-from planner.executor.report import peak_flops  # noqa: E402
+from planner.executor.launch.local import run_local, threads  # noqa: E402
+from planner.executor.runtime.device_report import peak_flops  # noqa: E402
+from planner.executor.runtime.evaluate import Evaluated  # noqa: E402
+from planner.executor.runtime.losses import Losses  # noqa: E402
+from planner.executor.runtime.progress import Progress  # noqa: E402
+from planner.executor.runtime.records import StepRecord  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
 
 STEPS = 3
@@ -95,7 +95,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
             return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
 
         ranks: Any = SimpleNamespace(rank=0, share=share)
-        monkeypatch.setattr("planner.executor.place.machine", lambda: "m")
+        monkeypatch.setattr("planner.executor.runtime.device_identity.machine", lambda: "m")
         return peak_flops(plan, ranks, torch.device("cuda", 0))
 
     h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
@@ -150,8 +150,8 @@ def test_the_norm_of_gradients_is_told_where_it_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """So that a bound for clipping can be chosen."""
-    from planner.executor.progress import Progress
-    from planner.executor.records import StepRecord
+    from planner.executor.runtime.progress import Progress
+    from planner.executor.runtime.records import StepRecord
 
     for norm in (2.5, None):
         Progress(1.0, True).step(StepRecord(0, False, 0.0, 1.0, norm=norm), None)

@@ -19,15 +19,15 @@ from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradie
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.ending import FAILED  # noqa: E402
-from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.memory import need_of  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
-from planner.executor.outer import CountedSamples  # noqa: E402
-from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.wiring import averaging_of  # noqa: E402
-from planner.executor.work import summary  # noqa: E402
-from planner.executor.worker import Worker  # noqa: E402
+from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
+from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.runtime.flops_counter import summary  # noqa: E402
+from planner.executor.runtime.memory import need_of  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.outer_optimizer import CountedSamples  # noqa: E402
+from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.runtime.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.test_local_steps import apart  # noqa: E402

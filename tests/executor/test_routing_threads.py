@@ -20,13 +20,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.messages import Message  # noqa: E402
-from planner.executor.notes import Form, Note, Word  # noqa: E402
-from planner.executor.records import RouteLog, StepRecord  # noqa: E402
-from planner.executor.routed import Places, Routed, router_of  # noqa: E402
-from planner.executor.side import HOST  # noqa: E402
-from planner.executor.transport import Outbox  # noqa: E402
+from planner.executor.comm.p2p import Outbox  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.runtime.device_backend import HOST  # noqa: E402
+from planner.executor.runtime.p2p_schedule import Message  # noqa: E402
+from planner.executor.runtime.records import RouteLog, StepRecord  # noqa: E402
+from planner.executor.swarm.routing_messages import Form, Note, Word  # noqa: E402
+from planner.executor.swarm.stochastic_pipeline import Places, Routed, router_of  # noqa: E402
 from tests.executor.devices import all_run  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]

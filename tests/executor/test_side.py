@@ -20,15 +20,15 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.direct import Direct  # noqa: E402
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.messages import Traffic  # noqa: E402
-from planner.executor.optimizing import Optimizing  # noqa: E402
-from planner.executor.pipeline import run_operations  # noqa: E402
-from planner.executor.records import StepRecord  # noqa: E402
-from planner.executor.side import HOST, GpuSide, HostSide, Side  # noqa: E402
-from planner.executor.transport import Expected, Inbox, Outbox  # noqa: E402
+from planner.executor.comm.direct import Direct  # noqa: E402
+from planner.executor.comm.p2p import Expected, Inbox, Outbox  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.runtime.device_backend import HOST, GpuSide, HostSide, Side  # noqa: E402
+from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.p2p_schedule import Traffic  # noqa: E402
+from planner.executor.runtime.pipeline import run_operations  # noqa: E402
+from planner.executor.runtime.records import StepRecord  # noqa: E402
+from planner.executor.runtime.stage_module import Learner  # noqa: E402
 from tests.executor.devices import LONG_S, all_run  # noqa: E402
 
 CPU = torch.device("cpu")

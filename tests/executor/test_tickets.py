@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.tickets import Tickets  # noqa: E402
+from planner.executor.swarm.microbatch_queue import Tickets  # noqa: E402
 
 
 class Counting:

@@ -42,7 +42,7 @@ def execute(
 
 def single(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[str, list[np.ndarray]]]:
     """Losses of one process, and its first and last gradients per layer."""
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)  # threads cost more than they give at this size
@@ -55,7 +55,7 @@ def single(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[str, 
 
 def expected_gradient(plan: TrainingPlan, rank: int, whole: list[np.ndarray]) -> np.ndarray:
     """The rank's part of the single process's gradient."""
-    from planner.executor.model import build_head, build_stage
+    from planner.executor.runtime.model import build_head, build_stage
 
     arch = plan.workload.architecture
     assert arch is not None
@@ -176,7 +176,7 @@ def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:
 
 def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     """All members agree bit for bit, and the first gradient is within the codec's error."""
-    from planner.executor.codec import Wire
+    from planner.executor.comm.codec import Wire
     from tests.executor.codec_error import error_bound
 
     plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=6))
@@ -194,7 +194,7 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
 
 def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
     """Four peers in two rounds of pairs; rounds that mix too little are refused."""
-    from planner.executor.learner import require_executable
+    from planner.executor.runtime.stage_module import require_executable
     from planner.training_plan.averaging_group import AveragingGroup
     from planner.training_plan.error import PlanError
 

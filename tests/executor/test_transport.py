@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.connections import ConnectionLost  # noqa: E402
-from planner.executor.failure import Failure  # noqa: E402
-from planner.executor.messages import Message, Traffic  # noqa: E402
-from planner.executor.opening import _ready  # noqa: E402
-from planner.executor.transport import Expected, Inbox, Outbox  # noqa: E402
-from planner.executor.warmth import kept_warm  # noqa: E402
+from planner.executor.comm.connections import ConnectionLost  # noqa: E402
+from planner.executor.comm.p2p import Expected, Inbox, Outbox  # noqa: E402
+from planner.executor.comm.tcp_tuning import kept_warm  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.rendezvous.connect import _ready  # noqa: E402
+from planner.executor.runtime.p2p_schedule import Message, Traffic  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16
@@ -177,7 +177,7 @@ def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> No
     file.write_text("1\n")
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from planner.executor.warmth import kept_warm\n"
+        "from planner.executor.comm.tcp_tuning import kept_warm\n"
         "with kept_warm(Path(sys.argv[1])):\n"
         "    assert Path(sys.argv[1]).read_text() == '0\\n'\n"
         "    os.killpg(0, signal.SIGKILL)\n"

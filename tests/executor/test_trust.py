@@ -18,8 +18,10 @@ import pytest
 import torch
 
 from planner.cli.main import main
-from planner.executor import opening
-from planner.executor.address import (
+from planner.executor.comm.connections import ConnectionLost, Purpose, receive_into, send_all
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
+from planner.executor.rendezvous import connect as opening
+from planner.executor.rendezvous.address import (
     INTERFACE,
     REACHED,
     address_among,
@@ -27,11 +29,10 @@ from planner.executor.address import (
     require_nccl_interface,
     tell_address_of_store,
 )
-from planner.executor.connections import ConnectionLost, Purpose, receive_into, send_all
-from planner.executor.ending import FAILED, REFUSED
-from planner.executor.opening import HELLO, MAGIC, Door, connections_to
-from planner.executor.ranks import Ranks
-from planner.executor.secret import (
+from planner.executor.rendezvous.auth import UnprovenError, answer, ask, prove_all
+from planner.executor.rendezvous.connect import HELLO, MAGIC, Door, connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.secret import (
     NONCE_BYTES,
     PROOF_BYTES,
     SECRET_FILE,
@@ -40,14 +41,13 @@ from planner.executor.secret import (
     make_secret,
     nonce,
 )
-from planner.executor.store import (
+from planner.executor.rendezvous.store import (
     BIND,
     PortTakenError,
     StoreAddress,
     StoreMissingError,
     served,
 )
-from planner.executor.trust import UnprovenError, answer, ask, prove_all
 from planner.training_plan.file import save_plan
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started, saved
@@ -607,7 +607,7 @@ def test_a_run_on_this_machine_makes_a_secret_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a file of the run, which its processes are told the name of; it is gone afterwards."""
-    from planner.executor import local
+    from planner.executor.launch import local
 
     path = saved(make_plan([[0, 1]], workload=tiny_workload()), tmp_path / "plan.json")
     found: list[Path] = []

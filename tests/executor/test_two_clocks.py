@@ -30,9 +30,9 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.connections import Purpose  # noqa: E402
-from planner.executor.outer import CHANGED, SAMPLES, CountedSamples, LocalSamples  # noqa: E402
-from planner.executor.wiring import Wiring, averaging_of  # noqa: E402
+from planner.executor.comm.comm_plan import Wiring, averaging_of  # noqa: E402
+from planner.executor.comm.connections import Purpose  # noqa: E402
+from planner.executor.runtime.outer_optimizer import CHANGED, SAMPLES, CountedSamples, LocalSamples  # noqa: E402
 
 RARE = Sync(5, OuterOptimizer())
 EPS = 1e-5
@@ -110,7 +110,7 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("done", [7, 10])
 def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) -> None:
     """Within a period of H = 5, and after an outer step; regions differ within, devices do not."""
-    from planner.executor.checkpoint import newest, read_shard
+    from planner.executor.checkpoint.checkpoint import newest, read_shard
 
     plan = flow()
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"

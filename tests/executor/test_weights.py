@@ -25,13 +25,13 @@ from tests.executor.forks import losses_by_step
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.executor.learner import Learner
+    from planner.executor.runtime.stage_module import Learner
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from planner.executor import same_files  # noqa: E402
-from planner.executor.weights import weight_digests  # noqa: E402
+from planner.executor.huggingface.weights import weight_digests  # noqa: E402
+from planner.executor.rendezvous import file_digest  # noqa: E402
 
 SEQUENCE, STEPS = 16, 4
 LLAMA = {
@@ -104,8 +104,8 @@ def plan_for(folder: Path, grid: list[list[int]], head: str = "last") -> Trainin
 
 def learner_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Learner:
     """A stage with the folder's weights."""
-    from planner.executor.learner import Learner
-    from planner.executor.optimizing import Optimizing
+    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.stage_module import Learner
 
     return Learner(plan, rank, torch.device("cpu"), Optimizing(1e-3), weights=folder)
 
@@ -138,7 +138,7 @@ def some_tokens() -> Any:
 
 def export_of(plan: TrainingPlan, learners: list[Learner], out: Path, like: Path | None) -> None:
     """What a run does at its end, of all ranks."""
-    from planner.executor.hf_export import Export
+    from planner.executor.huggingface.export import Export
 
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
@@ -194,7 +194,7 @@ def test_shards_and_half_precision(name: str, tmp_path: Path) -> None:
 
 def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of two stages reads its layers and the head."""
-    from planner.executor import weights
+    from planner.executor.huggingface import weights
 
     folder = saved("llama", tmp_path)
     read: list[str] = []
@@ -298,8 +298,8 @@ def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) 
 
 def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     """Neither by a run nor by the command."""
-    from planner.executor.hf_export import Export
-    from planner.executor.weights import WeightsError
+    from planner.executor.huggingface.export import Export
+    from planner.executor.huggingface.weights import WeightsError
 
     folder = saved("llama", tmp_path / "given")
     plan = plan_for(folder, [[0]])
@@ -357,11 +357,11 @@ def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
     damaged(folder, tmp_path / "two")
     other = weight_digests(tmp_path / "two", arch, 0, 2, head=False)
     for told in ({}, dict(given), {"model-00001-of-00002.safetensors": "0"}):
-        same_files.require_same_files(Two(told), "--weights", given)  # type: ignore[arg-type]
+        file_digest.require_same_files(Two(told), "--weights", given)  # type: ignore[arg-type]
     with pytest.raises(
-        same_files.OtherFilesError, match=r"--weights: model.safetensors here .* device 'a'"
+        file_digest.OtherFilesError, match=r"--weights: model.safetensors here .* device 'a'"
     ):
-        same_files.require_same_files(Two(other), "--weights", given)  # type: ignore[arg-type]
+        file_digest.require_same_files(Two(other), "--weights", given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 16, 17, 100, 1000])
@@ -369,13 +369,13 @@ def test_digests_tell_files_apart(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By their sizes, first and last bytes always, and by every byte of a small one."""
-    monkeypatch.setattr(same_files, "BLOCK_BYTES", 4)
-    monkeypatch.setattr(same_files, "BLOCKS", 4)
+    monkeypatch.setattr(file_digest, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(file_digest, "BLOCKS", 4)
     path = tmp_path / "file"
 
     def digest(data: bytes) -> str:
         path.write_bytes(data)
-        return same_files.digest_of(path)
+        return file_digest.digest_of(path)
 
     whole = bytes(size)
     assert digest(whole) == digest(whole) != digest(bytes(size + 1))
@@ -387,7 +387,7 @@ def test_what_was_trained_goes_elsewhere_where_the_disk_is_full(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the line says where; any other error is one."""
-    from planner.executor import hf_export
+    from planner.executor.huggingface import export as hf_export
 
     export = hf_export.Export(tmp_path / "out", plan_for(saved("llama", tmp_path / "given"), [[0]]))
     number = errno.ENOSPC
@@ -414,8 +414,8 @@ def test_where_nothing_can_be_written_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is trained; trying leaves an empty folder."""
-    from planner.executor.hf_export import Export
-    from planner.executor.weights import WeightsError
+    from planner.executor.huggingface.export import Export
+    from planner.executor.huggingface.weights import WeightsError
 
     plan = plan_for(saved("llama", tmp_path / "given"), [[0]])
     Export(tmp_path / "new" / "out", plan)
@@ -435,9 +435,9 @@ def test_where_nothing_can_be_written_is_said_at_once(
 
 def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     """Another config, tensors that are missing, left over, misshapen, or no safetensors."""
-    from planner.executor.tensor_file import TensorFileError, read_places, read_tensor
-    from planner.executor.tensor_file import write_tensors as write
-    from planner.executor.weights import WeightsError
+    from planner.executor.checkpoint.safetensors_io import TensorFileError, read_places, read_tensor
+    from planner.executor.checkpoint.safetensors_io import write_tensors as write
+    from planner.executor.huggingface.weights import WeightsError
 
     folder = saved("llama", tmp_path / "given")
     plan = plan_for(folder, [[0]])
@@ -503,7 +503,7 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
 
 def test_files_of_the_bare_model(tmp_path: Path) -> None:
     """Names without the model's own prefix, and masks among the tensors, as GPT-2's first files."""
-    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
+    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
 
     folder = saved("gpt2", tmp_path)
     path = folder / "model.safetensors"
@@ -529,8 +529,8 @@ def test_a_tied_model_with_a_head_in_its_file(
     stages: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedding once more is fine; another matrix is refused before anything starts."""
-    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
-    from planner.executor.weights import WeightsError
+    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
+    from planner.executor.huggingface.weights import WeightsError
 
     folder = saved("llama tied", tmp_path / "model")
     plan = plan_for(folder, [list(range(stages))])
@@ -555,7 +555,7 @@ def test_a_model_without_a_head_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Saved by the class without one, untied: the folder is complete, and is another model's."""
-    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
+    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
 
     folder = saved("llama", tmp_path / "model")
     path = folder / "model.safetensors"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from planner.executor.arguments import arguments
-from planner.executor.binding import rank_of
+from planner.executor.launch.arguments import arguments
+from planner.executor.rendezvous.rank_assignment import rank_of
 from planner.exports.error import ExportError
 from planner.exports.formats import export_plan
 from planner.exports.options import load_hosts

@@ -141,7 +141,7 @@ def test_what_cannot_be_run_is_refused_first(
 
 def test_checkpoints_of_older_releases_are_of_the_same_model() -> None:
     """What an architecture got later is not said where it says nothing."""
-    from planner.executor.gathering import says
+    from planner.executor.checkpoint.reshard import says
 
     work = Workload.preset("llama-50m", batch_samples=8)
     plan = made(pl.Cluster(random_network(2), pl.Devices(1e12, 1e11)), work, stages=2)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.data.ahead import Ahead
+from planner.executor.data.prefetch import Ahead
 from planner.executor.data.sources import BEGIN, DataError, Source
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints, and resharding them for another layout."""

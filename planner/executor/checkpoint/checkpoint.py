@@ -1,0 +1,545 @@
+"""Checkpoints: a file of tensors a device, and an index that is written when all of them are there.
+
+``FOLDER/step-000020/`` holds what is needed to go on after 20 steps. The folder may be one that all
+nodes share, or each node's own: every rank writes the same index beside its shard.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.executor.checkpoint.reshard import differing, says, sources
+from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
+from planner.executor.rendezvous.file_digest import digest_of
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
+from planner.executor.runtime.stage_module import Learner
+from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import NO_ROOM, make_writable
+
+INDEX = "index.json"
+VERSION = 3
+SHARD = "device-"
+KEPT = 2
+"""Complete checkpoints in the folder."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be gone on from."""
+
+
+class Checkpoints:
+    """Writes what training needs to go on.
+
+    Parameters
+    ----------
+    folder
+        Where to.
+    every
+        Steps between two.
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: it holds nothing.
+    settings
+        What losses depend on beside the plan, by the names of the options that say it.
+    written
+        Takes the number of steps of each checkpoint that is complete.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        learner: Learner | None,
+        settings: dict[str, Any],
+        written: Callable[[int], None],
+    ) -> None:
+        self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
+        self._settings = settings
+        self._index = {
+            "version": VERSION,
+            "plan": plan.content_hash,
+            **says(plan),
+            "settings": settings,
+        }
+        self._written = written
+
+    def of(
+        self, plan: TrainingPlan, learner: Learner | None, ranks: Ranks | None = None
+    ) -> Checkpoints:
+        """The same for another plan from now on.
+
+        Parameters
+        ----------
+        plan, learner
+            As above.
+        ranks
+            As above; None: the same.
+        """
+        given = (ranks or self._ranks, learner, self._settings, self._written)
+        return Checkpoints(self._folder, self._every, plan, *given)
+
+    def due(self, step: int) -> bool:
+        """Whether there is one after this step.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+        """
+        return (step + 1) % self._every == 0
+
+    def after(self, step: int) -> None:
+        """A step has ended; all ranks come here together where a checkpoint is due.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+        """
+        done = step + 1
+        if not self.due(step):
+            return
+        here = _place(self._folder, done)
+        told = [
+            json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here, done))
+        ]
+        failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
+        if not failed:
+            shards = {_shard(r): t for r, t in enumerate(told) if t}
+            # any who reads the data knows from where on all can go on
+            data = next((one["data"] for one in shards.values() if "data" in one), None)
+            index = self._index | {"steps": done, "data": data, "shards": shards}
+            failed = self._complete(here, json.dumps(index, indent=1))
+        if failed:
+            self._give_up(here, done, *failed[0])
+            return
+        self._written(done)
+        kept = _complete(self._folder)[-KEPT:]
+        # without an index: what a lost device did not let the others complete
+        for old in _begun(self._folder):
+            place = _place(self._folder, old)
+            if old < done and old not in kept and _is_checkpoint(place):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _shard(self, here: Path, done: int) -> str:
+        """Write this rank's; what the others are told."""
+        if self._learner is None:
+            return "{}"
+        try:
+            here.mkdir(parents=True, exist_ok=True)
+            path, data = here / _shard(self._ranks.rank), self._learner.data
+            told: dict[str, Any] = {"sha256": write_tensors(path, self._learner.state())}
+            if data is not None:
+                told["data"] = {"says": data.says, "position": data.position(done)}
+            return json.dumps(told)
+        except OSError as error:
+            return json.dumps({"error": error.strerror or str(error)})
+
+    def _complete(self, here: Path, index: str) -> list[tuple[int, str]]:
+        try:
+            here.mkdir(parents=True, exist_ok=True)
+            write_text(here / INDEX, index)
+        except OSError as error:
+            return [(self._ranks.rank, error.strerror or str(error))]
+        return []
+
+    def _give_up(self, here: Path, done: int, rank: int, why: str) -> None:
+        """The run goes on without."""
+        with suppress(OSError):
+            (here / _shard(self._ranks.rank)).unlink(missing_ok=True)
+        with suppress(OSError):
+            here.rmdir()  # by the last one
+        if self._ranks.rank in (0, rank):
+            print(
+                f"planner.executor: no checkpoint after {done} steps: device "
+                f"{self._ranks.name(rank)!r}: {why}; the run goes on",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def require_free(folder: Path, resumed: Path | None) -> None:
+    """Refuse a folder of another run's checkpoints, which would be taken away, or none at all.
+
+    A full disk is no reason: it costs checkpoints, not the run.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints will go; it need not be there.
+    resumed
+        The folder that is gone on from; None: none is.
+
+    Raises
+    ------
+    CheckpointError
+        One line.
+    """
+    steps = _complete(folder)
+    if steps and (resumed is None or resumed.resolve() != folder.resolve()):
+        raise CheckpointError(
+            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on "
+            f"from there with --resume {folder}, or name another folder"
+        )
+    try:
+        make_writable(folder)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise CheckpointError(
+                f"--checkpoint {folder}: cannot be written to ({error.strerror}); name another "
+                "folder"
+            ) from None
+
+
+def resume(
+    folder: Path,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    settings: Mapping[str, Any],
+) -> int:
+    """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        Takes what this rank held or, after another plan, what the holders of its parts did.
+    settings
+        Of this run.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it is of another model or other settings.
+    TensorFileError
+        Its file is damaged.
+    """
+    own = [
+        # the index has the sums of all shards
+        (s, digest_of(_place(folder, s) / INDEX))
+        for s in _complete(folder)
+        if learner is None or _has_all(folder, s, plan, ranks.rank, learner)
+    ]
+    everywhere: list[set[tuple[int, str]]] = [
+        set(map(tuple, json.loads(t))) for t in ranks.share("checkpoints", json.dumps(own))
+    ]
+    # a device without a stage needs none, and may have no folder
+    holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
+    common = set.intersection(*holders)
+    numbers = set.intersection(*({steps for steps, _ in found} for found in holders))
+    if numbers and not common:
+        raise CheckpointError(
+            f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
+            "devices; give all nodes the folder of the same run"
+        )
+    if not common:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint that all devices have; name the folder "
+            "that was given with --checkpoint, and after another plan bring the nodes' folders "
+            "together"
+        )
+    done = max(common)[0]
+    if learner is None:
+        return done
+    index, path = _index(folder, done)
+    same = index["plan"] == plan.content_hash
+    changes = [] if same else _require_same_model(path, index, plan, done)
+    for name, value in settings.items():
+        if (was := index["settings"].get(name)) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
+                f"{was}"
+            )
+    if same:
+        learner.load_state(_read(folder, done, ranks.rank, index))
+    else:
+        learner.load_state(_gathered(folder, done, index, plan, ranks.rank, learner))
+    if learner.data is not None:
+        data = index["data"]
+        try:
+            says, position = str(data["says"]), [int(number) for number in data["position"]]
+        except (KeyError, TypeError, ValueError):
+            raise _unreadable(path, "no place in the data") from None
+        if says != learner.data.says:
+            raise CheckpointError(
+                f"{path}: was trained on {says}, this run has {learner.data.says}; give "
+                "the same --data, --tokenizer and --shuffle, with the release that wrote it"
+            )
+        learner.data.seek(position)
+    if not same and ranks.rank == min(plan.stage_of):
+        said = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        print(
+            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
+            f"{plan.content_hash[:12]}{said}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return done
+
+
+def require_begun(folder: Path) -> None:
+    """Refuse a folder that has no checkpoint, before anything starts.
+
+    Parameters
+    ----------
+    folder
+        To go on from.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    """
+    if not _complete(folder):
+        raise CheckpointError(
+            f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
+            "with --checkpoint, or leave --resume out"
+        )
+
+
+def newest(folder: Path, ranks: Iterable[int]) -> int:
+    """Steps of the newest complete checkpoint that has the shards of all these ranks.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    ranks
+        Devices.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    """
+    wanted = tuple(ranks)
+    found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
+    if not found:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint with the shards of devices "
+            f"{', '.join(map(str, wanted[:8]))}; bring the nodes' folders together first"
+        )
+    return found[-1]
+
+
+def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
+    """What a rank held.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    steps
+        That were done.
+    rank
+        Device.
+    plan
+        What was trained.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        As `planner.executor.runtime.stage_module.Learner.state` gave it.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint is of another plan.
+    TensorFileError
+        Its file is damaged.
+    """
+    index, path = _index(folder, steps)
+    if index["plan"] != plan.content_hash:
+        raise CheckpointError(
+            f"{path}: is of plan {index['plan'][:12]}, this is plan {plan.content_hash[:12]}; give "
+            "the plan that was run"
+        )
+    return _read(folder, steps, rank, index)
+
+
+def _require_same_model(
+    path: Path, index: dict[str, Any], plan: TrainingPlan, done: int
+) -> list[tuple[str, Any, Any]]:
+    """Refuse what another plan cannot go on from; returns what it trains otherwise."""
+    ours = json.loads(json.dumps(says(plan)))  # as a file has it
+    for name, was, now in differing(index["model"], ours["model"]):
+        raise CheckpointError(
+            f"{path}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this plan's "
+            f"has {now}; plan the same model, batch and seed"
+        )
+    for of, sync in (("its", index["training"]["sync"]), ("this", ours["training"]["sync"])):
+        if sync.get("delayed"):
+            raise CheckpointError(
+                f"{path}: {of} plan takes outer steps a step late (sync.delayed), and only the "
+                "plan that was run can go on from such; resume with that"
+            )
+        if done % int(sync["every_steps"]):
+            raise CheckpointError(
+                f"{path}: {done} steps were done, {of} plan averages every {sync['every_steps']} "
+                "steps, and another plan goes on after an outer step only; write checkpoints with "
+                "--every a multiple of it"
+            )
+    return differing(index["training"], ours["training"])
+
+
+def _gathered(
+    folder: Path,
+    steps: int,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    learner: Learner,
+) -> dict[str, Tensor]:
+    """What a rank goes on from, out of the shards of another plan's devices."""
+    found: dict[str, Tensor] = {}
+    for device, names in _sources(folder, steps, index, plan, rank, learner).items():
+
+        def wanted(key: str, names: dict[str, str] = names) -> bool:
+            return not key.startswith(MEAN) and key.rpartition("/")[2] in names
+
+        for key, tensor in _read(folder, steps, device, index, wanted).items():
+            kind, slash, name = key.rpartition("/")
+            found[f"{kind}{slash}{names[name]}"] = tensor
+    for key in () if learner.outer is None else learner.outer.state():
+        if key in found:
+            continue
+        # gradients were averaged, or changes were without momentum: the outer optimizer begins
+        if key.startswith(MOMENTUM):
+            found[key] = torch.zeros_like(found["parameter/" + key.removeprefix(MOMENTUM)])
+        else:
+            found[key] = found["parameter/" + key.removeprefix(PARAMETER)]
+    return found
+
+
+def _sources(
+    folder: Path,
+    steps: int,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    learner: Learner,
+) -> dict[int, dict[str, str]]:
+    try:
+        return sources(index["holds"], plan, rank, learner.named())
+    except ValueError as error:
+        raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
+
+
+def _has_all(folder: Path, steps: int, plan: TrainingPlan, rank: int, learner: Learner) -> bool:
+    """Whether what a rank needs is here; what is wrong is said when it is read."""
+    try:
+        index, _ = _index(folder, steps)
+    except CheckpointError:
+        return _has(folder, steps, rank)
+    if index["plan"] == plan.content_hash:
+        return _has(folder, steps, rank)
+    if index["model"] != json.loads(json.dumps(says(plan)))["model"]:
+        return True
+    needed = _sources(folder, steps, index, plan, rank, learner)
+    return all(_has(folder, steps, device) for device in needed)
+
+
+def _read(
+    folder: Path,
+    steps: int,
+    rank: int,
+    index: dict[str, Any],
+    wanted: Callable[[str], bool] | None = None,
+) -> dict[str, Tensor]:
+    name = _shard(rank)
+    try:
+        sha256 = str(index["shards"][name]["sha256"])
+    except (KeyError, TypeError):
+        raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
+    return read_tensors(_place(folder, steps) / name, sha256, wanted)
+
+
+def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
+    """The index of a checkpoint, and where it is."""
+    path = _place(folder, steps) / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+        version, index["plan"] = index["version"], str(index["plan"])
+    except KeyError as error:
+        raise _unreadable(path, f"no {error.args[0]}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(path, str(error)) from None
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
+            "that wrote it"
+        )
+    for name in ("settings", "data", "model", "training", "holds"):
+        if not isinstance(index.get(name), dict):
+            raise _unreadable(path, f"no {name}")
+    sync = index["training"].get("sync")
+    if not isinstance(sync, dict) or not isinstance(sync.get("every_steps"), int):
+        raise _unreadable(path, "no training.sync")
+    return index, path
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: cannot be read ({why}); delete this checkpoint, so that an earlier one is taken"
+    )
+
+
+def _place(folder: Path, steps: int) -> Path:
+    return folder / f"step-{steps:06d}"
+
+
+def _shard(rank: int) -> str:
+    return f"{SHARD}{rank:04d}.safetensors"
+
+
+def _is_checkpoint(place: Path) -> bool:
+    """Whether nothing is in it that is not written here; temporary files are."""
+    try:
+        names = [path.name for path in place.iterdir()]
+    except OSError:  # a file, or another rank has just taken it away
+        return False
+    return all(name.lstrip(".").startswith((SHARD, INDEX)) for name in names)
+
+
+def _has(folder: Path, steps: int, rank: int) -> bool:
+    return (_place(folder, steps) / _shard(rank)).is_file()
+
+
+def _complete(folder: Path) -> list[int]:
+    """Numbers of steps of the checkpoints that have an index, ascending."""
+    return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
+
+
+def _begun(folder: Path) -> list[int]:
+    """Numbers of steps of all checkpoints, ascending."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())

@@ -1,0 +1,1 @@
+"""Communication: P2P messages, sharded all-reduce, codecs and tuning of connections."""

@@ -1,0 +1,91 @@
+"""A rank that holds no stage: it sums its share of others' gradients and does nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.runtime.device_backend import HOST
+from planner.executor.runtime.model import build_head, build_stage
+from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.runtime.stage_module import require_executable, tied_values
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+
+
+class Aggregator:
+    """Room for the gradients of the stage that it helps, and no operations.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be carried out.
+    """
+
+    side = HOST
+
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
+        arch, stage = require_executable(plan), plan.averages_for[rank]
+        # sizes alone: nothing of the model is there
+        with torch.device("meta"):
+            built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
+            modules: list[nn.Module] = [built]
+            if stage == plan.head_stage:
+                modules.append(build_head(arch, plan.seed, built.stem))
+        # a matrix that both share counts once
+        parameters = {id(p): p.numel() for one in modules for p in one.parameters()}
+        values = sum(parameters.values()) - tied_values(plan, stage)
+        self._vector = torch.zeros(values)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the vector."""
+        return self._vector.nbytes
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Nothing to prepare."""
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """No plan asks for it."""
+        raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
+
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+        """No plan asks for it."""
+        raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
+
+    def gradients(self, *, here: bool | None = None) -> Tensor:
+        """Where the sums of its share are made; what is there does not count."""
+        return self._vector
+
+    @property
+    def tied_values(self) -> int:
+        """None: only devices with a stage average what two stages share."""
+        return 0
+
+    def update(self) -> None:
+        """Nothing to update."""
+
+    def samples(self) -> int:
+        """There are none."""
+        return 0
+
+    def leave(self) -> None:
+        """There is no change."""
+
+    def change(self, samples: int | None = None) -> Tensor:
+        """As `gradients`."""
+        return self._vector
+
+    def outer_update(self) -> None:
+        """Nothing to update."""
+
+    def loss(self) -> float | None:
+        """There is none."""
+        return None

@@ -1,0 +1,181 @@
+"""Connections of a rank for averaging: a thread for each direction of each, and who wakes whom."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.executor.comm.connections import Streams, send_all, send_now
+from planner.executor.comm.p2p import Lane
+from planner.executor.fault_tolerance.error_latch import Failure
+
+HEAD = struct.Struct("!I")
+"""In front of a chunk: its number, and `RETURN` if it is a sum."""
+RETURN = 1 << 31
+READY = (1 << 32) - 1
+"""Instead of a chunk: the member's gradients are there."""
+NOTHING = memoryview(b"")
+
+
+class Way:
+    """The way to one member: sends at once what the connection takes, and the rest by a thread.
+
+    Parameters
+    ----------
+    connection
+        To the member.
+    name
+        Of the thread.
+    failure
+        Where its errors go.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, failure: Failure) -> None:
+        self._connection = connection
+        self._lane = Lane(name, failure)
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def send(self, word: int, message: memoryview) -> None:
+        """Send one chunk, after all that was given before."""
+        left = [memoryview(HEAD.pack(word)), message]
+        with self._lock:
+            if not self._waiting:
+                left = send_now(self._connection, *left)
+            if left:
+                self._later(partial(send_all, self._connection, *left))
+
+    def send_made(self, word: int, make: Callable[[], memoryview]) -> None:
+        """The same for a chunk that is made first, on the thread."""
+
+        def job() -> None:
+            send_all(self._connection, memoryview(HEAD.pack(word)), make())
+
+        with self._lock:
+            self._later(job)
+
+    def do(self, job: Callable[[socket.socket], None]) -> None:
+        """Let the thread do something with the connection, after all that was given before."""
+        with self._lock:
+            self._later(partial(job, self._connection))
+
+    def after_all(self, told: Callable[[], None]) -> None:
+        """Call when everything given so far has left."""
+        self._lane.submit(told)
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        self._lane.finish()
+
+    def _later(self, job: Callable[[], None]) -> None:
+        self._waiting += 1
+
+        def one_less() -> None:
+            job()
+            with self._lock:
+                self._waiting -= 1
+
+        self._lane.submit(one_less)
+
+
+class Memory:
+    """Pieces of memory that are used again and again: as many as are needed at a time.
+
+    Parameters
+    ----------
+    length
+        Bytes of each.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._spare: list[NDArray[np.uint8]] = []
+
+    def take(self) -> NDArray[np.uint8]:
+        """A piece."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return np.empty(self.length, np.uint8)
+
+    def give_back(self, piece: NDArray[np.uint8]) -> None:
+        """A piece that is not needed any more."""
+        self._spare.append(piece)
+
+
+class Peers:
+    """A rank's connections for averaging, with a thread for each direction of each.
+
+    Parameters
+    ----------
+    streams
+        Both ways.
+    failure
+        Errors of all threads.
+
+    Attributes
+    ----------
+    to, of
+        By rank, the way to it, and what receives from it.
+    changed
+        Guards what threads count; told when something is complete.
+    """
+
+    def __init__(self, streams: Streams, failure: Failure) -> None:
+        self.incoming = streams.of
+        self.failure = failure
+        self.changed = threading.Condition()
+        self.failure.on_failure(self._wake)
+        self.to = {
+            d: Way(connection, f"averaging to {d}", self.failure)
+            for d, connection in streams.to.items()
+        }
+        self.of = {d: Lane(f"averaging from {d}", self.failure) for d in streams.of}
+        self._memory = Memory(0)
+
+    def memory(self, length: int) -> Memory:
+        """For contributions; kept from round to round as long as they have the same length."""
+        if self._memory.length != length:
+            self._memory = Memory(length)
+        return self._memory
+
+    def tell(self, rank: int) -> None:
+        """Send word that this rank is ready for its next round, or will be when it arrives."""
+        self.to[rank].send(READY, NOTHING)
+
+    def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
+        """Wait for the threads; raises what any of them raised.
+
+        Parameters
+        ----------
+        done
+            Asked whenever something is complete.
+        most_s
+            Wait no longer than that; None: as long as it takes.
+        """
+        until = None if most_s is None else time.monotonic() + most_s
+        with self.changed:
+            while self.failure.error is None and not done():
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0.0:
+                    break
+                self.changed.wait(left)
+        self.failure.check()
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        for way in self.to.values():
+            way.finish()
+        for lane in self.of.values():
+            lane.finish()
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()

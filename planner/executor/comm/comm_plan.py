@@ -1,0 +1,241 @@
+"""What one rank has to do with which others, read off the plan before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from planner.executor.comm.averaging import Averaging
+from planner.executor.comm.chunking import pace_of
+from planner.executor.comm.codec import Wire
+from planner.executor.comm.connections import Purpose, both_ways
+from planner.executor.comm.p2p import Expected
+from planner.executor.runtime.clipping import Clipping
+from planner.executor.runtime.p2p_schedule import Traffic
+from planner.executor.runtime.simulated_compute import Imposed
+from planner.executor.swarm.stochastic_pipeline import Places
+from planner.network.cluster import device_limits
+from planner.network.dtype import Dtype
+from planner.training_plan.averaging_group import StageAveraging, within
+from planner.training_plan.choices import Wiring as Kind
+from planner.training_plan.model import TrainingPlan
+
+
+class Wiring:
+    """The plan as one rank sees it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+    own_pace
+        Whether any rank does any microbatch, alone.
+    tells
+        Whether rank 0 is told losses over connections.
+
+    Attributes
+    ----------
+    traffic
+        Messages, by schedule of the cycle; none where they are not known beforehand.
+    places
+        Whom it routes microbatches to and gets them from; None: paths are fixed, or it has no
+        stage.
+    averaging
+        Its groups; on two clocks those of every H-th step.
+    within
+        Its group in every step, on two clocks; else it has no rounds.
+    tied
+        Its groups for the matrix that embedding and head share, after `averaging`; no rounds where
+        it has no part in that.
+    clipping
+        Its part of the norm of all gradients; None: they are not clipped, or it has none.
+    tellers
+        Ranks that have losses.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        imposed: Imposed | None,
+        own_pace: bool,
+        *,
+        tells: bool = True,
+    ) -> None:
+        self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
+        used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
+        routes = plan.wiring is Kind.STOCHASTIC
+        planned = {} if routes else used
+        self.traffic = {k: Traffic(schedule, rank) for k, schedule in planned.items()}
+        self.places = Places(plan, rank) if routes and rank in plan.stage_of else None
+        self.averaging = averaging_of(plan, rank, imposed)
+        self.within = averaging_of(plan, rank, imposed, every_step=True)
+        self.tied = tied_of(plan, rank, imposed)
+        clips = plan.clip is not None and rank in plan.stage_of
+        self.clipping = Clipping(plan, rank) if clips else None
+        heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
+        everybody = set(plan.stage_of)
+        self._tells = tells
+        self.tellers = set() if imposed is not None else everybody if own_pace else heads
+
+    @property
+    def connections(self) -> set[tuple[Purpose, int]]:
+        """Purpose and other rank of each connection that this rank needs."""
+        beside = {d for t in self.traffic.values() for d in t.peers}
+        if self.places is not None:
+            beside |= set(self.places.neighbours)
+        wanted = both_ways(Purpose.PIPELINE, beside)
+        averages = self.averaging.peers | self.within.peers | self.tied.peers
+        wanted |= both_ways(Purpose.AVERAGING, averages)
+        if self.clipping is not None:
+            wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
+        if not self._tells:
+            return wanted
+        if self._rank == 0:
+            wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
+        elif self._rank in self.tellers:
+            wanted.add((Purpose.LOSSES, 0))
+        return wanted
+
+    def expected(self, walk: Sequence[int]) -> dict[int, Iterator[Expected]]:
+        """What each source sends to this rank, in its order.
+
+        Parameters
+        ----------
+        walk
+            The schedule of every step.
+
+        Returns
+        -------
+        dict
+            By source.
+        """
+
+        def messages(source: int) -> Iterator[Expected]:
+            for serial, k in enumerate(walk):
+                for message in self.traffic[k].incoming.get(source, ()):
+                    yield Expected(serial, message)
+
+        used = [self.traffic[k] for k in set(walk) & set(self.traffic)]
+        return {source: messages(source) for t in used for source in t.incoming}
+
+    def flight_bytes(self) -> Mapping[int, float]:
+        """By rank, what is on the way there, or back, while news of it comes."""
+        network = self._plan.cluster.network
+        latency, bandwidth, me = network.latency_s, network.bandwidth_bytes_per_s, self._rank
+        return {
+            d: float(latency[me, d] + latency[d, me])
+            * float(max(bandwidth[me, d], bandwidth[d, me]))
+            / self._imposed.shrink
+            for d in range(len(network))
+            if d != me
+        }
+
+    def round_trips_s(self) -> Mapping[int, float]:
+        """By rank, seconds there and back, as this run takes them."""
+        latency, me = self._plan.cluster.network.latency_s, self._rank
+        both = (latency[me] + latency[:, me]) / self._imposed.speed
+        return {d: float(seconds) for d, seconds in enumerate(both) if d != me}
+
+    def rates(self) -> Mapping[int, float]:
+        """By rank, bytes per second of the link there, as this run takes them."""
+        cluster, me = self._plan.cluster, self._rank
+        up, down = device_limits(cluster)
+        limit = np.minimum(up[me], down)
+        row = np.minimum(cluster.network.bandwidth_bytes_per_s[me], limit)
+        scale = self._imposed.speed / self._imposed.shrink
+        return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
+
+
+def averaging_of(
+    plan: TrainingPlan, rank: int, imposed: Imposed | None = None, *, every_step: bool = False
+) -> Averaging:
+    """A rank's part in averaging.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+    every_step
+        What it does in every step where it averages on two clocks, instead of in every H-th.
+
+    Returns
+    -------
+    Averaging
+        Of the rank's stage, or of the one that it helps.
+    """
+    stage = plan.averaged_stage(rank)
+    inner = within(plan.averaging[stage])
+    asked = inner if every_step else plan.averaging[stage][len(inner) :]
+    return _averaging(plan, rank, imposed, stage, asked)
+
+
+def tied_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+    """A rank's part in averaging the matrix that embedding and head share.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+
+    Returns
+    -------
+    Averaging
+        Without rounds where embedding and head are on one stage, or share none.
+    """
+    entry = len(plan.stage_layers)
+    asked = plan.averaging[entry] if plan.averages_tied else ()
+    return _averaging(plan, rank, imposed, entry, asked)
+
+
+def _averaging(
+    plan: TrainingPlan, rank: int, imposed: Imposed | None, entry: int, asked: StageAveraging
+) -> Averaging:
+    """Some rounds of an entry of the plan's averaging, as a rank takes part in them."""
+    scale = imposed or Imposed()
+    # in two levels not all exchange
+    rounds = [g for groups in asked for g in groups if rank in g.members]
+    if not rounds:
+        return Averaging(rank, (), (), (), 1, 0.0)
+    gradient = plan.vector_bytes()[entry]
+    # imposed runs are of one machine, whose processors all ranks share
+    crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
+    paces = [
+        pace_of(
+            group,
+            gradient * group.codec(plan.codec).wire_ratio / scale.shrink,
+            plan.cluster,
+            speed=scale.speed,
+            shrink=scale.shrink,
+            crowd=crowd,
+        )
+        for group in rounds
+    ]
+    devices = len(plan.averaged_by(entry))
+    upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
+    # an imposed vector is as long as the plan's bytes, whatever they are made of
+    gradients = plan.workload.precision.gradients if imposed is None else Dtype.FP32
+    wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
+    way_s = plan.cluster.network.latency_s[rank] / scale.speed
+    ahead_s = {
+        d: float(way_s[d]) - pace.spare_s
+        for group, pace in zip(rounds[:1], paces, strict=False)
+        for d in group.members
+        if d != rank and pace.spare_s is not None
+    }
+    ahead_s = {d: seconds for d, seconds in ahead_s.items() if seconds > 0}
+    return Averaging(rank, rounds, paces, wires, devices, float(upload), ahead_s)

@@ -1,0 +1,222 @@
+"""One round of averaging from GPU to GPU: what `exchange` does, among members that reach each other
+so.
+
+Member k sums share k and returns it, in the same order: in fp32, bf16 and fp16 to the same bits, in
+int8 and int4 with blocks that begin where pieces do. Nobody says that it is ready: for who is not
+yet there is no room, and nothing leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections import Counter
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from planner.executor.comm.allreduce_links import Peers
+from planner.executor.comm.codec import BLOCK, Wire, decode, encode, message_length
+from planner.executor.comm.direct import Direct
+from planner.executor.comm.group_roles import Roles, chunk_ranges, ranges_of
+from planner.executor.runtime.device_backend import Side
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.shares import Range
+
+PIECE_VALUES = BLOCK << 14
+"""Of a share, that travel as one message: 64 MiB in fp32."""
+HELD = 2
+"""Pieces of each contributor that wait at a reducer to be summed."""
+
+
+def pieces_of(part: Range, most: int = PIECE_VALUES) -> list[Range]:
+    """A share in nearly equal pieces.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``.
+    most
+        Values of a piece.
+
+    Returns
+    -------
+    list[Range]
+        They follow each other; none is empty.
+    """
+    start, stop = part
+    return chunk_ranges(part, math.ceil((stop - start) / most)) if stop > start else []
+
+
+class DirectExchange:
+    """One member's part of a round.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``, where operations compute, changed in place.
+    group
+        The rank's group.
+    rank
+        This process.
+    peers
+        Its connections, to the other members at least.
+    direct
+        That reaches them.
+    side
+        Where operations compute.
+    wire
+        How pieces are written.
+    scale
+        What sums are multiplied by.
+    most
+        Values of a piece.
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,
+        group: AveragingGroup,
+        rank: int,
+        peers: Peers,
+        direct: Direct,
+        side: Side,
+        wire: Wire,
+        scale: float = 1.0,
+        most: int = PIECE_VALUES,
+    ) -> None:
+        self._vector, self._members = vector, group.members
+        self._roles = Roles.of(group, rank)
+        self._peers, self._direct, self._side = peers, direct, side
+        self._wire, self._scale = wire, scale
+        self._pieces = [pieces_of(part, most) for part in ranges_of(group, len(vector))]
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        self._summed = 0
+        self._sums: dict[int, Tensor] = {}
+        self._taken: Counter[int] = Counter()
+        self._open = sum(len(self._pieces[k]) for k in self._roles.reducers)
+        self._leaving = len(self._roles.others)
+
+    def run(self) -> float:
+        """Contribute, reduce and collect all pieces.
+
+        Returns
+        -------
+        float
+            Monotonic clock, when the whole vector was there.
+
+        Raises
+        ------
+        ConnectionLost
+            A member is gone.
+        """
+        # from here on nothing but this round uses the vector
+        self._side.made(self._vector)()
+        for k in self._roles.others:
+            member = self._members[k]
+            self._peers.of[member].submit(partial(self._receive, k))
+            self._peers.to[member].do(partial(self._send, k))
+        for c in range(len(self._pieces[self._roles.me])):
+            self._peers.wait_until(partial(self._complete, c))
+            self._reduce(c)
+        self._peers.wait_until(lambda: not self._open)
+        end = time.monotonic()
+        self._peers.wait_until(lambda: not self._leaving)
+        return end
+
+    def _complete(self, c: int) -> bool:
+        return all((k, c) in self._parts for k in self._roles.givers)
+
+    def _send(self, k: int, connection: socket.socket) -> None:
+        """All that member k gets in this round."""
+        member = self._members[k]
+        if self._roles.gives:
+            for start, stop in self._pieces[k]:
+                part = self._vector[start:stop]
+                self._direct.send(connection, member, self._written(part))
+        if k in self._roles.takers:
+            for c in range(len(self._pieces[self._roles.me])):
+                self._peers.wait_until(partial(self._sums.__contains__, c))
+                self._direct.send(connection, member, self._sums[c])
+                self._let_go(c)
+        with self._peers.changed:
+            self._leaving -= 1
+            self._peers.changed.notify_all()
+
+    def _receive(self, k: int) -> None:
+        """All that member k sends in this round."""
+        member = self._members[k]
+        connection = self._peers.incoming[member]
+        if k in self._roles.givers:
+            for c, part in enumerate(self._pieces[self._roles.me]):
+                self._peers.wait_until(lambda c=c: c < self._summed + HELD)  # type: ignore[misc]
+                piece = self._room(part)
+                self._direct.receive(connection, member, piece)
+                with self._peers.changed:
+                    self._parts[k, c] = piece
+                    self._peers.changed.notify_all()
+        for part in self._pieces[k] if k in self._roles.reducers else ():
+            self._take_sum(connection, member, part)
+            with self._peers.changed:
+                self._open -= 1
+                self._peers.changed.notify_all()
+
+    def _let_go(self, c: int) -> None:
+        """Of a sum, once all have it who get it."""
+        with self._peers.changed:
+            self._taken[c] += 1
+            if self._taken[c] == len(self._roles.takers):
+                del self._sums[c]
+
+    def _take_sum(self, connection: socket.socket, member: int, part: Range) -> None:
+        total = self._vector[part[0] : part[1]]
+        if self._wire is Wire.FP32:
+            self._direct.receive(connection, member, total)
+            return
+        message = self._room(part)
+        self._direct.receive(connection, member, message)
+        self._side.across(lambda: total.copy_(decode(message, len(total), self._wire)))
+
+    def _reduce(self, c: int) -> None:
+        """Sum piece c of this member's share; it is returned to all who get it."""
+        start, stop = self._pieces[self._roles.me][c]
+        total = self._vector[start:stop]
+        # a fixed order makes the sum reproducible: this member's first, the others' as listed
+        empty = not self._roles.gives
+        for k in self._roles.givers:
+            piece = self._side.enter(self._parts.pop((k, c)))
+            part = piece if self._wire is Wire.FP32 else decode(piece, stop - start, self._wire)
+            if empty:
+                total.copy_(part)
+            else:
+                total += part
+            empty = False
+        if self._scale != 1.0:
+            total *= self._scale
+        self._side.made(total)()
+        written = self._written(total)
+        if self._roles.takers and self._wire is not Wire.FP32:
+            # the reducer too takes what everybody else gets
+            self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
+        with self._peers.changed:
+            self._summed += 1
+            if self._roles.takers:
+                self._sums[c] = written
+            self._peers.changed.notify_all()
+
+    def _written(self, part: Tensor) -> Tensor:
+        """A complete part of the vector as it travels."""
+        if self._wire is Wire.FP32:
+            return part
+        found: list[Tensor] = []
+        self._side.across(lambda: found.append(encode(part, self._wire)))
+        return found[0]
+
+    def _room(self, part: Range) -> Tensor:
+        """For a piece as it travels, in fp32 as numbers and else as bytes."""
+        values = part[1] - part[0]
+        if self._wire is Wire.FP32:
+            return self._side.own((values,), torch.float32)
+        return self._side.own((message_length(values, self._wire),), torch.uint8)

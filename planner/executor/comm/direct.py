@@ -1,0 +1,325 @@
+"""From GPU to GPU without the host: messages between ranks of one machine that each have their own.
+
+NCCL names no messages: a transfer is a pair of calls, one at each end, and each of them keeps a GPU
+waiting until the other one comes. So both ends agree first, by words on the connection that would
+else carry the bytes: there is room, it is made, it is my turn. A rank does one transfer at a time.
+Of two ranks the lower asks for both turns, with its own taken, and lets go of that one if the
+higher's is taken. So nobody whose turn it is waits for more than an answer, somebody's question is
+always answered with yes (that to the highest of those who are asked), and a GPU begins no transfer
+that its peer does not begin at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import is_nccl_available
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from planner.executor.comm.connections import (
+    ConnectionLost,
+    TornError,
+    count_sent,
+    named,
+    receive_into,
+    send_all,
+)
+from planner.executor.launch.options import Library
+from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
+from planner.executor.rendezvous.process_group import TIMEOUT, WATCHED, Ranks
+from planner.executor.runtime.device_backend import Side
+from planner.executor.runtime.device_identity import gpu_of, machine, network
+
+LOCAL = "127.0.0.1"
+AGAIN_S = (5e-5, 1e-4, 2e-4, 5e-4)
+"""Before asking for turns again, the first times; then as the last time."""
+OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Of this rank's GPU, whatever was done with others."""
+KEPT: list[object] = []
+"""Groups of libraries: ended with the process, since ending one by itself waits for the others."""
+
+
+class Transfers(Protocol):
+    """What is asked of a process group of PyTorch: ranks count within it."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
+        """Begin to send; what it returns waits."""
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
+        """Begin to receive; what it returns waits."""
+
+
+class Word(enum.IntEnum):
+    """What both ends of a connection tell each other around a transfer."""
+
+    ROOM = 1
+    MADE = 2
+    TURN = 3
+    GO = 4
+    LATER = 5
+
+
+class Direct:
+    """A rank's transfers to and from the others of its machine, one at a time.
+
+    Parameters
+    ----------
+    group
+        Of the members.
+    members
+        Ranks that reach each other so, ascending.
+    rank
+        This process, one of them.
+    side
+        Where it computes.
+    name
+        Of a rank's device.
+    carrier
+        The library whose the group is, for people.
+
+    Attributes
+    ----------
+    members, carrier
+        As given.
+    """
+
+    def __init__(
+        self,
+        group: Transfers,
+        members: Sequence[int],
+        rank: int,
+        side: Side,
+        name: Callable[[int], str] = str,
+        carrier: str = "",
+    ) -> None:
+        self.members, self.carrier = frozenset(members), carrier
+        self._number = {member: number for number, member in enumerate(members)}
+        self._group, self._rank, self._side, self._name = group, rank, side, name
+        self._turn = threading.Lock()
+
+    def reaches(self, ranks: Collection[int]) -> bool:
+        """Whether all of some ranks are members."""
+        return self.members.issuperset(ranks)
+
+    def send(self, connection: socket.socket, other: int, made: Tensor) -> None:
+        """Send to a member, and wait until it has left.
+
+        Parameters
+        ----------
+        connection
+            To the member, for words.
+        other
+            Its rank.
+        made
+            Complete, where operations compute.
+
+        Raises
+        ------
+        ConnectionLost
+            The member is gone, or the library fails.
+        """
+        _hear(connection, Word.ROOM)
+        _say(connection, Word.MADE)
+        with self._both_turns(connection, other):
+            self._carry(other, self._group.send, made)
+        count_sent(connection, made.nbytes)
+
+    def receive(self, connection: socket.socket, other: int, room: Tensor) -> None:
+        """Receive from a member, and wait until all of it is there.
+
+        Parameters
+        ----------
+        connection
+            From the member, for words.
+        other
+            Its rank.
+        room
+            Where it goes, of `Side.own`, or with nothing under way there.
+
+        Raises
+        ------
+        ConnectionLost
+            The member is gone, or the library fails.
+        """
+        _say(connection, Word.ROOM)
+        _hear(connection, Word.MADE)
+        with self._both_turns(connection, other):
+            self._carry(other, self._group.recv, room)
+
+    def meet(self, others: Collection[int]) -> None:
+        """Let the library connect with members, in both directions.
+
+        Parameters
+        ----------
+        others
+            Members, which have this one among their others at the same time.
+
+        Raises
+        ------
+        ConnectionLost
+            The library fails.
+        """
+        word = self._side.own((1,), torch.uint8)
+        # of all pairs that are left the first one can always go on
+        for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
+            ways = [self._group.send, self._group.recv]
+            for way in ways if self._rank < other else reversed(ways):
+                self._carry(other, way, word)
+
+    @contextmanager
+    def _both_turns(self, connection: socket.socket, other: int) -> Iterator[None]:
+        asks = self._asks if self._rank < other else self._answers
+        asks(connection)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _asks(self, connection: socket.socket) -> None:
+        """Take both turns, the other end's if it is free."""
+        times = 0
+        while True:
+            self._turn.acquire()
+            _say(connection, Word.TURN)
+            if _hear(connection, Word.GO, Word.LATER) is Word.GO:
+                return
+            self._turn.release()
+            time.sleep(AGAIN_S[min(times, len(AGAIN_S) - 1)])
+            times += 1
+
+    def _answers(self, connection: socket.socket) -> None:
+        """Give one's turn to who asks for it while it is free."""
+        while True:
+            _hear(connection, Word.TURN)
+            if self._turn.acquire(blocking=False):
+                _say(connection, Word.GO)
+                return
+            _say(connection, Word.LATER)
+
+    def _carry(self, other: int, way: Callable[..., Any], tensor: Tensor) -> None:
+        try:
+            self._side.across(lambda: way([tensor], self._number[other], 0).wait())
+        except OWN_ERRORS:
+            raise
+        except RuntimeError as error:
+            # at which end is not known
+            said = (str(error).splitlines() or [""])[0]
+            pair = " and ".join(repr(self._name(rank)) for rank in sorted((self._rank, other)))
+            raise ConnectionLost(f"{self.carrier} between {pair} has failed ({said})") from None
+
+
+def _say(connection: socket.socket, word: Word) -> None:
+    send_all(connection, memoryview(bytes([word])))
+
+
+def _hear(connection: socket.socket, *due: Word) -> Word:
+    found = bytearray(1)
+    receive_into(connection, memoryview(found))
+    for word in due:
+        if found[0] == word:
+            return word
+    names = " or ".join(word.name for word in due)
+    raise TornError(f"{named(connection)} said {found[0]} where {names} was due")
+
+
+def open_direct(
+    library: Library, ranks: Ranks, device: torch.device, side: Side, store: Store
+) -> Direct | None:
+    """What carries between this rank and others; all ranks come here together.
+
+    Parameters
+    ----------
+    library
+        Which.
+    ranks
+        This process among all.
+    device
+        Where it computes.
+    side
+        Of the device.
+    store
+        A connection of its own: the library blocks on it.
+
+    Returns
+    -------
+    Direct or None
+        None: no other rank of this machine has a GPU of its own, or this one shares its.
+
+    Raises
+    ------
+    ValueError
+        There are none such at all, or the library is not there.
+    """
+    if library is Library.NCCL and not is_nccl_available():
+        raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
+    told = ranks.share("direct/place", json.dumps(place_of(library, ranks.rank, device)))
+    places = [None if place is None else tuple(place) for place in map(json.loads, told)]
+    own = [r for r, place in enumerate(places) if place is not None and places.count(place) == 1]
+    machines = {r: places[r][0] for r in own}  # type: ignore[index]
+    crowd = list(machines.values())
+    if all(crowd.count(one) < 2 for one in crowd):
+        raise ValueError(
+            f"--direct {library}: no two ranks of a machine have a GPU each for themselves, "
+            f"so that nothing could go from GPU to GPU; leave it out"
+        )
+    members = [r for r in own if machines[r] == machines.get(ranks.rank)]
+    if len(members) < 2:
+        return None
+    # ranks may come to their first transfer at very different times
+    store.set_timeout(WATCHED)
+    group = _group(library, PrefixStore(f"direct/{members[0]}", store), members, ranks.rank)
+    KEPT.append(group)
+    return Direct(group, members, ranks.rank, side, ranks.name, library)
+
+
+def place_of(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
+    """The machine of a rank, and its GPU there.
+
+    Parameters
+    ----------
+    library
+        That is to carry.
+    rank
+        This process.
+    device
+        Where it computes.
+
+    Returns
+    -------
+    tuple[str, str] or None
+        The same for all ranks there; None: it computes on none.
+    """
+    # of ranks that have networks of their own none finds the other
+    here = f"{machine()} {network()}"
+    if library is Library.GLOO:
+        return here, str(rank)
+    return (here, gpu_of(device)[1]) if device.type == "cuda" else None
+
+
+def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> Transfers:
+    number, size = list(members).index(rank), len(members)
+    # PyTorch's types leave out much of what its backends have, and builds without one its class;
+    # ranks meet within the machine
+    if library is Library.GLOO:
+        from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+        how: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=LOCAL)], TIMEOUT
+        return cast(Transfers, ProcessGroupGloo(store, number, size, how))
+    os.environ.setdefault(NCCL_INTERFACE, "=lo")
+    require_nccl_interface()
+    from torch.distributed.distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = TIMEOUT
+    return cast(Transfers, ProcessGroupNCCL(store, number, size, options))

@@ -1,0 +1,366 @@
+"""The pipeline's messages: each leaves when it is handed over, and is there when it has arrived.
+
+A thread for every device that this one sends to, and one for every device that it receives from:
+neither end waits for the other, and the time of arrival is when a message arrived and not when its
+operation asked for it. What arrived early waits in the receiver's memory, `EARLY_BYTES` at most
+(beyond that only what the next operation waits for); then senders are held up.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
+from planner.executor.comm.direct import Direct
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.runtime.device_backend import HOST, Side
+from planner.executor.runtime.p2p_schedule import Message
+
+EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
+
+Job = Callable[[], None]
+
+
+class Lane(threading.Thread):
+    """A thread that does what it is given, in order.
+
+    Parameters
+    ----------
+    name
+        For people who look at threads.
+    failure
+        Takes the error if a job fails; then neither this thread nor any other that shares it goes
+        on for long.
+    """
+
+    def __init__(self, name: str, failure: Failure) -> None:
+        super().__init__(name=name, daemon=True)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._failure = failure
+        # who waits for a job waits in vain
+        failure.on_failure(lambda: self._jobs.put(None))
+        self.start()
+
+    def submit(self, job: Job) -> None:
+        """Do this after everything submitted before."""
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until all is done; nothing may be submitted any more."""
+        self._jobs.put(None)
+        self.join()
+
+    def run(self) -> None:
+        """Until `finish`."""
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        # a job is let go of with the memory it holds before waiting for the next one
+        job = self._jobs.get()
+        if job is None:
+            return False
+        try:
+            job()
+        except Exception as error:
+            self._failure(error)
+            return False
+        return True
+
+
+class Outbox:
+    """Sends to other devices, to each in the order of `send`.
+
+    Parameters
+    ----------
+    connections
+        By destination.
+    failure
+        Where errors go.
+    rates
+        By destination, bytes per second of the link in the plan.
+    round_trips_s
+        By destination, for how long what has left is not confirmed yet; None: no time.
+    side
+        Where messages are made.
+    direct
+        What reaches others without the host; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        failure: Failure,
+        rates: Mapping[int, float],
+        round_trips_s: Mapping[int, float] | None = None,
+        side: Side = HOST,
+        direct: Direct | None = None,
+    ) -> None:
+        self._side, self._direct = side, direct
+        self._connections, self._rates = connections, rates
+        self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
+        self._leaves_s = dict.fromkeys(connections, 0.0)
+        self._given = dict.fromkeys(connections, 0)
+        self._taken = dict.fromkeys(connections, 0)
+        self._lanes = {d: Lane(f"to {d}", failure) for d in connections}
+
+    def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
+        """Hand a message over; returns at once.
+
+        Parameters
+        ----------
+        tensor
+            What operations begun so far make, not changed afterwards.
+        destination
+            Rank.
+        header
+            Sent before it.
+        """
+        connection = self._connections[destination]
+        self._given[destination] += tensor.nbytes
+        direct = self._direct
+        if direct is not None and direct.reaches([destination]):
+            assert not header, "words go where bytes would"
+            made, size = self._side.made(tensor), tensor.nbytes
+
+            def carry() -> None:
+                direct.send(connection, destination, made())
+                self._taken[destination] += size
+
+            self._lanes[destination].submit(carry)
+            return
+        ready = self._side.leave(tensor)
+
+        def job() -> None:
+            values = as_bytes(ready())
+            send_all(connection, memoryview(header))
+            for start in range(0, len(values), PIECE_BYTES):
+                piece = values[start : start + PIECE_BYTES]
+                send_all(connection, piece)
+                self._taken[destination] += len(piece)
+
+        self._lanes[destination].submit(job)
+
+    def made(self, destination: int, size: int, end_s: float) -> None:
+        """A message that was handed over is made.
+
+        Parameters
+        ----------
+        destination
+            Rank.
+        size
+            Bytes.
+        end_s
+            When its operation ended, monotonic clock.
+        """
+        begin = max(end_s, self._leaves_s[destination])
+        self._leaves_s[destination] = begin + size / self._rates[destination]
+
+    def tell(self, destination: int, note: bytes) -> None:
+        """Send a few bytes after all that was handed over before; returns at once.
+
+        Parameters
+        ----------
+        destination
+            Rank.
+        note
+            What is sent.
+        """
+        connection = self._connections[destination]
+        self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
+
+    def under_way(self, upload_bytes_per_s: float) -> tuple[float, float]:
+        """What is still leaving, and is not known to have arrived.
+
+        Parameters
+        ----------
+        upload_bytes_per_s
+            Of this device, which all ways share.
+
+        Returns
+        -------
+        tuple[float, float]
+            Bytes, and until when on the monotonic clock, by the plan's rates.
+        """
+        now = time.monotonic()
+        behind = {d: self._behind(d) for d in self._connections}
+        rates = {d: self._rates[d] for d, size in behind.items() if size}
+        # of what is not confirmed a part has left, and is on its way or news of it is
+        share = min(1.0, upload_bytes_per_s / sum(rates.values())) if rates else 1.0
+        left = {
+            d: max(
+                (self._leaves_s[d] - now) * rate,
+                behind[d] - share * rate * self._round_trips_s[d],
+                0.0,
+            )
+            for d, rate in rates.items()
+        }
+        longest = max((size / rates[d] for d, size in left.items()), default=0.0)
+        return sum(left.values()), now + longest
+
+    def finish(self) -> None:
+        """Wait until everything is in the hands of the system."""
+        for lane in self._lanes.values():
+            lane.finish()
+
+    def _behind(self, destination: int) -> int:
+        """Bytes that were handed over and are not known to have arrived."""
+        waiting = self._given[destination] - self._taken[destination]
+        return waiting + unacknowledged_bytes(self._connections[destination])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that has arrived.
+
+    Attributes
+    ----------
+    message
+        Which.
+    tensor
+        What was sent, in memory of `Inbox`'s buffer.
+    arrived_s
+        Monotonic clock, when its last byte was there.
+    """
+
+    message: Message
+    tensor: Tensor
+    arrived_s: float
+
+
+class Buffer(Protocol):
+    """Makes memory for messages; as `planner.executor.runtime.stage_runtime.Compute` has it."""
+
+    def __call__(self, message: Message, *, own: bool = False) -> Tensor:
+        """For one of them."""
+
+
+class Expected(NamedTuple):
+    """A message that will come: the number of its step, and what it is."""
+
+    serial: int
+    message: Message
+
+
+class Inbox:
+    """Receives what other devices send.
+
+    Parameters
+    ----------
+    connections
+        By source.
+    expected
+        By source, its messages in the order in which they leave.
+    buffer
+        Makes the memory that a message goes to.
+    failure
+        Where errors go.
+    early_bytes
+        Of messages that wait for their operation.
+    direct
+        What reaches others without the host; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        expected: Mapping[int, Iterable[Expected]],
+        buffer: Buffer,
+        failure: Failure,
+        early_bytes: int = EARLY_BYTES,
+        direct: Direct | None = None,
+    ) -> None:
+        self._buffer, self._failure, self._early = buffer, failure, early_bytes
+        self._direct = direct
+        self._changed = threading.Condition()
+        self._arrived: dict[Expected, Arrival] = {}
+        self._held = 0
+        self._wanted: Expected | None = None
+        failure.on_failure(self._wake)
+        for source, messages in expected.items():
+            lane = Lane(f"from {source}", failure)
+            lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
+
+    def has(self, serial: int, message: Message) -> bool:
+        """Whether a message is there.
+
+        Parameters
+        ----------
+        serial, message
+            As for `take`.
+        """
+        return Expected(serial, message) in self._arrived
+
+    def take(self, serial: int, message: Message) -> Arrival:
+        """A message, as soon as it is there.
+
+        Parameters
+        ----------
+        serial
+            Number of its step.
+        message
+            Which.
+
+        Returns
+        -------
+        Arrival
+            With its time.
+
+        Raises
+        ------
+        ConnectionLost
+            Its source is gone.
+        """
+        wanted = Expected(serial, message)
+        with self._changed:
+            if wanted not in self._arrived:
+                self._wanted = wanted
+                self._changed.notify_all()
+                while wanted not in self._arrived:
+                    self._failure.check()
+                    self._changed.wait()
+                self._wanted = None
+            arrival = self._arrived.pop(wanted)
+            self._held -= arrival.tensor.nbytes
+            if self._held + arrival.tensor.nbytes > self._early:
+                self._changed.notify_all()
+        return arrival
+
+    def _receive(self, connection: socket.socket, messages: Iterable[Expected]) -> None:
+        for expected in messages:
+            source, direct = expected.message.source, self._direct
+            if direct is not None and direct.reaches([source]):
+                tensor = self._buffer(expected.message, own=True)
+                self._wait_for_room(source)
+                direct.receive(connection, source, tensor)
+            else:
+                tensor = self._buffer(expected.message)
+                self._wait_for_room(source)
+                receive_into(connection, as_bytes(tensor))
+            arrived = time.monotonic()
+            with self._changed:
+                self._arrived[expected] = Arrival(expected.message, tensor, arrived)
+                self._held += tensor.nbytes
+                if self._wanted == expected:
+                    self._changed.notify_all()
+
+    def _wait_for_room(self, source: int) -> None:
+        with self._changed:
+            # what an operation waits for may lie behind what is not needed yet
+            while self._held > self._early and not (
+                self._wanted is not None and self._wanted.message.source == source
+            ):
+                self._failure.check()
+                self._changed.wait()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,149 @@
+"""Keeping connections warm: a link carries its rate from the first message on, also after a pause.
+
+Linux lets a connection that was idle for a moment start again with a small window, and a step has
+many such moments. The setting is one of the whole machine (of its network namespace): it is changed
+for the run where that is allowed, put back afterwards however the run ends, and both are said.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from planner.executor.comm.connections import Streams, receive_into, send_all
+
+SETTING = "net.ipv4.tcp_slow_start_after_idle"
+FILE = Path("/proc/sys", *SETTING.split("."))
+UNDO = 'cat >/dev/null; echo 1 >"$0"'
+"""Waits for the end of its input, which comes when this process closes it, or is no more."""
+UNDO_S = 2.0
+LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
+"""Sent each way over a connection before the first step, within which windows grow."""
+
+
+@contextmanager
+def kept_warm(
+    file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
+) -> Iterator[None]:
+    """No slow start after a pause, as long as the block runs.
+
+    Parameters
+    ----------
+    file
+        Of the setting.
+    before_end
+        Takes what puts the setting back, for processes that end without leaving the block.
+
+    Yields
+    ------
+    None
+        Once.
+    """
+    changed = _write_zero(file)
+    # not ended with this process, whatever ends that
+    guard = _guard(file) if changed else None
+
+    def undo() -> None:
+        if guard is not None and guard.stdin is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                guard.stdin.close()
+                guard.wait(UNDO_S)
+        if changed:
+            with suppress(OSError):
+                file.write_text("1\n")
+
+    before_end(undo)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]) -> None:
+    """Send and receive as much as fills each connection's way, all at the same time.
+
+    Where `leaves_the_machine` is not so there is nothing to grow. Both ends see that alike of each
+    connection: what else a rank is connected with says nothing of it.
+
+    Parameters
+    ----------
+    streams
+        All of this rank; the other ends do the same.
+    flight_bytes
+        By rank, the larger of both directions' rate times the way there and back.
+    """
+    size = {
+        other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
+        for other, flight in flight_bytes.items()
+    }
+    to = [one for way in streams for one in way.to.items() if leaves_the_machine(one[1])]
+    of = [one for way in streams for one in way.of.items() if leaves_the_machine(one[1])]
+    with ThreadPoolExecutor(max_workers=max(len(to) + len(of), 1)) as pool:
+        tasks = []
+        for other, connection in to:
+            sent = memoryview(bytes(size[other]))
+            tasks.append(pool.submit(send_all, connection, sent))
+        for other, connection in of:
+            taken = memoryview(bytearray(size[other]))
+            tasks.append(pool.submit(receive_into, connection, taken))
+        for task in tasks:
+            task.result()
+
+
+def leaves_the_machine(connection: socket.socket) -> bool:
+    """Whether a connection may go over a network.
+
+    Parameters
+    ----------
+    connection
+        Open.
+
+    Returns
+    -------
+    bool
+        False where it surely is between processes of one machine.
+    """
+    if connection.family == socket.AF_UNIX:
+        return False
+    return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
+
+
+def _guard(file: Path) -> subprocess.Popen[bytes] | None:
+    """What puts the setting back if this process is killed; None where that cannot be started."""
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", UNDO, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+
+
+def _write_zero(file: Path) -> bool:
+    """Whether the setting was 1 and is 0 now."""
+    try:
+        if file.read_text().strip() == "0":
+            return False
+    except OSError:
+        return False  # another system: nothing to set
+    try:
+        file.write_text("0\n")
+    except OSError:
+        print(
+            f"planner.executor: {SETTING} is 1 and may not be changed here: connections start "
+            f"slowly after every pause; as root: sysctl -w {SETTING}=0",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    print(f"planner.executor: {SETTING} is 0 for this run, 1 again after it", file=sys.stderr)
+    return True

@@ -1,0 +1,47 @@
+"""Whether all ranks that read data can read them, and the same."""
+
+from __future__ import annotations
+
+from planner.executor.data.microbatches import Microbatches
+from planner.executor.data.sources import DataError
+from planner.executor.rendezvous.process_group import Ranks
+
+
+def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> None:
+    """Raise if this rank would make other samples than another.
+
+    All ranks come here together, and a late one by itself.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    option
+        That names the data.
+    mine
+        What this rank reads; None: nothing.
+
+    Raises
+    ------
+    DataError
+        Both, and whose; or there is no first sample.
+    """
+    if mine is not None:
+        try:  # what is too short is said before the first step
+            mine.tokens(0, 0)
+        except DataError as error:
+            raise DataError(f"{option}: {error}") from None
+    said = "" if mine is None else mine.says
+    name = f"data{option}"
+    if ranks.late:
+        # the others said so before their first step
+        keys = [f"{name}/{rank}" for rank in range(ranks.world)]
+        told = [value.decode() for value in ranks.store.multi_get(keys)]
+    else:
+        told = ranks.share(name, said)
+    first = next((rank for rank, says in enumerate(told) if says), 0)
+    if mine is not None and mine.says != told[first]:
+        raise DataError(
+            f"{option}: here are {mine.says}, on device {ranks.name(first)!r} {told[first]}; give "
+            "all nodes the same text and tokenizer"
+        )

@@ -1,0 +1,1 @@
+"""Heartbeats, commit of steps, and elastic membership."""

@@ -1,0 +1,353 @@
+"""Training that goes on when devices are lost, and when they come back.
+
+Each generation of ranks has the plan of those who are there. It ends when one of them is lost:
+then the step that was under way is done again by the others, since no rank takes an update that
+not all take (`commit`). Or it ends after a step, when a device has come that waits to be let in.
+
+Where devices update by themselves, a step's own updates and the outer step after it are taken one
+after the other. A generation that ends between the two owes the outer step, and the next one begins
+with it. Delayed, an outer step that a generation has begun and not ended is begun again by the
+next, with the same changes of those who are left. Who comes begins at what all have agreed on; on
+two clocks it takes what another of its region has, with all that went into it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from planner.executor.checkpoint.checkpoint import Checkpoints
+from planner.executor.comm.aggregator import Aggregator
+from planner.executor.comm.connections import ConnectionLost, TornError
+from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.fault_tolerance.membership import CAUSE_S, NEW, Generation, LostError, Roll
+from planner.executor.fault_tolerance.shutdown import EndedError
+from planner.executor.fault_tolerance.state_transfer import hand_over
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.rank_assignment import ring
+from planner.executor.runtime.evaluate import Evaluation, HeldOut
+from planner.executor.runtime.progress import Progress
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import Learner, has_head
+from planner.executor.runtime.worker import Worker
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.remove_devices import remove_devices
+
+LOOK_S = 0.05
+
+
+class EmptyStageError(RuntimeError):
+    """A stage has nobody left who could go on."""
+
+
+@dataclass
+class _Told:
+    """The last step that this rank took, for whoever has to tell of it."""
+
+    record: StepRecord
+    commit: Commit
+
+
+class Elastic:
+    """One rank of an elastic run.
+
+    Parameters
+    ----------
+    plan
+        Of all devices.
+    ranks
+        This process among them.
+    works
+        What it computes with; a learner's parameters are those of the first step, or it comes late.
+    progress
+        What is told, by the first rank of each generation.
+    checkpoints
+        What writes them; None: nothing does.
+    held_out
+        What is evaluated on, and when; None: nothing is.
+    wait_s
+        As `planner.executor.fault_tolerance.membership.Roll` has it.
+
+    Attributes
+    ----------
+    plan, ranks, worker
+        Of the last generation; no worker: there was none that this rank could be in.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        works: Learner | Aggregator,
+        progress: Progress,
+        checkpoints: Checkpoints | None,
+        held_out: HeldOut | None,
+        wait_s: float,
+    ) -> None:
+        self.plan, self.ranks = plan, ranks
+        self.worker: Worker | None = None
+        self._whole, self._all, self._works = plan, ranks, works
+        self._learner = works if isinstance(works, Learner) else None
+        self._progress, self._checkpoints = progress, checkpoints
+        self._held_out = held_out
+        self._roll = Roll(ranks, wait_s)
+        self._step = NEW
+        self._began_s = time.monotonic()
+        self._told: _Told | None = None
+        self._commit: Commit | None = None
+        self._owes = False
+        self._held: list[ExitStack] = []
+        self._lifelines: Mapping[socket.socket, str] | None = None
+
+    def train(self, first: int, steps: int) -> StepRecord | None:
+        """Do all steps.
+
+        Parameters
+        ----------
+        first
+            Steps that were done.
+        steps
+            To be done in the end.
+
+        Returns
+        -------
+        StepRecord or None
+            The last that this rank did; None: it came when there was none to do.
+
+        Raises
+        ------
+        LeftError
+            The others go on without this device.
+        EmptyStageError
+            A stage has nobody left.
+        """
+        if self._all.late:
+            if not self._roll.come():
+                return None
+        else:
+            self._step = first
+            self._roll.open(first)
+        while True:
+            try:
+                if self._generation(steps):
+                    break
+            except LostError:
+                pass
+            except ConnectionLost as error:
+                self._await_cause(error)
+            except OSError as error:
+                # a connection may be shut before it is looked at for the first time
+                if self._roll.loss.error is None:
+                    if error.errno != errno.ENOTCONN:
+                        raise
+                    self._await_cause(TornError(str(error)))
+            self._note_owed()
+            if self._step >= steps and self._held_out is None and not self._awaits_outer():
+                break  # the others may have left already
+            self._roll.next(self._step, self._owes)
+        self._roll.close()
+        return None if self._told is None else self._told.record
+
+    @contextmanager
+    def at_the_end(self, otherwise: str = "") -> Iterator[None]:
+        """Around what all do together after the last step.
+
+        Parameters
+        ----------
+        otherwise
+            What is wrong if a device is lost meanwhile; empty: nothing is.
+
+        Yields
+        ------
+        None
+            Once.
+
+        Raises
+        ------
+        EmptyStageError
+            A device is lost.
+        """
+        try:
+            yield
+        except (LostError, ConnectionLost) as error:
+            if otherwise:
+                raise EmptyStageError(f"{error}; all steps were done, but {otherwise}") from None
+            assert self._all.watch is not None
+            self._all.watch.finish()
+
+    def _generation(self, steps: int) -> bool:
+        """Until all steps are done; False if another generation begins before."""
+        now = self._roll.now
+        self.plan = self._plan_of(now)
+        self.ranks = self._roll.ranks(now.members.index(self._roll.name))
+        self._connect()
+        self._owes = now.owes
+        if self._learner is not None:
+            self._learner.follow(self.plan, self.ranks.rank)
+        self._hand_over(now)
+        self._tell_before()
+        if self._checkpoints is not None:
+            self._checkpoints = self._checkpoints.of(self.plan, self._learner, self.ranks)
+        commit = Commit(self._roll, self.ranks, _heads(self.plan), steps - 1)
+        self._commit = commit
+        self.worker = Worker(self.plan, self.ranks, self._works, commit=commit)
+        if self.ranks.rank == 0 and now.number:
+            self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
+        self._began_s = time.monotonic()
+        with self._evaluation(now, steps) or nullcontext() as evaluation:
+            # what a loss has kept from being told, or of a run that does nothing else
+            self._evaluate(evaluation, now.step - 1)
+            going_on = self.worker.steps(
+                steps - self._step,
+                first=self._step,
+                owes=now.owes,
+                begun=self.plan.sync.begun(now.step) and now.agreed < now.step - 1 and not now.owes,
+            )
+            with closing(going_on) as done:
+                for record in done:
+                    self._after(record, commit)
+                    self._evaluate(evaluation, record.step)
+                    if commit.grows:
+                        return False
+            if self._held_out is not None:
+                # nobody leaves before the last evaluation was told
+                commit.end()
+        return True
+
+    def _evaluation(self, now: Generation, steps: int) -> Evaluation | None:
+        if self._held_out is None:
+            return None
+        assert self.worker is not None
+        again = now.evaluated < now.step or (not now.number and now.step == steps)
+        after = range(now.step - again, steps)
+        how = (self.worker.wiring, self._held_out, after)
+        return Evaluation(self.plan, self.ranks, self._learner, *how)
+
+    def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
+        found = [] if evaluation is None else evaluation.after(step)
+        if found and self.ranks.rank == 0:
+            for one in found:
+                self._progress.evaluated(one)
+            self._roll.tell_evaluated(step + 1)
+
+    def _plan_of(self, now: Generation) -> TrainingPlan:
+        """The same on all who are there."""
+        try:
+            plan = remove_devices(self._whole, set(self._all.names) - set(now.members))
+        except PlanError as error:
+            raise EmptyStageError(_because(now, str(error))) from None
+        rank = now.members.index(self._roll.name)
+        if self._learner is not None and has_head(plan, rank) and self._learner.head is None:
+            name = self._roll.name
+            raise EmptyStageError(_because(now, f"device {name!r} has no head to go on with"))
+        return plan
+
+    def _connect(self) -> None:
+        """Lifelines to the neighbours of this generation in place of the last one's."""
+        watch = self._all.watch
+        assert watch is not None
+        if self._lifelines is not None:
+            # all of this generation let go of older ones before any of them closes those
+            watch.only(self._lifelines)
+        self._held.append(self.ranks.held)
+        self._lifelines = {}
+        self._lifelines = ring(self.ranks)
+        watch.only(self._lifelines)
+        for held in self._held[:-2]:
+            held.close()
+        del self._held[:-2]
+
+    def _hand_over(self, now: Generation) -> None:
+        """Who is new gets parameters, moments and place in the data from another of its stage."""
+        for name in now.new:
+            taker = now.members.index(name)
+            stage = self.plan.stage_of.get(taker)
+            if stage is not None:
+                # best one with whom it is as one
+                near = set(as_one(self.plan, taker))
+                group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
+                giver = next((d for d in group if now.members[d] not in now.new), None)
+                if giver is None:
+                    said = f"stage {stage} has no device left that has its parameters"
+                    raise EmptyStageError(_because(now, said))
+                hand_over(self.ranks, giver, taker, self._learner, now.step)
+                if taker == self.ranks.rank and giver not in near and self._learner is not None:
+                    self._learner.begin_as_agreed()
+            if taker == self.ranks.rank:
+                self._step = now.step
+
+    def _awaits_outer(self) -> bool:
+        """Whether an outer step is to come that the last of the steps that were done has begun."""
+        agreed = NEW if self._commit is None else self._commit.agreed
+        return self.plan.sync.begun(self._step) and agreed < self._step - 1
+
+    def _note_owed(self) -> None:
+        """Where a device was lost between a step's own updates and the outer step that ends it."""
+        commit, step, sync = self._commit, self._step, self.plan.sync
+        if self._owes or commit is None or commit.taken != step:
+            return
+        assert self.worker is not None and self.worker.record is not None
+        self._told = _Told(self.worker.record, commit)
+        ends = sync.begun(step) if sync.delayed else sync.due(step)
+        if ends and commit.agreed < step - sync.delayed:
+            self._owes = True
+        else:
+            # others may have gone on: nothing of it is left but to begin an outer step
+            self._step = step + 1
+
+    def _after(self, record: StepRecord, commit: Commit) -> None:
+        self._step = record.step + 1
+        self._began_s = time.monotonic()
+        if self._owes:
+            # its loss was told when the generation began
+            self._owes = False
+        else:
+            self._told = _Told(record, commit)
+            if self.ranks.rank == 0:
+                self._tell(self._told)
+        if self._checkpoints is not None and self._checkpoints.due(record.step):
+            self._checkpoints.after(record.step)
+
+    def _tell(self, last: _Told) -> None:
+        self._progress.step(last.record, last.commit)
+        self._roll.tell(last.record.step)
+
+    def _tell_before(self) -> None:
+        """What the first rank of the generation before could not tell any more."""
+        last, now = self._told, self._roll.now
+        first = next((m for m in now.members if m not in now.new), None)
+        mine = self._roll.name == first
+        if mine and last is not None and self._roll.told() < last.record.step:
+            self._tell(last)
+
+    def _await_cause(self, error: ConnectionLost) -> None:
+        """Until it is known who is lost."""
+        watch, loss = self._all.watch, self._roll.loss
+        assert watch is not None
+        for wait_s in (CAUSE_S, watch.patience_s):
+            until = time.monotonic() + wait_s
+            while time.monotonic() < until:
+                if watch.ending.line is not None:
+                    raise EndedError
+                if loss.error is not None:
+                    return
+                time.sleep(LOOK_S)
+            if not self._roll.report(error):
+                break
+        raise error
+
+
+def _heads(plan: TrainingPlan) -> set[int]:
+    """Devices that have losses."""
+    used = [plan.schedules[k] for k in set(plan.cycle)]
+    return {s.head_device(b) for s in used for b in range(len(s.paths))}
+
+
+def _because(now: Generation, said: str) -> str:
+    why = next(iter((now.lost or {}).values()), "")
+    return f"{why}; {said}" if why else said

@@ -1,0 +1,425 @@
+"""Seeing that others are gone, and ending when the run is over: a thread that blocks nowhere.
+
+Two kinds of signs. Numbers in the store (`pulse`) say that a process lives. Lifelines, connections
+that carry a byte a second and nothing else, say that two ranks reach each other; one that closes
+without a farewell says at once that a process has ended. Time is counted in this thread's own
+short looks: a machine that is busy, or a process that was stopped, takes none of it for silence.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from torch.distributed import DistError
+
+from planner.executor.fault_tolerance.heartbeat import Pulse, publish
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Ending
+from planner.executor.rendezvous.store import BEGUN, StoreAddress, StoreMissingError
+
+PATIENCE_S = 10.0
+LATENCIES = 25.0
+"""By default no less than so many times the plan's longest latency."""
+TICK_S = 0.25
+PING_S = 1.0
+PING, FAREWELL = b"\1", b"\0"
+RECONNECT_S = 1.0
+"""To the store, where the connection has ended."""
+PUBLISH_S = 3.0
+"""To write a reason into the store; then it is said here alone."""
+CAUSE_S = 2.0
+"""A closed connection or a signal only follows from something: so long may the cause take."""
+GRACE_S = 2.0
+"""For the main thread to begin to leave; then the process ends from here."""
+LEAVE_S = 8.0
+"""For the main thread to leave once it has begun to, telling others included."""
+LINGER_S = GRACE_S
+"""Who serves the store stays so long, so that others can read the reason."""
+MOST_NAMES = 8
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class _Lifeline:
+    name: str
+    silent_s: float = 0.0
+
+
+class Watch(threading.Thread):
+    """Of one process, from when it meets the others until it leaves.
+
+    Parameters
+    ----------
+    name
+        Of this process's device.
+    ending
+        Of this process.
+    patience_s
+        A silence that is longer ends the run.
+
+    Attributes
+    ----------
+    missed
+        Takes names of devices that are gone, why, and whether nobody else is heard either, where
+        the others go on without them; None: then the run ends.
+    """
+
+    def __init__(self, name: str, ending: Ending, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.missed: Callable[[Sequence[str], str, bool], None] | None = None
+        self.device, self.ending, self.patience_s = name, ending, patience_s
+        self.server = "whoever started the ranks"
+        self._serves = False
+        self._address: StoreAddress | None = None
+        self._pulse: Pulse | None = None
+        self._lifelines: dict[socket.socket, _Lifeline] = {}
+        self._lock = threading.Lock()
+        self._proposed_s: float | None = None
+        self._proposal = ("", FAILED)
+        self._server_ended = False
+        self._signal: tuple[int, float] | None = None
+        self._over = False
+        self._leaving = False
+        self._wakes, self._wake = socket.socketpair()
+        for end in (self._wakes, self._wake):
+            end.setblocking(False)
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._wakes, selectors.EVENT_READ)
+
+    def begin(self, address: StoreAddress, *, serves: bool) -> None:
+        """Look after the store, and after signals; in the main thread.
+
+        Parameters
+        ----------
+        address
+            Of the store; it answers.
+        serves
+            Whether this process serves it.
+        """
+        self._address, self._serves = address, serves
+        store = address.connect(self.patience_s)
+        self._pulse = Pulse(
+            store, self._end, self._store_gone, lambda: address.connect(RECONNECT_S)
+        )
+        # written by the system itself, even while the main thread is blocked
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        self._pulse.start()
+        self.start()
+
+    @property
+    def pulse(self) -> Pulse:
+        """Of this process, once it has begun."""
+        assert self._pulse is not None
+        return self._pulse
+
+    def look_after(self, rank: int, other: int, name: str) -> None:
+        """Give signs of life as this rank, and watch another one's.
+
+        Parameters
+        ----------
+        rank
+            This process.
+        other, name
+            Whom to watch, and how its device is called.
+        """
+        self.pulse.look_after(rank, other, lambda s: self._judge([name], s))
+
+    @contextmanager
+    def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
+        """Look after connections too, until the block ends.
+
+        Parameters
+        ----------
+        lifelines
+            Connections that carry nothing else, with the names of the devices there.
+
+        Yields
+        ------
+        None
+            Once.
+        """
+        with self._lock:
+            self._lifelines |= {c: _Lifeline(name) for c, name in lifelines.items()}
+        try:
+            yield
+        finally:
+            with self._lock:
+                for connection in lifelines:
+                    if self._lifelines.pop(connection, None) is not None:
+                        _send(connection, FAREWELL)
+
+    def only(self, lifelines: Collection[socket.socket]) -> None:
+        """Look after no other connections than these; nobody is told."""
+        with self._lock:
+            for connection in self._lifelines.keys() - set(lifelines):
+                del self._lifelines[connection]
+
+    def propose(self, line: str, code: int = FAILED) -> None:
+        """End the run: in the store, so that all have the same reason, or else here alone.
+
+        Parameters
+        ----------
+        line
+            The reason, unless there is one already.
+        code
+            Of this process, if nobody else gave a reason.
+        """
+        with self._lock:
+            if self._proposed_s is not None:
+                return
+            self._proposed_s, self._proposal = time.monotonic(), (line, code)
+        if self._pulse is not None and self._pulse.is_alive():
+            self._pulse.propose(line)
+
+    def fail(self, line: str) -> int:
+        """End after an error of the main thread that follows from something else, if it does.
+
+        Parameters
+        ----------
+        line
+            The reason if no other is known soon.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        self._leaving = True
+        if not self.ending.wait(CAUSE_S):
+            self.propose(line)
+            self.ending.wait(PUBLISH_S)
+        return self.leave(line)
+
+    def depart(self, line: str) -> int:
+        """End alone: the others go on.
+
+        Parameters
+        ----------
+        line
+            The reason.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        self._leaving = True
+        self.ending.because(line, LEFT)
+        return self.leave()
+
+    def part(self, line: str) -> int:
+        """End alone, unless the store is gone for all.
+
+        Parameters
+        ----------
+        line
+            The reason.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        self._leaving = True
+        rounds, until = self.pulse.rounds, time.monotonic() + self.patience_s
+        # by another connection it answers, or does not
+        while self.pulse.rounds < rounds + 2 and time.monotonic() < until:
+            if self.ending.wait(TICK_S):
+                return self.leave()
+        return self.depart(line)
+
+    def refuse(self, line: str, code: int) -> int:
+        """End for what is wrong with this process, and tell the others.
+
+        Parameters
+        ----------
+        line
+            The reason.
+        code
+            What this process ends with.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        if self.missed is not None:
+            return self.depart(line)
+        self._leaving = True
+        self.ending.because(line, code)
+        self.ending.leave()
+        if self._pulse is not None and self._pulse.is_alive():
+            self._pulse.propose(line)
+            self._pulse.join(PUBLISH_S)
+        else:
+            telling = threading.Thread(target=_tell, args=(line,), daemon=True)
+            telling.start()
+            telling.join(PUBLISH_S)
+        return self.leave(line)
+
+    def leave(self, line: str = "") -> int:
+        """The last thing to do; says the reason if there is one, and returns the exit code.
+
+        Parameters
+        ----------
+        line
+            The reason if there is none.
+        """
+        self._leaving = True
+        self.ending.because(line)
+        code = self.ending.leave()
+        if self._serves:
+            time.sleep(LINGER_S)
+        return code
+
+    def finish(self) -> None:
+        """All ranks are through: nobody who is gone is missed any more."""
+        self._over = True
+        with self._lock:
+            self._lifelines.clear()
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def run(self) -> None:
+        """Until `finish`, or until the process has to end."""
+        looked = pinged = ended = time.monotonic()
+        rounds, silent_s = 0, 0.0
+        pulse = self._pulse
+        assert pulse is not None
+        while not self._over:
+            self._listen()
+            now = time.monotonic()
+            passed, looked = min(now - looked, 2 * TICK_S), now
+            if self.ending.line is not None:
+                if now - ended > (LEAVE_S if self._leaving else GRACE_S):
+                    self.ending.force()
+                continue
+            ended = now
+            silent_s = 0.0 if pulse.rounds != rounds else silent_s + passed
+            rounds = pulse.rounds
+            if silent_s > self.patience_s:
+                self._store_gone(f"has not answered for {self.patience_s:g} s")
+            if now - pinged >= PING_S:
+                pinged = now
+                self._ping()
+            self._count(passed)
+            self._obey(now)
+            if self._proposed_s is not None and now - self._proposed_s > PUBLISH_S:
+                if self._server_ended:  # what those say who had no connection to it
+                    self._store_gone()
+                else:
+                    self._end(self._proposal[0])
+
+    def _listen(self) -> None:
+        """Wait a moment for signals, and take what has come over lifelines."""
+        # lifelines by turns and not as they speak: many would wake this thread all the time
+        if self._ready.select(TICK_S):
+            self._take_signals(self._wakes.recv(64))
+        with self._lock:
+            connections = list(self._lifelines)
+        for connection in connections:
+            self._hear(connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        with self._lock:
+            if (line := self._lifelines.get(connection)) is None:
+                return
+            try:
+                said = connection.recv(64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                said = b""
+            line.silent_s = 0.0
+            if not said or FAREWELL in said:
+                del self._lifelines[connection]
+        if not said:
+            self._server_ended |= self.server == f"device {line.name!r}"
+            self._miss([line.name], f"device {line.name!r} is gone: its process has ended")
+
+    def _ping(self) -> None:
+        with self._lock:
+            for connection in self._lifelines:
+                _send(connection, PING)
+
+    def _count(self, passed_s: float) -> None:
+        with self._lock:
+            for line in self._lifelines.values():
+                line.silent_s += passed_s
+            silent: dict[str, float] = {}
+            for line in self._lifelines.values():  # of two to one device, the one that was heard
+                silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
+        longest_s = max(silent.values(), default=0.0)
+        # one that is silent, or all of a site, or this device is cut off itself
+        together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
+        alone = 1 < len(together) == len(silent)
+        self._judge(together, longest_s, f"to {self.device!r} ", alone)
+
+    def _judge(
+        self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
+    ) -> None:
+        if silent_s > self.patience_s:
+            said = ", ".join(map(repr, names[:MOST_NAMES]))
+            said += ", ..." if len(names) > MOST_NAMES else ""
+            self._miss(
+                names,
+                f"device {said} gave no sign of life {whom}for {self.patience_s:g} s: stopped, or "
+                "cut off; --patience allows for longer",
+                alone,
+            )
+
+    def _miss(self, names: Sequence[str], line: str, alone: bool = False) -> None:
+        if self.missed is None:
+            self.propose(line)
+        else:
+            self.missed(names, line, alone)
+
+    def _take_signals(self, numbers: bytes) -> None:
+        known = [n for n in numbers if n in SIGNALS]
+        if known and self._signal is None:
+            self._signal = known[0], time.monotonic()
+
+    def _obey(self, now: float) -> None:
+        """End by a signal: who starts ranks ends all when one has failed, which is the reason."""
+        if self._signal is None:
+            return
+        number, came_s = self._signal
+        if number == signal.SIGINT or now - came_s > CAUSE_S:
+            name = signal.Signals(number).name
+            line, code = f"device {self.device!r} was told to end ({name})", 128 + number
+            if self.missed is None:
+                self.propose(line, code)
+            else:
+                self.ending.because("" if number == signal.SIGINT else line, code)
+
+    def _end(self, reason: str) -> None:
+        """For a reason that counts; who interrupted this process need not be told."""
+        line, code = self._proposal
+        mine = reason == line
+        silent = mine and code == 128 + signal.SIGINT
+        self.ending.because("" if silent else reason, code if mine else FAILED)
+
+    def _store_gone(self, how: str = "is gone") -> None:
+        self.ending.because(f"{self._address}, which {self.server} serves, {how}")
+
+
+def _send(connection: socket.socket, what: bytes) -> None:
+    with suppress(OSError):
+        connection.send(what, socket.MSG_DONTWAIT)
+
+
+def _tell(line: str) -> None:
+    """Write a reason into the store, if that can be done."""
+    with suppress(DistError, StoreMissingError, ValueError):
+        store = StoreAddress.of_environment().connect(PUBLISH_S)
+        if not store.check([BEGUN]):  # else the others go on without this process
+            publish(store, line)

@@ -1,0 +1,217 @@
+"""Signs of life in the store, and the key that ends all: a thread with a connection of its own.
+
+Every rank counts up its own number and reads two things: whether somebody ended the run, and the
+number of the next rank. So each rank is watched by one other, and a round costs the same whatever
+the number of ranks. Somebody alive always has the first of those that are gone as its next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.rendezvous.store import StoreMissingError
+
+ABORT, RUNNING = "abort", "running"
+"""The key that ends all, and what it holds until somebody writes a reason."""
+PERIOD_S = 0.5
+MOST_CREDIT_S = 3.0
+"""Of silence between two looks: who was stopped itself must not take that for others' silence."""
+
+
+def publish(store: Store, line: str) -> str:
+    """Write a reason, if nobody did before.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks.
+    line
+        The reason.
+
+    Returns
+    -------
+    str
+        The reason that counts.
+    """
+    store.compare_set(ABORT, "", RUNNING)
+    return store.compare_set(ABORT, RUNNING, line).decode()
+
+
+class Pulse(threading.Thread):
+    """This rank's signs of life, and its look at the next rank's.
+
+    Parameters
+    ----------
+    store
+        A connection that nobody else uses.
+    ended
+        Takes the reason that somebody wrote.
+    lost
+        Called when the store is gone.
+    again
+        Another connection to the store, where this one ends; raises `StoreMissingError`.
+
+    Attributes
+    ----------
+    rounds
+        How often the store has answered.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ended: Callable[[str], None],
+        lost: Callable[[], None],
+        again: Callable[[], Store],
+    ) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self.rounds = 0
+        self._store, self._ended, self._lost, self._again = store, ended, lost, again
+        self._own: str | None = None
+        self._next: str | None = None
+        self._silent: Callable[[float], None] = lambda silent_s: None
+        self._line: str | None = None
+        self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
+        self._job: Callable[[Store], None] | None = None
+        self._heeded: Mapping[str, Callable[[str], None]] = {}
+        self._count, self._seen, self._silent_s = 0, "", 0.0
+        self._watched: str | None = None
+        self._looked = time.monotonic()
+        self._stopped = False
+        self._look = threading.Event()
+
+    def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
+        """Give signs of life, and look for another rank's from its first one on.
+
+        Parameters
+        ----------
+        rank, other
+            This one, and the one to look after.
+        silent
+            Takes the seconds since its last sign of life, at every look.
+        """
+        self._silent, self._next, self._own = silent, beat_key(other), beat_key(rank)
+
+    def heed(self, keys: Mapping[str, Callable[[str], None]]) -> None:
+        """Read these too at every look, and no others than these.
+
+        Parameters
+        ----------
+        keys
+            They have values; each is given its own.
+        """
+        self._heeded = keys
+
+    def later(self, job: Callable[[Store], None]) -> None:
+        """Do this with the store, soon."""
+        self._jobs.put(job)
+        self._look.set()
+
+    def propose(self, line: str) -> None:
+        """End the run for this reason, unless there is one already."""
+        self._line = self._line or line
+        self._look.set()
+
+    def stop(self) -> None:
+        """No more signs of life."""
+        self._stopped = True
+        self._look.set()
+
+    def run(self) -> None:
+        """Until `stop`, or until there is a reason to end."""
+        while True:
+            rounds = self.rounds
+            try:
+                self._store.compare_set(ABORT, "", RUNNING)
+                self._rounds()
+                return
+            except DistError:
+                if self._stopped:
+                    return
+            # one that ends as soon as it is open is no connection
+            if self.rounds == rounds or not self._connected():
+                self._lost()
+                return
+
+    def _connected(self) -> bool:
+        try:
+            self._store = self._again()
+        except StoreMissingError:
+            return False
+        return True
+
+    def _rounds(self) -> None:
+        while not self._stopped:
+            self._do_jobs()
+            if self._watched != self._next:
+                self._watched, self._seen, self._silent_s = self._next, "", 0.0
+            if self._line is not None:
+                self._ended(publish(self._store, self._line))
+                return
+            if self._own is not None:
+                self._count += 1
+                self._store.set(self._own, str(self._count))
+            # reading what is not there yet would block
+            heeded = self._heeded
+            keys = [ABORT, *heeded]
+            watched = self._watched
+            if watched is not None and (self._seen or self._store.check([watched])):
+                keys.append(watched)
+            reason, *said = [value.decode() for value in self._store.multi_get(keys)]
+            told, beats = said[: len(heeded)], said[len(heeded) :]
+            self.rounds += 1
+            if reason != RUNNING:
+                self._ended(reason)
+                return
+            for heed, value in zip(heeded.values(), told, strict=True):
+                heed(value)
+            now = time.monotonic()
+            self._silent_s += min(now - self._looked, MOST_CREDIT_S)
+            self._looked = now
+            if beats:
+                if beats[0] != self._seen:
+                    self._seen, self._silent_s = beats[0], 0.0
+                self._silent(self._silent_s)
+            self._look.wait(PERIOD_S)
+            self._look.clear()
+
+    def _do_jobs(self) -> None:
+        while True:
+            if self._job is None:
+                try:
+                    self._job = self._jobs.get_nowait()
+                except Empty:
+                    return
+            # kept until it is done: the connection may end meanwhile
+            self._job(self._store)
+            self._job = None
+
+
+def beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
+    """What the last sign of life of each rank says.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks.
+    ranks
+        Which.
+
+    Returns
+    -------
+    list[bytes]
+        Empty: none was given.
+    """
+    keys = [beat_key(rank) for rank in ranks]
+    return [store.get(key) if store.check([key]) else b"" for key in keys]
+
+
+def beat_key(rank: int) -> str:
+    """Where a rank's signs of life are."""
+    return f"beat/{rank}"

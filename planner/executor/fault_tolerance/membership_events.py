@@ -1,0 +1,91 @@
+"""What is told when devices of an elastic run are lost or come: events, and a line of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from planner.training_plan.model import TrainingPlan
+
+if TYPE_CHECKING:
+    from planner.executor.fault_tolerance.membership import Generation
+
+CHANGES = ("lost", "came", "torn")
+"""Events."""
+MOST_NAMES = 8
+
+
+def changes(now: Generation, plan: TrainingPlan, lost_s: float) -> Iterator[dict[str, Any]]:
+    """Events of the begin of a generation.
+
+    Parameters
+    ----------
+    now
+        Who takes part from now on.
+    plan
+        Of all devices.
+    lost_s
+        Seconds since the step began that is begun again, or since the one before has ended.
+
+    Yields
+    ------
+    dict[str, Any]
+        JSON-ready. Of devices that are lost for one reason, of those that come, and of a
+        connection that was made anew.
+    """
+    said = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
+    lost = now.lost or {}
+    for why in dict.fromkeys(lost.values()):
+        gone = [name for name in lost if lost[name] == why]
+        yield {
+            "event": "lost",
+            "devices": gone,
+            "why": why,
+            "taken_over_by": _others(gone, now, plan),
+            **said,
+        }
+    if now.torn:
+        yield {"event": "torn", "why": now.torn, **said}
+    if now.new:
+        yield {"event": "came", "devices": list(now.new), **said}
+
+
+def change_line(event: Mapping[str, Any]) -> str:
+    """The line of an event.
+
+    Parameters
+    ----------
+    event
+        Of `changes`.
+
+    Returns
+    -------
+    str
+        For people.
+    """
+    head, count = f"step {event['step']:4d}  ", len(event["go_on"])
+    tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
+    if event["event"] == "came":
+        named = _named(event["devices"])
+        came = f"device {named} has come and takes its part"
+        if len(event["devices"]) > 1:
+            came = f"devices {named} have come and take their parts"
+        return f"{head}{came}: {tail}"
+    if event["event"] == "torn":
+        return f"{head}{event['why']}, and is connected anew: {tail}"
+    others = event["taken_over_by"]
+    do = "takes" if len(others) == 1 else "take"
+    return f"{head}{event['why']}; {_named(others)} {do} over: {tail}"
+
+
+def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:
+    """Who is left of the stages of those who are gone, or of those that they help."""
+    ids = plan.cluster.network.ids
+    stages = {plan.averaged_stage(ids.index(name)) for name in gone}
+    left = (ids[d] for stage in sorted(stages) for d in plan.assignment.groups[stage])
+    return [name for name in left if name in now.members]
+
+
+def _named(names: list[str]) -> str:
+    more = ", ..." if len(names) > MOST_NAMES else ""
+    return ", ".join(map(repr, names[:MOST_NAMES])) + more

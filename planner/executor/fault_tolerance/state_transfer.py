@@ -1,0 +1,84 @@
+"""A device's state over a connection, to one that comes into its stage (SWARM, 3.2).
+
+A list of names, shapes and formats as JSON, then the values, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from planner.executor.comm.connections import Connection, Purpose, as_bytes, receive_into, send_all
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.stage_module import Learner
+
+LENGTH = struct.Struct("!Q")
+DTYPES = {
+    str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16)
+}
+
+
+def hand_over(ranks: Ranks, giver: int, taker: int, learner: Learner | None, steps: int) -> None:
+    """Give a device's parameters, optimizer state and place in the data to another; all come here.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    giver, taker
+        Ranks that hold the same stage.
+    learner
+        Of this rank; the taker's is new, and has what the giver's has afterwards.
+    steps
+        That were done.
+
+    Raises
+    ------
+    ConnectionLost
+        The other one is gone.
+    """
+    other = {giver: taker, taker: giver}.get(ranks.rank)
+    wanted = [] if other is None else [(Purpose.STATE, other)]
+    with connections_to(ranks, wanted, f"move/{steps}/{taker}") as connections:
+        if other is None or learner is None:
+            return
+        connection = connections[Purpose.STATE, other]
+        if ranks.rank == giver:
+            data = learner.data
+            place = None if data is None else list(data.position(steps))
+            _send(connection, learner.state(), place)
+            receive_into(connection, memoryview(bytearray(1)))  # until all is there
+        else:
+            state, place = _receive(connection)
+            learner.load_state(state)
+            if learner.data is not None and place is not None:
+                learner.data.seek(place)
+            send_all(connection, memoryview(b"!"))
+
+
+def _send(connection: Connection, state: Mapping[str, Tensor], place: list[int] | None) -> None:
+    tensors = {name: t.detach().to("cpu").contiguous() for name, t in state.items()}
+    says = {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
+    head = json.dumps({"place": place, "tensors": says}).encode()
+    send_all(connection, memoryview(LENGTH.pack(len(head))), memoryview(head))
+    for tensor in tensors.values():
+        send_all(connection, as_bytes(tensor))
+
+
+def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | None]:
+    length = bytearray(LENGTH.size)
+    receive_into(connection, memoryview(length))
+    head = bytearray(LENGTH.unpack(length)[0])
+    receive_into(connection, memoryview(head))
+    told = json.loads(head.decode())
+    state = {}
+    for name, (dtype, shape) in told["tensors"].items():
+        tensor = torch.empty(shape, dtype=DTYPES[dtype])
+        receive_into(connection, as_bytes(tensor))
+        state[name] = tensor
+    return state, told["place"]

@@ -1,0 +1,1 @@
+"""Weights in the Hugging Face format."""

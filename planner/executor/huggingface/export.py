@@ -1,0 +1,236 @@
+"""A trained model as a folder that ``transformers`` loads: a file a stage, an index, its config."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.executor.checkpoint.checkpoint import newest, read_shard
+from planner.executor.checkpoint.safetensors_io import write_tensors
+from planner.executor.huggingface.names import PROJECTION, pieces
+from planner.executor.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime import outer_optimizer as outer
+from planner.executor.runtime.stage_module import Learner, has_head, require_executable
+from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_bytes, write_text
+from planner.utils.output_files import NO_ROOM, make_writable
+from planner.workload.hf_config import CONFIG, read_config, to_hf_config
+from planner.workload.layers import Architecture
+
+METADATA = {"format": "pt"}
+"""Without it ``transformers`` refuses a file."""
+BESIDE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "generation_config.json"),
+)
+"""What a folder of weights has beside them, and training does not change."""
+PARAMETER = "parameter/"
+
+T = TypeVar("T")
+
+
+class Export:
+    """Writes a trained model.
+
+    Parameters
+    ----------
+    folder
+        New, or without weights.
+    plan
+        What was trained.
+    like
+        The folder of weights that training began with: its config and tokenizer are kept.
+
+    Attributes
+    ----------
+    folder
+        As given.
+
+    Raises
+    ------
+    ValueError
+        The folder holds weights or cannot be written to, or ``transformers`` has no such model.
+    """
+
+    def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
+        self.folder, self._plan, self._like = folder, plan, like
+        self._arch: Architecture = require_executable(plan)
+        written = ("*.safetensors*", CONFIG, *BESIDE)
+        for held in (path for name in written for path in sorted(folder.glob(name))):
+            raise WeightsError(f"{folder}: holds {held.name} already; name a new folder")
+        self._config = to_hf_config(self._arch)
+        if like is not None:
+            require_same_model(like, self._arch)
+        try:  # now rather than after the last step
+            make_writable(folder)
+        except OSError as error:
+            raise WeightsError(
+                f"{folder}: cannot be written to ({error.strerror}); name another folder"
+            ) from None
+
+    def of(self, plan: TrainingPlan) -> Export:
+        """To the same folder, where devices have moved since: by those who hold stages now."""
+        other = copy.copy(self)
+        other._plan = plan
+        return other
+
+    def into(self, folder: Path) -> Export:
+        """To another folder."""
+        other = copy.copy(self)
+        other.folder = folder
+        return other
+
+    def writes(self, rank: int) -> bool:
+        """Whether a rank writes its stage: the first device of each does."""
+        return any(group[0] == rank for group in self._plan.assignment.groups)
+
+    def write(self, rank: int, parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+        """Write the file of a rank's stage.
+
+        Parameters
+        ----------
+        rank
+            The first device of a stage.
+        parameters
+            By the names of `planner.executor.runtime.stage_module.Learner.named`.
+
+        Returns
+        -------
+        dict[str, list[int]]
+            Bytes of each tensor, by name, in a list of one with the stage: for `finish`.
+        """
+        stage = self._plan.stage_of[rank]
+        start, stop = self._plan.stage_layers[stage]
+        tensors: dict[str, Tensor] = {}
+        found = pieces(self._arch, start, stop, head=has_head(self._plan, rank))
+        for name, parts in found.items():
+            if name == PROJECTION and self._arch.tied:
+                continue  # who has the embedding writes it
+            whole = parameters[name].detach().to("cpu", torch.float32)
+            for part in parts:
+                rows = whole if part.rows is None else whole[slice(*part.rows)]
+                tensors[part.name] = (rows.t() if part.transposed else rows).contiguous()
+        write_tensors(self.folder / self._file(stage), tensors, METADATA)
+        return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
+
+    def finish(self, written: Mapping[str, list[int]]) -> None:
+        """Write index and config; every node that has files of the model may do so.
+
+        Parameters
+        ----------
+        written
+            What `write` gave, of all stages.
+        """
+        if len(self._plan.stage_layers) > 1:
+            index = {
+                "metadata": {"total_size": sum(size for _, size in written.values())},
+                "weight_map": {name: self._file(stage) for name, (stage, _) in written.items()},
+            }
+            write_text(self.folder / INDEX, json.dumps(index, indent=2) + "\n")
+        config = self._config
+        if self._like is not None:
+            config = read_config(self._like / CONFIG)
+            # who loads them would turn them into what they were
+            config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
+            for name in BESIDE:
+                if (self._like / name).is_file():
+                    write_bytes(self.folder / name, (self._like / name).read_bytes())
+        write_text(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def _file(self, stage: int) -> str:
+        stages = len(self._plan.stage_layers)
+        return SINGLE if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+
+
+def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> None:
+    """At the end of a run: each stage's first rank writes it; all ranks come here together.
+
+    Parameters
+    ----------
+    export
+        Where to.
+    ranks
+        This process among all.
+    learner
+        What this rank holds; None: no stage.
+
+    Raises
+    ------
+    OSError
+        There is no room, or no permission.
+    """
+    writes = learner is not None and export.writes(ranks.rank)
+    mine: dict[str, list[int]] = {}
+    if writes and learner is not None:
+        rank, trained = ranks.rank, learner.agreed()
+        export, mine = _where_room(export, lambda place: place.write(rank, trained))
+    told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
+    if writes:
+        written = {name: place for one in told for name, place in one.items()}
+        _where_room(export, lambda place: place.finish(written))
+
+
+def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T]:
+    """What was trained is written to another folder where that one's disk is full."""
+    try:
+        return export, write(export)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        other = export.into(Path(tempfile.mkdtemp(prefix="planner-export-")))
+        made = write(other)
+        print(
+            f"planner.executor: {error.filename}: {error.strerror}; what found no room is in "
+            f"{other.folder}: bring all files into one folder",
+            file=sys.stderr,
+            flush=True,
+        )
+        return other, made
+
+
+def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
+    """Write the newest checkpoint of a folder, in which all devices' shards are.
+
+    Parameters
+    ----------
+    export
+        Where to.
+    plan
+        What was trained.
+    folder
+        With checkpoints.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError, TensorFileError
+        There is none, a shard is missing or damaged, or it is of another plan.
+    """
+    firsts = [group[0] for group in plan.assignment.groups]
+    steps = newest(folder, firsts)
+    written: dict[str, list[int]] = {}
+    for rank in firsts:
+        state = read_shard(folder, steps, rank, plan)
+        # of devices that update by themselves, what they last agreed on
+        prefix = outer.PARAMETER if plan.sync.local_steps else PARAMETER
+        named = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in state.items()
+            if name.startswith(prefix)
+        }
+        written |= export.write(rank, named)
+    export.finish(written)
+    return steps

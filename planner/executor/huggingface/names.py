@@ -1,0 +1,117 @@
+"""What our parameters are called in files of ``transformers``, and how they lie there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.workload.layers import Architecture, Family
+
+PREFIX = {Family.GPT2: "transformer.", Family.LLAMA: "model."}
+"""Of all names but the output projection's; files of the bare model leave it out."""
+
+EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
+"""Of ours, those that are one matrix where they are tied."""
+
+
+class Piece(NamedTuple):
+    """A tensor of a file, and what it is of one of our parameters.
+
+    Attributes
+    ----------
+    name
+        In the file.
+    rows
+        ``(start, stop)`` of ours; None: all.
+    transposed
+        Whether it lies there with inputs first.
+    """
+
+    name: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+
+def pieces(
+    arch: Architecture, start: int, stop: int, *, head: bool
+) -> dict[str, tuple[Piece, ...]]:
+    """Of each parameter of a stage, and of its head, the tensors that it is made of.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+    start, stop
+        Layers ``start`` to ``stop - 1``; layer 0 brings the embedding.
+    head
+        Whether the head is here too; where it is tied and the embedding is not, with a copy of it.
+
+    Returns
+    -------
+    dict[str, tuple[Piece, ...]]
+        By the name that a `planner.executor.runtime.stage_module.Learner` gives the parameter.
+    """
+    gpt2 = arch.kind is Family.GPT2
+    prefix = PREFIX[arch.kind]
+    found: dict[str, tuple[Piece, ...]] = {}
+    embedding = (Piece(prefix + ("wte.weight" if gpt2 else "embed_tokens.weight")),)
+    if start == 0:
+        found[EMBEDDING] = embedding
+        if gpt2:
+            found["stage.stem.positions.weight"] = (Piece(f"{prefix}wpe.weight"),)
+    for k in range(start, stop):
+        layer = _gpt2_layer(k) if gpt2 else _llama_layer(arch, k)
+        found |= {f"stage.layers.{k - start}.{name}": parts for name, parts in layer.items()}
+    if head:
+        if gpt2:
+            found["head.norm.weight"] = (Piece(f"{prefix}ln_f.weight"),)
+            found["head.norm.bias"] = (Piece(f"{prefix}ln_f.bias"),)
+        else:
+            found["head.norm.weight"] = (Piece(f"{prefix}norm.weight"),)
+        if not arch.tied:
+            found[PROJECTION] = (Piece("lm_head.weight"),)
+        elif start > 0:
+            found[PROJECTION] = embedding  # a copy
+    return found
+
+
+def _gpt2_layer(k: int) -> dict[str, tuple[Piece, ...]]:
+    theirs = {
+        "norm1": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+        "norm2": "ln_2",
+        "feed_forward.up": "mlp.c_fc",
+        "feed_forward.down": "mlp.c_proj",
+    }
+    return {
+        # its Conv1D multiplies from the other side
+        f"{ours}.{what}": (
+            Piece(f"transformer.h.{k}.{name}.{what}", None, what == "weight" and "c_" in name),
+        )
+        for ours, name in theirs.items()
+        for what in ("weight", "bias")
+    }
+
+
+def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[Piece, ...]]:
+    place = f"model.layers.{k}."
+    theirs = {
+        "norm1": "input_layernorm",
+        "attention.out": "self_attn.o_proj",
+        "norm2": "post_attention_layernorm",
+        "feed_forward.gate": "mlp.gate_proj",
+        "feed_forward.up": "mlp.up_proj",
+        "feed_forward.down": "mlp.down_proj",
+    }
+    found: dict[str, tuple[Piece, ...]] = {
+        f"{ours}.weight": (Piece(f"{place}{name}.weight"),) for ours, name in theirs.items()
+    }
+    q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
+    rows = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
+    for what in ("weight", "bias") if arch.qkv_bias else ("weight",):
+        found[f"attention.qkv.{what}"] = tuple(
+            Piece(f"{place}self_attn.{part}_proj.{what}", span) for part, span in rows.items()
+        )
+    for part in "qk" if arch.qk_norm else "":
+        found[f"attention.norm_{part}.weight"] = (Piece(f"{place}self_attn.{part}_norm.weight"),)
+    return found

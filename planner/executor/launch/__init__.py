@@ -1,0 +1,1 @@
+"""Command-line options, processes of a run, and calibration."""

@@ -1,0 +1,386 @@
+"""Measuring on the actual devices: F, H, B and the optimizer step, the link between ranks, and what
+the executor itself adds to an operation and to a message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import torch
+
+from planner.executor.comm.connections import (
+    Purpose,
+    Streams,
+    as_bytes,
+    both_ways,
+    receive_into,
+    send_all,
+    streams_of,
+)
+from planner.executor.comm.direct import Direct
+from planner.executor.comm.p2p import Expected, Inbox, Outbox
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.device_backend import HOST, Side
+from planner.executor.runtime.device_identity import gpu_of, machine
+from planner.executor.runtime.p2p_schedule import Message, Traffic
+from planner.executor.runtime.pipeline import run_operations
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import Learner
+from planner.training_plan.choices import Head
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.workload.calibration import Calibration
+from planner.workload.compute_times import FIELDS
+
+REPEATS = 5
+SMALL_BYTES = 1 << 10
+LARGE_BYTES = 1 << 22
+PINGS = 41
+"""Messages there and back of each kind."""
+EMPTY_OPERATIONS = 999
+
+
+def calibrate(
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    device: torch.device,
+    direct: Direct | None = None,
+) -> Calibration | None:
+    """Measure on every rank; rank 0 gets all of it, the others None.
+
+    As many ranks measure at the same time as there are processors, as they will when training; on
+    GPUs one on each.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    ranks
+        This process among all.
+    learner
+        What this rank computes; None: it holds no stage.
+    device
+        Where.
+    direct
+        What reaches others without the host; None: nothing does.
+
+    Returns
+    -------
+    Calibration or None
+        On rank 0.
+    """
+    rank = ranks.rank
+    places = _places(ranks, device)
+    turns = _turns(places)
+    mine: dict[str, Any] | None = None
+    group = () if learner is None else plan.assignment.groups[plan.stage_of[rank]]
+    averages = len(group) > 1 and not plan.sync.local_steps
+    for turn in range(max(turns) + 1):
+        ranks.meet(f"calibration/{turn}")
+        if turns[rank] == turn and learner is not None:
+            layers = list(plan.stage_layers[plan.stage_of[rank]])
+            mine = {"layers": layers, **measure_compute(learner, averages=averages)}
+    ranks.meet("calibration/link")
+    side = HOST if learner is None else learner.side
+    link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
+    name = plan.cluster.network.ids[rank]
+    told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
+    if rank != 0:
+        return None
+    found = [json.loads(text) for text in told]
+    entries = {name: entry for name, entry, _ in found if entry is not None}
+    return Calibration(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        software={
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": str(device),
+            "cores": cores(),
+            "threads_per_rank": torch.get_num_threads(),
+            **({"gpus": len(set(places))} if device.type == "cuda" else {}),
+            **({} if link.direct is None else {"direct": link.direct}),
+        },
+        workload=plan.workload.name,
+        microbatch_samples=plan.workload.microbatch_samples,
+        times={name: {f: float(entry[f]) for f in FIELDS} for name, entry in entries.items()},
+        layers={
+            name: (int(entry["layers"][0]), int(entry["layers"][1]))
+            for name, entry in entries.items()
+        },
+        link_latency_s=link.latency_s,
+        link_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        operation_s=statistics.median(seconds for _, _, seconds in found),
+        message_s=link.message_s,
+        compute=plan.workload.precision.compute,
+        sample_flops=plan.workload.forward_flops,
+    )
+
+
+def _places(ranks: Ranks, device: torch.device) -> list[tuple[str, int]]:
+    """Of every rank, the GPU or machine that it computes on, and how many can so at a time."""
+    own = machine(), max(1, cores() // torch.get_num_threads())
+    if device.type == "cuda":
+        own = gpu_of(device)[1], 1
+    told = ranks.share("calibration/places", json.dumps(own))
+    return [(str(place), int(together)) for place, together in map(json.loads, told)]
+
+
+def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
+    """When each rank measures: after those before it in the same place."""
+    names = [name for name, _ in places]
+    return [names[:k].count(name) // together for k, (name, together) in enumerate(places)]
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure_compute(learner: Learner, *, averages: bool = False) -> dict[str, float]:
+    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
+
+    Parameters
+    ----------
+    learner
+        What the rank computes.
+    averages
+        Whether the gradients of every step go to host memory and back, which counts as a part of
+        the optimizer step.
+
+    Returns
+    -------
+    dict[str, float]
+        Seconds by field.
+    """
+    samples: dict[str, list[float]] = {field: [] for field in FIELDS}
+
+    def timed(field: str, work: Callable[[], None]) -> None:
+        _synchronise(learner.device)
+        start = time.perf_counter()
+        work()
+        _synchronise(learner.device)
+        samples[field].append(time.perf_counter() - start)
+
+    boundary, first = learner.boundary, learner.stage.stem is not None
+    message = learner.side.room(*boundary.message)
+    message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
+    for _ in range(REPEATS + 1):
+        state: dict[str, torch.Tensor] = {}
+
+        # making or reading what comes in, and writing what goes out, are part of the operation
+        def forward(state: dict[str, torch.Tensor] = state) -> None:
+            if first:
+                state["input"] = learner.tokens(0, 0)[:, :-1]
+            else:
+                state["input"] = learner.read("F", message).detach().requires_grad_()
+            state["output"] = learner.run_stage(state["input"])
+            if learner.head is None:
+                boundary.write(state["output"].detach(), gradient=False)
+
+        def head(state: dict[str, torch.Tensor] = state) -> None:
+            leaf = state["output"].detach().requires_grad_()
+            targets = learner.tokens(0, 0)[:, 1:]
+            torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
+            assert leaf.grad is not None
+            state["gradient"] = leaf.grad
+
+        def backward(state: dict[str, torch.Tensor] = state) -> None:
+            own = state.get("gradient")
+            gradient = learner.read("B", message) if own is None else own
+            torch.autograd.backward(state["output"], gradient)
+            if not first and (made := state["input"].grad) is not None:
+                boundary.write(made, gradient=True)
+
+        timed("forward_s", forward)
+        if learner.head is not None:
+            timed("head_s", head)
+        timed("backward_s", backward)
+    # on a copy, so that training starts from untouched weights and moments
+    copies = [p.detach().clone().requires_grad_() for p in learner.parameters]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    probe = learner.optimizing.make(copies)  # type: ignore[arg-type]
+
+    def update() -> None:
+        if averages:
+            learner.gradients(here=False)
+            learner.gradients(here=True)
+        probe.step()
+        learner.round()
+
+    for _ in range(REPEATS):
+        timed("update_s", update)
+    # the first round warms up
+    return {
+        field: statistics.median(values[1:]) if len(values) > 1 else 0.0
+        for field, values in samples.items()
+    }
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between ranks 0 and 1.
+
+    Attributes
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        Of a connection.
+    message_s
+        What a message takes beyond that, from the end of its operation to the next one's begin.
+    direct
+        The library that carries there; None: it goes by hosts.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    message_s: float
+    direct: str | None = None
+
+
+def measure_link(ranks: Ranks, side: Side, direct: Direct | None = None) -> Link:
+    """Messages of two sizes by themselves, and small ones as the pipeline sends them.
+
+    Parameters
+    ----------
+    ranks
+        Rank 0 and 1 measure, the others wait.
+    side
+        Where this one computes.
+    direct
+        What reaches others without the host, and is measured if it reaches the other of the two.
+
+    Returns
+    -------
+    Link
+        Only rank 0's is of use.
+    """
+    link = Link(0.0, 1e12, 0.0)
+    others = [1 - ranks.rank] if ranks.rank < 2 else []
+    if direct is not None and direct.reaches(others):
+        direct.meet(others)
+    else:
+        direct = None
+    wanted = both_ways(Purpose.PIPELINE, others)
+    with connections_to(ranks, wanted, "calibration") as connections:
+        if others:
+            streams = streams_of(connections, Purpose.PIPELINE, ranks.rank)
+            link = _measure(streams, ranks.rank, side, direct)
+    ranks.meet("calibration/measured")
+    return link
+
+
+def measure_operation() -> float:
+    """Seconds that the loop itself takes for an operation.
+
+    Returns
+    -------
+    float
+        Median of a few passes over operations that do nothing.
+    """
+    path, kinds = (0,), "FHB"
+    order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
+    schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
+    traffic, nothing = Traffic(schedule, 0), _Nothing()
+    failure = Failure()
+    inbox, outbox = Inbox({}, {}, nothing.buffer, failure), Outbox({}, failure, {})
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run_operations(order, traffic, nothing, inbox, outbox, 0, 0, StepRecord(0, False))
+        seconds.append((time.perf_counter() - start) / len(order))
+    return statistics.median(seconds)
+
+
+class _Nothing:
+    """Operations that do nothing.
+
+    Parameters
+    ----------
+    side
+        Where.
+    """
+
+    def __init__(self, side: Side = HOST) -> None:
+        self.side = side
+        self._made = side.enter(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
+
+    def operate(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
+        """Nothing."""
+        return self._made
+
+    def buffer(self, message: Message, *, own: bool = False) -> torch.Tensor:
+        """A small message's."""
+        make = self.side.own if own else self.side.room
+        return make((SMALL_BYTES,), torch.uint8)
+
+
+def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> Link:
+    other = 1 - rank
+    to, of = streams.to[other], streams.of[other]
+    seconds = []
+    for size in (SMALL_BYTES, LARGE_BYTES):
+        values = torch.zeros(size, dtype=torch.uint8)
+        if direct is not None:
+            values = side.own((size,), torch.uint8)
+
+        def send(values: torch.Tensor = values) -> None:
+            if direct is None:
+                send_all(to, as_bytes(values))
+            else:
+                direct.send(to, other, values)
+
+        def receive(values: torch.Tensor = values) -> None:
+            if direct is None:
+                receive_into(of, as_bytes(values))
+            else:
+                direct.receive(of, other, values)
+
+        seconds.append(_one_way(rank, PINGS, send, receive))
+    small, large = seconds
+    bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
+    latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
+    nothing, failure = _Nothing(side), Failure()
+    message = Message("F", 0, other, rank)
+    coming = (Expected(serial, message) for serial in range(PINGS))
+    inbox = Inbox(streams.of, {other: coming}, nothing.buffer, failure, direct=direct)
+    outbox = Outbox(streams.to, failure, {other: bandwidth}, side=side, direct=direct)
+    numbers = count()
+    ours = _one_way(
+        rank,
+        PINGS,
+        lambda: outbox.send(nothing.operate("F", 0, None), other),
+        lambda: side.enter(inbox.take(next(numbers), message).tensor),
+    )
+    outbox.finish()
+    carrier = None if direct is None else direct.carrier
+    return Link(latency, bandwidth, max(ours - small, 0.0), carrier)
+
+
+def _one_way(
+    rank: int, pings: int, send: Callable[[], object], receive: Callable[[], object]
+) -> float:
+    """Half of the median way there and back."""
+    seconds = []
+    for _ in range(pings):
+        start = time.perf_counter()
+        for step in (send, receive) if rank == 0 else (receive, send):
+            step()
+        seconds.append((time.perf_counter() - start) / 2)
+    return statistics.median(seconds)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,343 @@
+"""Ranks of a plan on this machine: started, listened to and ended by this process.
+
+Unless told where else ranks meet, it serves their store, so that the loss of any rank leaves the
+others one to read the reason from.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO
+
+from planner.executor.fault_tolerance.heartbeat import publish
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
+from planner.executor.fault_tolerance.store_monitor import CONNECT_S, LOOK_S, StoreView
+from planner.executor.launch.process import STARTER
+from planner.executor.rendezvous.store import SERVED, StoreAddress, served, within
+
+HOST = "127.0.0.1"
+TICK_S = 0.2
+TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of ranks that were told to end, and so stay away."""
+REST_S = 1.0
+"""From the end of a rank to its next start, the first time."""
+END_S = 5.0
+"""After the first rank has failed the others end by themselves; then they are killed."""
+
+
+@dataclass
+class _Rank:
+    name: str
+    process: subprocess.Popen[bytes]
+    begun: dict[int, bytes] = field(default_factory=dict)
+    """By descriptor, what has come of a line."""
+    restarts: int = 0
+    ended_s: float | None = None
+    """When it was seen to have ended, monotonic clock."""
+
+
+def run_local(
+    command: Sequence[str],
+    names: Sequence[str],
+    environment: dict[str, str],
+    told: Callable[[str], None],
+    said: Callable[[str], None],
+    *,
+    restarts: int | None = None,
+    view: StoreView | None = None,
+    address: StoreAddress | None = None,
+    who: str = "planner run",
+) -> tuple[int, str | None]:
+    """Run a process a device to their end.
+
+    Parameters
+    ----------
+    command
+        Of every process.
+    names
+        Of the devices.
+    environment
+        All of its variables, but those that tell a rank who and where it is.
+    told
+        Takes lines of the ranks' standard output.
+    said
+        Takes lines of their standard error; the reason of a failure comes once.
+    restarts
+        How often a device's process that was lost is started again while the others go on; None:
+        they do not go on, and end.
+    view, address
+        Where ranks of other machines too meet, as this process sees it; None: these are all, and
+        meet here.
+    who
+        Says that a device is started again.
+
+    Returns
+    -------
+    code : int
+        0, `FAILED`, `REFUSED` where a rank was given what cannot be used, or `LEFT` where others
+        go on and none of these does.
+    reason : str or None
+        Why the run has failed.
+    """
+    store = served(HOST, 0) if address is None else None
+    meet = StoreAddress(HOST, store.port, True) if store is not None else address
+    assert meet is not None
+    where = {"MASTER_ADDR": meet.host, "MASTER_PORT": str(meet.port), SERVED: "True"}
+    where[STARTER] = str(os.getpid())
+    if store is not None:
+        where["WORLD_SIZE"] = str(len(names))
+
+    def started(local: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment | where | {"LOCAL_RANK": str(local)},
+        )
+
+    ranks: list[_Rank] = []
+    own = StoreView(meet, len(names)) if restarts is not None and view is None else None
+    view = view or own
+    others = view is not None and len(names) < view.ranks
+    run = _Run(ranks, meet, told, said, started, restarts, who, view, others=others)
+    try:
+        for local, name in enumerate(names):
+            ranks.append(_Rank(name, started(local)))
+        return run.follow()
+    except BaseException:
+        run.interrupt()
+        raise
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            rank.process.wait()
+            for stream in _streams(rank):
+                stream.close()
+        if own is not None:
+            own.stop()
+
+
+def _streams(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
+    """What it says, and what it says when something is wrong."""
+    out, error = rank.process.stdout, rank.process.stderr
+    assert out is not None and error is not None
+    return out, error
+
+
+class _Run:
+    """Ranks that run: what they say, and how they end."""
+
+    def __init__(
+        self,
+        ranks: Sequence[_Rank],
+        address: StoreAddress,
+        told: Callable[[str], None],
+        said: Callable[[str], None],
+        started: Callable[[int], subprocess.Popen[bytes]],
+        restarts: int | None,
+        who: str,
+        view: StoreView | None,
+        *,
+        others: bool,
+    ) -> None:
+        self._ranks, self._address, self._told, self._said = ranks, address, told, said
+        self._started, self._who = started, who
+        self._restarts = -1 if restarts is None else restarts
+        # only where the others go on without a rank
+        self._view = view if restarts is not None else None
+        self._others = others
+        self._reason: str | None = None
+        self._killed: str | None = None
+
+    def follow(self) -> tuple[int, str | None]:
+        """Until all have ended; returns exit code and reason."""
+        failed_s: float | None = None
+        with selectors.DefaultSelector() as ready:
+            for rank in self._ranks:
+                for stream in _streams(rank):
+                    ready.register(stream, selectors.EVENT_READ, rank)
+            while ready.get_map() or any(self._may_return(rank) for rank in self._ranks):
+                for key, _ in ready.select(TICK_S) if ready.get_map() else ():
+                    if not self._read(key.data, key.fd):
+                        ready.unregister(key.fileobj)
+                if not ready.get_map():
+                    time.sleep(TICK_S)
+                for rank in self._ranks:
+                    if rank.ended_s is None and rank.process.poll() is not None:
+                        rank.ended_s = time.monotonic()
+                for rank in self._ranks:
+                    if self._may_return(rank) and self._rested(rank) and self._knows(rank):
+                        self._start_again(ready, rank)
+                failed = [rank for rank in self._ranks if self._ends_all(rank)]
+                for rank in failed:
+                    self._tell_of(rank)
+                if failed and failed_s is None:
+                    failed_s = time.monotonic()
+                if failed_s is not None and time.monotonic() - failed_s > END_S:
+                    for rank in self._ranks:
+                        rank.process.kill()
+        return self._ended([rank.process.wait() for rank in self._ranks])
+
+    def _ended(self, codes: Sequence[int]) -> tuple[int, str | None]:
+        """Exit code and reason, when all have ended."""
+        # where others go on, the run is done when any has done all of it
+        if not any(codes) or (self._view is not None and 0 in codes):
+            return 0, None
+        for rank in self._ranks:
+            rank.ended_s = rank.ended_s or time.monotonic()
+        while self._view is not None and not all(map(self._knows, self._ranks)):
+            time.sleep(TICK_S)
+        if self._others and self._goes_on() and REFUSED not in codes:
+            return LEFT, None
+        for rank in self._ranks:
+            self._tell_of(rank)
+        if self._reason is None:
+            self._reason = self._killed or "a rank has failed and said nothing"
+            self._said(PREFIX + self._reason)
+        return REFUSED if REFUSED in codes else FAILED, self._reason
+
+    def _goes_on(self) -> bool:
+        """Whether the run goes on without ranks that are lost, by the store's last answer."""
+        view = self._view
+        return view is not None and view.begun and not view.ended and self._answers()
+
+    def _answers(self) -> bool:
+        """Whether the store has answered lately."""
+        assert self._view is not None
+        return time.monotonic() - self._view.answered_s < CONNECT_S
+
+    def _knows(self, rank: _Rank) -> bool:
+        """Whether the store was asked since a rank has ended, or answers no more."""
+        assert self._view is not None and rank.ended_s is not None
+        late = time.monotonic() - rank.ended_s > CONNECT_S + LOOK_S
+        return late or self._view.knows(rank.ended_s)
+
+    def _rested(self, rank: _Rank) -> bool:
+        """Whether others would have been seen to end with a rank; longer each time."""
+        assert rank.ended_s is not None
+        return time.monotonic() - rank.ended_s > REST_S * (1 << rank.restarts)
+
+    def _ends_all(self, rank: _Rank) -> bool:
+        """Whether a rank has ended in a way that others must not outlive for long."""
+        if rank.ended_s is None or not (code := rank.process.returncode):
+            return False
+        if self._view is None:
+            return True
+        if not self._knows(rank):
+            return False
+        if not self._goes_on():
+            return True
+        # one that was started again and is refused costs itself alone
+        return code == REFUSED and not rank.restarts
+
+    def _may_return(self, rank: _Rank) -> bool:
+        """Whether a rank that has ended may be started again, as far as that is up to itself."""
+        if self._view is None or rank.ended_s is None or rank.restarts >= self._restarts:
+            return False
+        if rank.process.returncode in (0, REFUSED, *TOLD):
+            return False
+        if not self._others and all(one.ended_s is not None for one in self._ranks):
+            return False  # nobody is left to go on
+        # where it is known that the run does not go on, nobody waits for it
+        return not self._knows(rank) or (self._goes_on() and not self._view.over)
+
+    def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:
+        """A rank that was lost comes back, once all that it said has been read."""
+        if any(key.data is rank for key in ready.get_map().values()):
+            return
+        code = rank.process.returncode
+        for stream in _streams(rank):
+            stream.close()
+        how = f"by {_signal(-code)}" if code < 0 else f"with {code}"
+        self._said(f"{self._who}: device {rank.name!r} has ended {how} and is started again")
+        rank.restarts += 1
+        rank.begun.clear()
+        rank.ended_s = None
+        rank.process = self._started(self._ranks.index(rank))
+        for stream in _streams(rank):
+            ready.register(stream, selectors.EVENT_READ, rank)
+
+    def interrupt(self) -> None:
+        """Let all put things back and end."""
+        for rank in self._ranks:
+            rank.process.send_signal(signal.SIGINT)
+        until = time.monotonic() + END_S
+        for rank in self._ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, until - time.monotonic()))
+
+    def _read(self, rank: _Rank, descriptor: int) -> bool:
+        """Take what has come; returns whether more may."""
+        data = os.read(descriptor, 1 << 16)
+        *lines, rest = (rank.begun.get(descriptor, b"") + data).split(b"\n")
+        if not data and rest:
+            lines.append(rest)
+        rank.begun[descriptor] = rest
+        assert rank.process.stdout is not None
+        standard = descriptor == rank.process.stdout.fileno()
+        for line in lines:
+            text = line.decode(errors="replace")
+            if standard:
+                self._told(text)
+            elif not text.startswith(PREFIX):
+                self._said(text)
+            elif self._reason is None or (self._view is not None and text != PREFIX + self._reason):
+                self._reason = text.removeprefix(PREFIX)
+                self._said(text)
+        return bool(data)
+
+    def _tell_of(self, rank: _Rank) -> None:
+        """Others cannot know by which signal a rank has ended."""
+        code = rank.process.returncode
+        if code is None or code >= 0 or self._killed is not None or self._reason is not None:
+            return
+        name = _signal(-code)
+        self._killed = f"device {rank.name!r} was ended by {name}" + (
+            "; see whether memory ran out" if name == "SIGKILL" else ""
+        )
+        line = self._killed
+        with suppress(RuntimeError):  # no store any more: nobody to tell
+            within(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def threads(ranks: int, processors: int, *, alone: bool = True) -> dict[str, str]:
+    """The environment, with processors shared among ranks.
+
+    Parameters
+    ----------
+    ranks
+        How many there are.
+    processors
+        Of this machine.
+    alone
+        Whether there are no others elsewhere.
+
+    Returns
+    -------
+    dict[str, str]
+        Variables for `run_local`.
+    """
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
+    if (
+        alone and sys.platform == "linux"
+    ):  # else a host name may be looked for that nobody can resolve
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment

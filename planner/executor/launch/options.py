@@ -1,0 +1,222 @@
+"""Options of training, the same for ``python -m planner.executor`` and for ``planner run``."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from planner.executor.data.options import BUFFER, Data
+from planner.executor.runtime.optimizer import Optimizer, Optimizing, RateSchedule
+
+OPTIMIZING = tuple(field.name for field in fields(Optimizing))
+"""Options that are settings of an `Optimizing`, by their names."""
+FILES = ("data", "tokenizer", "eval_data", "weights", "export")
+"""Given to all ranks or to none; they may have other names elsewhere."""
+NUMBERS = (*OPTIMIZING, "shuffle", "eval_every", "eval_batches")
+"""The same on all ranks."""
+TRAINING = (*NUMBERS, *FILES)
+
+
+EVERY = 100
+"""Steps between two checkpoints, unless said otherwise."""
+EVAL_EVERY, EVAL_BATCHES = 100, 4
+ALONE = {
+    "every": ("checkpoint", EVERY),
+    "shuffle": ("data", BUFFER),
+    "eval_every": ("eval_data", EVAL_EVERY),
+    "eval_batches": ("eval_data", EVAL_BATCHES),
+}
+"""Options that say how, by the one that says whether, and what they are where nobody says."""
+
+
+class Library(enum.StrEnum):
+    """Who carries from GPU to GPU; gloo does the same from memory to memory, for tests."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where ranks compute, and what lies between them.
+
+    Parameters
+    ----------
+    parser
+        Gets the options.
+    """
+    parser.add_argument(
+        "--device",
+        default="auto",
+        choices=["auto", "cpu", "cuda"],
+        help="where ranks compute; auto: CUDA where there is one; default %(default)s",
+    )
+    parser.add_argument(
+        "--direct",
+        choices=[one.value for one in Library],
+        help="what goes between ranks of one machine that have a GPU each for themselves goes from "
+        "GPU to GPU, by NCCL (gloo: the same on the CPU, for tests); default: by host memory",
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="compile layers and head with torch.compile: faster steps after a slow first one; "
+        "rounding differs in the last bits; default: not",
+    )
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """What is trained on, from what, and how.
+
+    Parameters
+    ----------
+    parser
+        Gets the options.
+    """
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--data", type=Path, help="text file, or folder of them, to train on; default: synthetic"
+    )
+    group.add_argument(
+        "--tokenizer", type=Path, help="tokenizer.json of Hugging Face; default: bytes"
+    )
+    group.add_argument(
+        "--shuffle",
+        type=int,
+        default=BUFFER,
+        help="samples of the text that are shuffled together; default %(default)s",
+    )
+    group.add_argument(
+        "--eval-data", type=Path, help="text file or folder to evaluate on; default: none"
+    )
+    group.add_argument(
+        "--eval-every",
+        type=int,
+        default=EVAL_EVERY,
+        help="steps between two evaluations, the last is after all steps; default %(default)s",
+    )
+    group.add_argument(
+        "--eval-batches",
+        type=int,
+        default=EVAL_BATCHES,
+        help="batches of an evaluation, each as large as a step's; default %(default)s",
+    )
+    group.add_argument(
+        "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
+    )
+    group.add_argument(
+        "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
+    )
+    group = parser.add_argument_group("what updates the parameters")
+    usual = Optimizing()
+    group.add_argument(
+        "--optimizer",
+        choices=[o.value for o in Optimizer],
+        default="adamw",
+        help="AdamW, or plain gradient descent; default %(default)s",
+    )
+    group.add_argument(
+        "--schedule",
+        choices=[s.value for s in RateSchedule],
+        default=usual.schedule.value,
+        help="of the learning rate after its warm-up; default %(default)s",
+    )
+    group.add_argument(
+        "--schedule-steps",
+        type=int,
+        help="cosine: steps until the lowest learning rate; default --steps",
+    )
+    group.add_argument(
+        "--warmup",
+        type=int,
+        default=usual.warmup,
+        help="steps in which the learning rate rises; default %(default)s",
+    )
+    for name, about in (
+        ("learning_rate", "the highest"),
+        ("min_lr_ratio", "cosine: the lowest learning rate over the highest"),
+        ("weight_decay", "AdamW's, of matrices; norms and biases have none"),
+        ("beta1", "AdamW's"),
+        ("beta2", "AdamW's"),
+        ("eps", "AdamW's"),
+    ):
+        group.add_argument(
+            _option(name),
+            type=float,
+            default=getattr(usual, name),
+            help=f"{about}; default %(default)g",
+        )
+
+
+def optimizing_of(args: argparse.Namespace) -> Optimizing:
+    """What updates the parameters.
+
+    Parameters
+    ----------
+    args
+        With the options of `add_training`, and ``steps``.
+
+    Returns
+    -------
+    Optimizing
+        Validated.
+
+    Raises
+    ------
+    ValueError
+        A value that is none.
+    """
+    said = {name: getattr(args, name) for name in OPTIMIZING}
+    if said["schedule_steps"] is None:
+        said["schedule_steps"] = args.steps
+    return Optimizing(**said)
+
+
+def data_of(args: argparse.Namespace) -> Data:
+    """What to train on."""
+    # evaluation may have the tokenizer for itself
+    tokenizer = args.tokenizer if args.data is not None or args.eval_data is None else None
+    return Data(args.data, tokenizer, args.shuffle)
+
+
+def eval_data_of(args: argparse.Namespace) -> Data | None:
+    """What to evaluate on, in the order of the text.
+
+    Parameters
+    ----------
+    args
+        With the options of `add_training`.
+
+    Returns
+    -------
+    Data | None
+        None: nothing.
+
+    Raises
+    ------
+    ValueError
+        There would be nothing to do.
+    """
+    for name in ("eval_every", "eval_batches"):
+        if (value := getattr(args, name)) < 1:
+            raise ValueError(f"{_option(name)} is {value}; give at least 1")
+    return None if args.eval_data is None else Data(args.eval_data, args.tokenizer, 1)
+
+
+def words_of(args: argparse.Namespace) -> list[str]:
+    """The options of `add_training` as words of a command line."""
+    said: Mapping[str, Any] = {name: getattr(args, name) for name in TRAINING}
+    return [
+        word
+        for name, value in said.items()
+        if value is not None
+        for word in (_option(name), str(value))
+    ]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,119 @@
+"""How a rank's process ends: with one line that says why, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from torch.distributed import DistError
+
+from planner.executor.comm.connections import ConnectionLost
+from planner.executor.fault_tolerance.elastic import EmptyStageError
+from planner.executor.fault_tolerance.failure_detector import Watch
+from planner.executor.fault_tolerance.membership import LeftError
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, EndedError
+from planner.executor.rendezvous.rank_assignment import MissingError
+from planner.executor.rendezvous.store import StoreMissingError
+from planner.utils.output_files import NO_ROOM
+
+STARTER = "PLANNER_STARTER"
+"""In the environment: the number of the process that has started this one, and ends it."""
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
+
+SWITCH_S = 0.0005
+"""After so long a thread that computes in Python lets another one in that has a message."""
+
+
+def begin_rank() -> None:
+    """Make this process a rank's: threads that do not wait for each other, and connections."""
+    sys.setswitchinterval(SWITCH_S)
+    allow_descriptors()
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many connections as the system allows: each rank needs several."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def end_with_starter() -> None:
+    """Be told to end when the process that says to have started this one is gone; Linux only."""
+    starter = os.environ.get(STARTER)
+    if starter is None or sys.platform != "linux":
+        return
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if str(os.getppid()) != starter:  # it was gone before
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
+    """Do a rank's work.
+
+    Parameters
+    ----------
+    name
+        Of this process's device.
+    watch
+        Of this process.
+    run
+        Its work; returns the exit code.
+
+    Returns
+    -------
+    int
+        The exit code, once others know why if it has failed.
+    """
+    try:
+        return run()
+    except EndedError:
+        return watch.leave()
+    except LeftError as error:
+        return watch.depart(str(error))
+    except (ConnectionLost, EmptyStageError) as error:
+        return watch.fail(str(error))
+    except DistError as error:
+        said = (str(error).splitlines() or [""])[0]
+        line = f"device {name!r} lost the store ({said})"
+        # the others may have it still, and go on
+        return watch.fail(line) if watch.missed is None else watch.part(line)
+    except (StoreMissingError, MissingError) as error:
+        return watch.refuse(str(error), FAILED)
+    except ValueError as error:
+        return watch.refuse(_of(name, str(error)), REFUSED)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            where = f"{error.filename}: " if error.filename else ""
+            return watch.refuse(_of(name, f"{where}{error.strerror}; free some room"), FAILED)
+        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+    except Exception as error:
+        traceback.print_exc()
+        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+
+
+def leave(code: int) -> NoReturn:
+    """End at once: threads that wait for others are not waited for."""
+    with suppress(OSError):  # nobody may read any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _of(name: str, said: str) -> str:
+    """In one line, with the device's name unless it says it."""
+    said = " ".join(said.split())
+    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"

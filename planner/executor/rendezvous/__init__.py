@@ -1,0 +1,1 @@
+"""How ranks find, authenticate and connect to each other."""

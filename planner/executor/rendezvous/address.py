@@ -1,0 +1,180 @@
+"""The address at which other ranks reach this process."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.rendezvous.store import BIND, EVERYWHERE
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Names the network interface to listen on, as torch.distributed's own transports have it."""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""The same for NCCL, in a syntax of its own."""
+REACHED = "reached"
+"""Keys of the store, one a rank: the address under which that one reaches it over a network."""
+INTERFACE_BYTES = 16
+"""Linux's IFNAMSIZ: a name and the byte of 0 after it."""
+GET_ADDRESS = 0x8915
+"""ioctl SIOCGIFADDR of Linux."""
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface.
+
+    Parameters
+    ----------
+    interface
+        Its name, or an empty one.
+
+    Returns
+    -------
+    str or None
+        None: there is no such interface, it has none, or this system does not say.
+    """
+    if 0 < len(interface.encode()) < INTERFACE_BYTES and sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            asked = struct.pack("256s", interface.encode())
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+    return None
+
+
+def own_address() -> str:
+    """The address that was named, or that of the interface; else where it reaches the store from.
+
+    Returns
+    -------
+    str
+        To listen on.
+    """
+    return named_address() or _way_to_store()[0]
+
+
+def tell_address_of_store(store: Store, rank: int) -> None:
+    """Let others know under which address the store is reached from here, over a network.
+
+    Parameters
+    ----------
+    store
+        Which.
+    rank
+        This process.
+    """
+    told = ""
+    with suppress(OSError):  # who names an address needs no way
+        mine, stores = _way_to_store()
+        told = "" if _is_loopback(mine) else stores
+    store.set(f"{REACHED}/{rank}", told)
+
+
+def address_among(store: Store, world: int) -> str:
+    """`own_address`, with what other machines' ranks have told.
+
+    On its own node the store's name often is a loopback address (Debian's 127.0.1.1), at which no
+    other machine finds anybody: whoever is there listens where the others reach the store.
+
+    Parameters
+    ----------
+    store
+        Through which all ranks have come by now.
+    world
+        How many there are.
+
+    Returns
+    -------
+    str
+        To listen on.
+    """
+    named = named_address()
+    if named is not None:
+        return named
+    mine, _ = _way_to_store()
+    if not _is_loopback(mine):
+        return mine
+    told = store.multi_get([f"{REACHED}/{rank}" for rank in range(world)])
+    return next((t for t in map(bytes.decode, told) if t and _is_own(t)), mine)
+
+
+def named_address() -> str | None:
+    """The address of ``--bind`` or of the interface in `INTERFACE`; None: neither is named.
+
+    Of several interfaces, which Gloo takes in turn, the first counts.
+
+    Raises
+    ------
+    ValueError
+        One of the interfaces does not exist, or has no IPv4 address.
+    """
+    bind = os.environ.get(BIND, "")
+    if bind and bind not in EVERYWHERE:
+        return bind
+    value = os.environ.get(INTERFACE, "")
+    names = [name.strip() for name in value.split(",")] if value.strip() else []
+    addresses = [address_of(name) for name in names]
+    if sys.platform == "linux" and None in addresses:
+        wrong = names[addresses.index(None)]
+        here = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
+        what = (
+            "which is the syntax of NCCL_SOCKET_IFNAME"
+            if wrong.startswith(("^", "="))
+            else "which this machine has not, or without an IPv4 address"
+        )
+        raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {here or 'none'}")
+    return addresses[0] if addresses else None
+
+
+def require_nccl_interface() -> None:
+    """Raise `ValueError` if `NCCL_INTERFACE` leaves no interface with an address.
+
+    NCCL reads a list of prefixes there, of names to leave out after ``^``, and of whole names after
+    ``=``.
+    """
+    value = os.environ.get(NCCL_INTERFACE, "")
+    if not value or sys.platform != "linux":
+        return
+    here = [name for _, name in socket.if_nameindex() if address_of(name)]
+    leave_out, listed = value.startswith("^"), value.removeprefix("^")
+    whole, names = listed.startswith("="), listed.removeprefix("=").split(",")
+
+    def named(interface: str) -> bool:
+        return interface in names if whole else any(map(interface.startswith, filter(None, names)))
+
+    if not any(named(interface) is not leave_out for interface in here):
+        raise ValueError(
+            f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of {', '.join(here)}; name "
+            f"one, such as ={here[0] if here else 'lo'}"
+        )
+
+
+def _way_to_store() -> tuple[str, str]:
+    """The addresses of this process and of the store, on the way from one to the other."""
+    target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
+    for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
+        # connecting a datagram socket sends nothing, it only chooses the way
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]), str(address[0])
+    return "127.0.0.1", "127.0.0.1"
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has an address; whoever wrote it into the store may have erred."""
+    with suppress(OSError, ValueError):
+        known = ipaddress.ip_address(address)
+        family = socket.AF_INET if known.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return not known.is_unspecified
+    return False

@@ -1,0 +1,139 @@
+"""Who takes part: ranks prove the run's secret to each other, in the store and on each connection.
+
+The store itself asks nobody for anything: who reaches its port can read and write there. So what
+stands in it is no proof by itself; a proof answers a number that its reader has drawn.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret, nonce
+
+if TYPE_CHECKING:
+    from planner.executor.rendezvous.process_group import Ranks
+
+MOST_NAMES = 8
+
+
+class UnprovenError(ValueError):
+    """Somebody among the ranks does not know the secret."""
+
+
+def prove_all(ranks: Ranks, about: str) -> None:
+    """Prove the secret to all ranks, and have all prove it; all come here together.
+
+    Parameters
+    ----------
+    ranks
+        This process among all, with a secret.
+    about
+        What the proof is for besides: plan and options.
+
+    Raises
+    ------
+    UnprovenError
+        One line that names who has not proven it.
+    """
+    secret, rank, names = ranks.secret, ranks.rank, ranks.names
+    assert secret is not None
+    mine = nonce().hex()
+    drawn = ranks.share("secret/drawn", mine)
+    # whatever else stands there, this rank's own number is in what all must answer
+    drawn[rank] = mine
+    said = "\n".join(drawn)
+    proof = secret.proof("rank", rank, about, said).hex()
+    proofs = ranks.share("secret/proof", proof)
+    wrong = [
+        name
+        for r, (name, found) in enumerate(zip(names, proofs, strict=True))
+        if r != rank and not secret.proves(_bytes(found), "rank", r, about, said)
+    ]
+    if not wrong:
+        return
+    remedy = "give every node the same --secret-file"
+    if len(wrong) > 1 and len(wrong) == len(names) - 1:
+        raise UnprovenError(
+            f"device {names[rank]!r} has another secret than the other devices; {remedy}"
+        )
+    who = ", ".join(map(repr, wrong[:MOST_NAMES])) + (", ..." if len(wrong) > MOST_NAMES else "")
+    raise UnprovenError(
+        f"device {who} has not proven the secret that device {names[rank]!r} has; {remedy}, and "
+        "see who else reaches the store"
+    )
+
+
+def ask(connection: socket.socket, secret: Secret, client: str, server: str, about: str) -> bool:
+    """The side that connects: prove the secret, and have the other side prove it first.
+
+    Parameters
+    ----------
+    connection
+        With a limit on waiting.
+    secret
+        Of the run.
+    client, server
+        Names of the devices at both ends.
+    about
+        What the connection is for.
+
+    Returns
+    -------
+    bool
+        Whether the other side knows the secret.
+
+    Raises
+    ------
+    OSError
+        It is gone.
+    """
+    mine = nonce()
+    connection.sendall(mine)
+    said = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
+    theirs, proof = said[:NONCE_BYTES], said[NONCE_BYTES:]
+    what = (client, server, about, mine, theirs)
+    if not secret.proves(proof, "server", *what):
+        return False
+    connection.sendall(secret.proof("client", *what))
+    return True
+
+
+def answer(connection: socket.socket, secret: Secret, client: str, server: str, about: str) -> bool:
+    """The side that was connected to; as `ask`.
+
+    Parameters
+    ----------
+    connection, secret, client, server, about
+        As `ask` has them.
+
+    Returns
+    -------
+    bool
+        Whether the other side knows the secret.
+
+    Raises
+    ------
+    OSError
+        It is gone.
+    """
+    theirs, mine = _all_of(connection, NONCE_BYTES), nonce()
+    what = (client, server, about, theirs, mine)
+    connection.sendall(mine + secret.proof("server", *what))
+    return secret.proves(_all_of(connection, PROOF_BYTES), "client", *what)
+
+
+def _all_of(connection: socket.socket, size: int) -> bytes:
+    """What the other side says; one that ends before has proven nothing and refuted nothing."""
+    said = connection.recv(size, socket.MSG_WAITALL)
+    if len(said) < size:
+        raise ConnectionResetError("it closed the connection")
+    return said
+
+
+def _bytes(text: str) -> bytes:
+    """Of hexadecimal text; none where it is other text."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""

@@ -1,0 +1,337 @@
+"""Opening connections between ranks: who listens where, who comes in, and by which way.
+
+Ranks of one user at the same address of one machine connect without its network stack, by a Unix
+socket; its name is of the network namespace, like the address, so that ranks in namespaces of their
+own take the network between them. Where that way is closed, whatever closes it, they take it too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from planner.executor.comm.connections import Connection, ConnectionLost, Connections, Purpose
+from planner.executor.rendezvous.address import INTERFACE, own_address
+from planner.executor.rendezvous.auth import answer, ask
+from planner.executor.rendezvous.process_group import Ranks
+
+MAGIC = 0x504C414E
+HELLO = struct.Struct("!III")
+"""Magic number, purpose and rank: the first bytes on a connection."""
+CONNECT_S, RANK_S = 10.0, 0.25
+"""All ranks are there when connections are opened: who does not answer for so long, and so much
+longer for each of them, cannot be reached."""
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
+LOOK_S, KNOCKING = 0.02, 64
+"""Between two looks whether all have come, and how many are greeted side by side."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
+"""A silent connection is asked for a sign of life after so many seconds, again after so many, so
+often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
+NEAR = "PLANNER_UNIX_SOCKETS"
+"""0 in the environment: ranks of one machine connect over its network as all others do."""
+NEAR_BYTES = 1 << 22
+"""Asked for, to be on the way between two ranks of one machine."""
+
+
+@contextmanager
+def connections_to(
+    ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str
+) -> Iterator[Connections]:
+    """Connect with all of ``wanted``, who must want this rank too; closed after the block.
+
+    Lifelines are closed when all ranks have parted.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    wanted
+        Purpose and other rank.
+    name
+        Of this opening, the same on all ranks and used once.
+
+    Yields
+    ------
+    Connections
+        Blocking sockets.
+
+    Raises
+    ------
+    ConnectionLost
+        A rank cannot be reached.
+    """
+    connections = _open(ranks, wanted, name)
+    if ranks.loss is not None:
+        # who waits at one of them must not wait for ever; at a lifeline nobody does
+        used = [c for (purpose, _), c in connections.items() if purpose is not Purpose.LIFELINE]
+        ranks.loss.on_failure(lambda: _shut(*used))
+    try:
+        yield connections
+    finally:
+        for (purpose, _), connection in connections.items():
+            if purpose is Purpose.LIFELINE:
+                # closed with something unread it would be reset, and the farewell lost on its way
+                ranks.held.callback(connection.close)
+                continue
+            _shut(connection)
+            connection.close()
+
+
+def _shut(*connections: socket.socket) -> None:
+    """Wake whoever waits there, on both ends."""
+    for connection in connections:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
+    asked = sorted(set(wanted))
+    higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
+    limit_s = CONNECT_S + RANK_S * ranks.world
+    with ExitStack() as held:
+        servers, address = _listen(ranks.address or own_address(), len(asked) + 1)
+        for server in servers:
+            held.enter_context(server)
+        addresses = ranks.share(f"{name}/address", address)
+        if ranks.loss is not None:
+            ranks.loss.on_failure(lambda: _shut(*servers))
+        found: Connections = {}
+
+        def connect(asked: tuple[Purpose, int]) -> None:
+            purpose, other = asked
+            ends = (address, addresses[other])
+            found[purpose, other] = _connect(*ends, purpose, ranks, other, name)
+
+        try:
+            with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
+                opened = pool.map(connect, higher)
+                lower = set(asked) - set(higher)
+                door = Door(servers, ranks, lower, name)
+                try:
+                    door.open(limit_s)
+                except OSError as error:
+                    missing = min((other for _, other in lower - set(door.found)), default=0)
+                    raise ConnectionLost(
+                        f"device {ranks.name(missing)!r} did not connect to "
+                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error}{door.refused})",
+                        ranks.name(missing),
+                    ) from None
+                finally:
+                    found |= door.found
+                deque(opened, maxlen=0)
+        except BaseException:
+            # the others' ends must not look as if this process had gone
+            for connection in found.values():
+                ranks.held.callback(connection.close)
+            raise
+    for (_, other), connection in found.items():
+        connection.name = ranks.name(other)
+    return found
+
+
+def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
+    """What listens, and what others are told of it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    servers = [socket.create_server((host, 0), family=family, backlog=backlog)]
+    told = [str(word) for word in servers[0].getsockname()[:2]]
+    if _near_allowed():
+        name = f"planner-{secrets.token_hex(16)}"
+        with suppress(OSError), ExitStack() as held:
+            near = held.enter_context(socket.socket(socket.AF_UNIX))
+            near.bind("\0" + name)
+            near.listen(backlog)
+            servers.append(near)
+            told.append(name)
+            held.pop_all()
+    return servers, " ".join(told)
+
+
+def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
+    """A connection to what listens there, by the shorter way where there is one."""
+    host, port, *near = others.split()
+    if near and host == mine.split()[0] and _near_allowed():
+        # the same address may be in another namespace or on another machine, strangers may crowd
+        # there, and systems have rules of their own for what may be reached so
+        with suppress(OSError), ExitStack() as held:
+            opened = held.enter_context(socket.socket(socket.AF_UNIX))
+            opened.settimeout(limit_s)
+            opened.connect("\0" + near[0])
+            if _same_user(opened):
+                held.pop_all()
+                return opened
+    return socket.create_connection((host, int(port)), timeout=limit_s)
+
+
+def _near_allowed() -> bool:
+    return sys.platform == "linux" and os.environ.get(NEAR, "1") != "0"
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Whether this process's user holds the other end too; both ends come to the same."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    _, user, _ = CREDENTIALS.unpack(told)
+    return bool(user == os.geteuid())
+
+
+def _connect(
+    mine: str, others: str, purpose: Purpose, ranks: Ranks, other: int, name: str
+) -> Connection:
+    host = others.split()[0]
+    try:
+        connection = _reach(mine, others, CONNECT_S + RANK_S * ranks.world)
+        connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
+        about = f"{name} {int(purpose)}"
+        ends = (ranks.name(ranks.rank), ranks.name(other), about)
+        known = ranks.secret is None or ask(connection, ranks.secret, *ends)
+    except OSError as error:
+        raise ConnectionLost(
+            f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
+            f"{host} ({error}); name the interface of each node in {INTERFACE}, and let ranks open "
+            "connections to one another",
+            ranks.name(other),
+        ) from None
+    if not known:
+        connection.close()
+        raise ConnectionLost(
+            f"who answers for device {ranks.name(other)!r} at {host} does not know the secret that "
+            f"device {ranks.name(ranks.rank)!r} has; see who else reaches the store",
+            ranks.name(other),
+        )
+    return _ready(connection)
+
+
+class Door:
+    """Takes in those that are waited for, once each; whoever else knocks is sent away.
+
+    Parameters
+    ----------
+    servers
+        That listen.
+    ranks
+        This process among all.
+    wanted
+        Who is waited for.
+    name
+        Of this opening.
+
+    Attributes
+    ----------
+    found
+        Who has come.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[socket.socket],
+        ranks: Ranks,
+        wanted: set[tuple[Purpose, int]],
+        name: str,
+    ) -> None:
+        self.found: Connections = {}
+        self._servers, self._ranks, self._name = servers, ranks, name
+        self._wanted = {(int(purpose), other): (purpose, other) for purpose, other in wanted}
+        self._lock = threading.Lock()
+        self._sent_away = 0
+        self._last = ""
+
+    @property
+    def refused(self) -> str:
+        """What is said of those that were sent away."""
+        if not self._sent_away:
+            return ""
+        return f"; {self._sent_away} others were refused, the last from {self._last}"
+
+    def open(self, limit_s: float) -> None:
+        """Wait until all have been `found`.
+
+        Parameters
+        ----------
+        limit_s
+            At most so long.
+
+        Raises
+        ------
+        OSError
+            Not all came in time, or the server was shut.
+        """
+        until = time.monotonic() + limit_s
+        # side by side: some that are slow, or say nothing, hold up none of the others
+        pool = ThreadPoolExecutor(max_workers=KNOCKING)
+        try:
+            with selectors.DefaultSelector() as knocks:
+                for server in self._servers:
+                    server.setblocking(False)
+                    knocks.register(server, selectors.EVENT_READ, server)
+                while len(self.found) < len(self._wanted):
+                    if time.monotonic() > until:
+                        raise TimeoutError("timed out")
+                    for key, _ in knocks.select(LOOK_S):
+                        # whoever knocked may be gone again
+                        with suppress(BlockingIOError):
+                            connection, address = key.data.accept()
+                            if connection.family == socket.AF_UNIX and not _same_user(connection):
+                                self._send_away(connection, "another user of this machine")
+                                continue
+                            pool.submit(self._greet, connection, address)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _greet(self, connection: socket.socket, address: Any) -> None:
+        connection.settimeout(CONNECT_S)
+        try:
+            asked = self._asked(connection)
+        except OSError:
+            asked = None
+        with self._lock:
+            if asked is not None and asked not in self.found:
+                self.found[asked] = _ready(connection)
+                return
+        near = connection.family == socket.AF_UNIX
+        self._send_away(connection, "this machine" if near else str(address[0]))
+
+    def _send_away(self, connection: socket.socket, whence: str) -> None:
+        with self._lock:
+            self._last = whence
+            self._sent_away += 1
+        connection.close()
+
+    def _asked(self, connection: socket.socket) -> tuple[Purpose, int] | None:
+        """What a connection is for, if it is wanted and whoever it is knows the secret."""
+        greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
+        if len(greeting) < HELLO.size:
+            return None
+        magic, purpose, rank = HELLO.unpack(greeting)
+        asked, ranks = self._wanted.get((purpose, rank)), self._ranks
+        if magic != MAGIC or asked is None:
+            return None
+        ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {purpose}")
+        known = ranks.secret is None or answer(connection, ranks.secret, *ends)
+        return asked if known else None
+
+
+def _ready(opened: socket.socket) -> Connection:
+    connection = Connection(fileno=opened.detach())
+    connection.settimeout(None)
+    if connection.family == socket.AF_UNIX:
+        # the system gives what it allows of it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
+        return connection
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # a host that vanished is noticed after a few minutes; systems by themselves ask after two hours
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection

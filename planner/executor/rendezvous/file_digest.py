@@ -1,0 +1,69 @@
+"""What ranks begin from is the same on all nodes, each of which may have files of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.executor.rendezvous.process_group import Ranks
+
+BLOCK_BYTES = 1 << 20
+BLOCKS = 256
+"""Of a larger file as many are read, evenly spread: differing weights differ nearly everywhere."""
+
+
+class OtherFilesError(ValueError):
+    """Two ranks would begin from different files."""
+
+
+def digest_of(path: Path) -> str:
+    """A text that differs where files do; of one beyond `BLOCKS`, parts are read.
+
+    Parameters
+    ----------
+    path
+        Of a file.
+
+    Returns
+    -------
+    str
+        Hexadecimal.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        found = hashlib.sha256(str(size).encode())
+        blocks = min(BLOCKS, -(-size // BLOCK_BYTES))
+        for k in range(blocks):
+            # the last one ends with the file
+            file.seek(k * max(0, size - BLOCK_BYTES) // max(1, blocks - 1))
+            found.update(file.read(BLOCK_BYTES))
+    return found.hexdigest()
+
+
+def require_same_files(ranks: Ranks, option: str, mine: Mapping[str, str]) -> None:
+    """Raise if files of one name differ between this rank and another; all ranks come together.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    option
+        That names them.
+    mine
+        By name, the `digest_of` each that this rank has; a node may have some of them only.
+
+    Raises
+    ------
+    OtherFilesError
+        The name, and whose is another.
+    """
+    told = [json.loads(text) for text in ranks.share(f"files{option}", json.dumps(dict(mine)))]
+    for rank, theirs in enumerate(told):
+        for name in sorted(mine.keys() & theirs.keys()):
+            if mine[name] != theirs[name]:
+                raise OtherFilesError(
+                    f"{option}: {name} here is another than on device {ranks.name(rank)!r}; give "
+                    "all nodes the same files"
+                )

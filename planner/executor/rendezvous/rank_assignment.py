@@ -1,0 +1,471 @@
+"""Which device of the plan this process is: said by whoever starts it, never guessed.
+
+torchrun numbers processes as they come; a rank here is the device's index in the plan. The node's
+command line names its devices, ``LOCAL_RANK`` picks one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.comm.connections import Purpose
+from planner.executor.fault_tolerance.failure_detector import LATENCIES, PATIENCE_S, Watch
+from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.rendezvous.address import (
+    INTERFACE,
+    address_among,
+    address_of,
+    tell_address_of_store,
+)
+from planner.executor.rendezvous.auth import prove_all
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.secret import Secret
+from planner.executor.rendezvous.store import PortTakenError, StoreAddress, StoreMissingError
+from planner.training_plan.model import TrainingPlan
+
+WAIT_S = 60.0
+"""For ranks that have not come yet."""
+NODE = "GROUP_RANK"
+"""In the environment under torchrun: the number of the node; the store is on the first."""
+MOST_NAMES = 8
+TAKEN_S = 3.0
+
+
+class BindingError(ValueError):
+    """Processes and plan do not fit together."""
+
+
+class MissingError(RuntimeError):
+    """Not all ranks came."""
+
+
+def local_rank(devices: Sequence[str]) -> int:
+    """Number of this process on its node, as whoever started it says.
+
+    Parameters
+    ----------
+    devices
+        Names of this node's devices.
+
+    Returns
+    -------
+    int
+        0 where nobody says it, of one device.
+
+    Raises
+    ------
+    BindingError
+        Nobody says it, of several.
+    """
+    said = os.environ.get("LOCAL_RANK")
+    if said is None and len(devices) > 1:
+        raise BindingError(
+            f"--devices names {len(devices)} devices and this is one process; name its own, or "
+            "start all of the node with torchrun"
+        )
+    return int(said or "0")
+
+
+def own_name(devices: Sequence[str]) -> str:
+    """What this process is called before it is known whether the plan has such a device.
+
+    Parameters
+    ----------
+    devices
+        Names of this node's devices, in the order of its processes.
+
+    Returns
+    -------
+    str
+        Its device, or its number.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return devices[local] if local < len(devices) else f"local process {local}"
+
+
+def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
+    """The rank of this process: the plan's index of the device it was named.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    devices
+        Names of this node's devices, in the order of its processes.
+    local_rank
+        Number of the process on its node.
+
+    Returns
+    -------
+    int
+        Index of the device in the plan.
+
+    Raises
+    ------
+    BindingError
+        The plan has no such device, one is named twice, or there are more processes than names.
+    """
+    ids = plan.cluster.network.ids
+    unknown = [name for name in devices if name not in ids]
+    if unknown:
+        raise BindingError(
+            f"--devices: the plan has no device {unknown[0]!r}; it has {', '.join(ids[:8])}"
+            + (", ..." if len(ids) > 8 else "")
+        )
+    if len(set(devices)) < len(devices):
+        raise BindingError(f"--devices: a device is named twice in {list(devices)}; name each once")
+    if local_rank >= len(devices):
+        raise BindingError(
+            f"--devices names {len(devices)} devices but this is local process {local_rank}; set "
+            "torchrun's --nproc-per-node to the number of devices"
+        )
+    return ids.index(devices[local_rank])
+
+
+def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
+    """On the interface that the plan names, unless the environment names one."""
+    interface = (plan.cluster.devices.interfaces or ("",) * (rank + 1))[rank]
+    if not interface or os.environ.get(INTERFACE):
+        return
+    if address_of(interface) is None:
+        raise BindingError(
+            f"device {plan.cluster.network.ids[rank]!r}: the plan has it listen on {interface}, "
+            f"which this machine has not, or without an address; name another in {INTERFACE}"
+        )
+    os.environ[INTERFACE] = interface
+
+
+def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
+    """What silence ends a run by default: 10 s, and more where news takes long to come.
+
+    A sign of life may wait behind all that its pair sends of an averaging, in routers' queues.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    speed
+        Its times are divided by it.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    latency = plan.cluster.network.latency_s
+    queue_s = PATIENCE_S + plan.predicted.averaging_s / speed
+    away_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
+    return float(round(max(queue_s, away_s)))
+
+
+def join(
+    plan: TrainingPlan,
+    devices: Sequence[str],
+    settings: str = "",
+    *,
+    watch: Watch | None = None,
+    wait_s: float = WAIT_S,
+    patience_s: float = PATIENCE_S,
+    begun: str = "",
+    secret: Secret | None = None,
+) -> Ranks:
+    """Meet the other processes as the named device.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    devices
+        Names of this node's devices, in the order of its processes.
+    settings
+        A JSON object of what all processes must have been told alike; empty: nothing.
+    watch
+        Of this process.
+    wait_s
+        For the store, and then for ranks that have not come yet.
+    patience_s
+        A silence that is longer ends the run.
+    begun
+        A key that the store has once all have met, after which this process may come late; empty:
+        it may not.
+    secret
+        That all must prove; None: none.
+
+    Returns
+    -------
+    Ranks
+        This process among all.
+
+    Raises
+    ------
+    BindingError
+        A device is claimed twice, the number of processes is not the number of devices, or another
+        process has another plan or other settings.
+    UnprovenError
+        Another process does not prove the secret.
+    StoreMissingError, MissingError
+        The store, or a rank, is not there in time.
+    """
+    rank = rank_of(plan, devices, local_rank(devices))
+    _listen_as_planned(plan, rank)
+    names = plan.cluster.network.ids
+    world, name = len(names), names[rank]
+    started = int(os.environ.get("WORLD_SIZE", world))
+    if started != world:
+        raise BindingError(
+            f"the plan has {world} devices but torchrun starts {started} processes; start one a "
+            "device"
+        )
+    watch = watch or Watch(name, Ending())
+    watch.patience_s = patience_s
+    told = {"plan": plan.content_hash[:12], "settings": settings}
+    told["secret"] = _whether(secret)
+    entered = _enter(rank, names[0], wait_s)
+    if begun and entered.store.check([begun]):
+        return _come_late(entered, rank, names, told, watch, secret)
+    about = f"plan {plan.content_hash} settings {settings}"
+    return _meet(entered, rank, names, told, watch, wait_s, secret, about)
+
+
+def join_by_name(
+    name: str,
+    settings: str = "",
+    *,
+    watch: Watch,
+    wait_s: float = WAIT_S,
+    patience_s: float = PATIENCE_S,
+    secret: Secret | None = None,
+) -> Ranks:
+    """Meet the other processes where there is no plan yet: ranks are torchrun's.
+
+    Parameters
+    ----------
+    name
+        Of this process's device; no two have the same.
+    settings
+        A JSON object of what all processes must have been told alike; empty: nothing.
+    watch
+        Of this process.
+    wait_s
+        For the store, and then for ranks that have not come yet.
+    patience_s
+        A silence that is longer ends the run.
+    secret
+        That all must prove; None: none.
+
+    Returns
+    -------
+    Ranks
+        This process among all.
+
+    Raises
+    ------
+    ValueError
+        The environment does not say who this is, two have one name, or other settings were told.
+    StoreMissingError, MissingError
+        The store, or a rank, is not there in time.
+    """
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
+        ) from None
+    watch.patience_s = patience_s
+    entered = _enter(rank, "rank 0", wait_s)
+    store = entered.store
+    store.set(f"name/{rank}", name)
+    _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
+    names = tuple(store.get(f"name/{r}").decode() for r in range(world))
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice is not None:
+        raise BindingError(f"device {twice!r} is claimed by two processes; name each device once")
+    told = {"settings": settings, "secret": _whether(secret)}
+    return _meet(entered, rank, names, told, watch, wait_s, secret, f"settings {settings}")
+
+
+class _Entered(NamedTuple):
+    """The store, and whether this process serves it."""
+
+    address: StoreAddress
+    store: Store
+    serves: bool
+
+
+def _enter(rank: int, first: str, wait_s: float) -> _Entered:
+    """Reach the store where the environment says it is; ``first``: whose rank 0 is."""
+    address = StoreAddress.of_environment()
+    serves = rank == 0 and not address.by_starter
+    return _Entered(address, *_connect(address, wait_s, serves, first))
+
+
+def _meet(
+    entered: _Entered,
+    rank: int,
+    names: tuple[str, ...],
+    told: Mapping[str, str],
+    watch: Watch,
+    wait_s: float,
+    secret: Secret | None,
+    about: str,
+) -> Ranks:
+    """All ranks that have names, each watched by another one."""
+    address, store, serves = entered
+    world, name = len(names), names[rank]
+    watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
+    watch.begin(address, serves=serves)
+    if store.add(f"claim/{rank}", 1) > 1:
+        raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
+    watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
+    _require_alike(store, name, told)
+    tell_address_of_store(store, rank)
+    _wait_for_all(store, rank, names, wait_s)
+    if address.by_starter:
+        on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
+        watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
+    ranks = Ranks(
+        rank, world, store, names, watch, secret=secret, address=address_among(store, world)
+    )
+    if secret is not None:
+        prove_all(ranks, about)
+    ring(ranks)
+    return ranks
+
+
+def _come_late(
+    entered: _Entered,
+    rank: int,
+    names: tuple[str, ...],
+    told: Mapping[str, str],
+    watch: Watch,
+    secret: Secret | None,
+) -> Ranks:
+    """Give signs of life, and nothing else yet."""
+    watch.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
+    watch.begin(entered.address, serves=entered.serves)
+    watch.missed = lambda *_: None  # whatever happens to this process, the others go on
+    _require_alike(entered.store, names[rank], told)
+    watch.look_after(rank, rank, names[rank])
+    at = address_among(entered.store, len(names))
+    return Ranks(
+        rank, len(names), entered.store, names, watch, late=True, secret=secret, address=at
+    )
+
+
+def ring(ranks: Ranks) -> dict[socket.socket, str]:
+    """Lifelines to the ranks beside this one, for as long as it is held.
+
+    Parameters
+    ----------
+    ranks
+        This process among all, which come here together.
+
+    Returns
+    -------
+    dict
+        Connections, and the names of the devices there.
+
+    Raises
+    ------
+    ConnectionLost
+        One cannot be reached.
+    """
+    beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
+    wanted = {(Purpose.LIFELINE, other) for other in beside}
+    opened = ranks.held.enter_context(connections_to(ranks, wanted, "ring"))
+    lifelines: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
+    assert ranks.watch is not None
+    ranks.held.enter_context(ranks.watch.over(lifelines))
+    return lifelines
+
+
+def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:
+    """The store, and whether this process serves it."""
+    if serves:
+        try:
+            return address.connect(wait_s, serve=True), True
+        except PortTakenError as error:
+            # another process may be the first device already, and say so
+            with suppress(StoreMissingError):
+                return address.connect(min(wait_s, TAKEN_S)), False
+            raise PortTakenError(f"{error}; name another MASTER_PORT on all nodes") from None
+    try:
+        return address.connect(wait_s), False
+    except StoreMissingError as error:
+        if address.by_starter:
+            raise
+        raise StoreMissingError(
+            f"{error}; device {first!r} serves it: start that one too, and name its node in "
+            "MASTER_ADDR"
+        ) from None
+
+
+def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
+    """All must have been told what the first that came was told."""
+    told = store.compare_set("told", "", json.dumps({**mine, "device": name}))
+    first = json.loads(told.decode())
+    for what, remedy in (
+        ("plan", "give every node the same plan file"),
+        ("secret", "give every node the same --secret-file"),
+    ):
+        if what in mine and first[what] != mine[what]:
+            raise BindingError(
+                f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
+                f"{first[what]}; {remedy}"
+            )
+    ours, theirs = json.loads(mine["settings"] or "{}"), json.loads(first["settings"] or "{}")
+    for option in [*ours, *(theirs.keys() - ours.keys())]:
+        # as texts: nan is no other than nan
+        if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
+            word = f"--{option.replace('_', '-')}"
+            raise BindingError(
+                f"device {name!r} was given {_as_given(word, ours.get(option))} but device "
+                f"{first['device']!r} {_as_given(word, theirs.get(option))}; start every node with "
+                "the same options"
+            )
+
+
+def _as_given(word: str, value: Any) -> str:
+    """An option and its value, as it would be said."""
+    if value is None or value is False or value == []:
+        return f"no {word}"
+    if value is True:
+        return word
+    several = value if isinstance(value, list) else [value]
+    return " ".join(map(str, [word, *several]))
+
+
+def _whether(secret: Secret | None) -> str:
+    """What ranks tell each other of it before they prove it."""
+    return "none" if secret is None else "file"
+
+
+def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:
+    store.set(f"here/{rank}", os.environ.get(NODE, "0"))
+    keys = [f"here/{r}" for r in range(len(names))]
+    try:
+        store.wait(keys, timedelta(seconds=wait_s))
+    except DistNetworkError:
+        raise
+    except DistStoreError:
+        missing = [
+            repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
+        ]
+        if missing:
+            more = ", ..." if len(missing) > MOST_NAMES else ""
+            raise MissingError(
+                f"device {', '.join(missing[:MOST_NAMES])}{more} did not come within {wait_s:g} s "
+                f"({len(missing)} of {len(names)} missing); start all, and see what they print; "
+                "--wait allows for longer"
+            ) from None

@@ -1,0 +1,1 @@
+"""One rank at work: stage module, operations, optimizers, and the loop over steps."""

@@ -1,0 +1,121 @@
+"""How activations and their gradients go from device to device: rounded, or in fewer bits.
+
+A codec's message is made of the values as they were computed. What arrives is what is computed
+with, also where F is done again; gradients are those of what arrived.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from planner.executor.comm.codec import Wire, decode, encode, message_length
+from planner.executor.runtime.precision import TORCH
+from planner.training_plan.error import PlanError
+from planner.workload.boundary_codec import BoundaryCodec
+from planner.workload.workload import Workload
+
+
+class Boundary:
+    """Messages of one microbatch between stages.
+
+    Parameters
+    ----------
+    workload
+        Of an architecture that the executor builds.
+
+    Attributes
+    ----------
+    shape
+        ``(samples, tokens, hidden)`` of what a message holds.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        arch, codec = workload.architecture, workload.boundary_codec
+        assert arch is not None
+        self.shape = (workload.microbatch_samples, arch.sequence, arch.hidden)
+        self._plain = TORCH[workload.precision.messages]
+        self._wire = None if codec is BoundaryCodec.NONE else Wire(codec.value)
+        # gradients are of a loss that is divided by the batch's tokens: as they are, fp16 would
+        # lose most of them; a power of two changes nothing else
+        tokens = workload.batch_samples * arch.sequence
+        self._lift = 2.0 ** (tokens.bit_length() - 1) if self._wire is Wire.FP16 else 1.0
+
+    def write(self, values: Tensor, *, gradient: bool) -> Tensor:
+        """A message.
+
+        Parameters
+        ----------
+        values
+            ``[samples, tokens, hidden]``, or none at all.
+        gradient
+            Whether they are gradients of activations.
+
+        Returns
+        -------
+        Tensor
+            In the format of messages, or ``uint8`` of a codec.
+        """
+        if self._wire is None:
+            return values.to(self._plain)
+        flat = values.detach().reshape(-1).float()
+        return encode(flat * self._lift if gradient and self._lift != 1 else flat, self._wire)
+
+    def read(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
+        """What `write` was given, but for what rounding takes.
+
+        Parameters
+        ----------
+        message
+            As it arrived, where it is computed with.
+        dtype
+            In which format it is.
+        gradient
+            As for `write`.
+
+        Returns
+        -------
+        Tensor
+            ``[samples, tokens, hidden]``.
+        """
+        if self._wire is None:
+            return message.to(dtype)
+        values = decode(message, self._values, self._wire).view(self.shape)
+        return (values / self._lift if gradient and self._lift != 1 else values).to(dtype)
+
+    @property
+    def message(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and format of a message."""
+        if self._wire is None:
+            return self.shape, self._plain
+        return (message_length(self._values, self._wire),), torch.uint8
+
+    @property
+    def _values(self) -> int:
+        samples, tokens, hidden = self.shape
+        return samples * tokens * hidden
+
+
+def require_priced(workload: Workload) -> None:
+    """Raise `PlanError` where a plan's messages are not as long as the executor's.
+
+    Parameters
+    ----------
+    workload
+        Of an architecture that the executor builds.
+
+    Raises
+    ------
+    PlanError
+        Field, value, remedy.
+    """
+    arch, formats = workload.architecture, workload.precision
+    assert arch is not None
+    plain = float(arch.sequence * arch.hidden * formats.messages.bytes)
+    real = plain * workload.boundary_codec.wire_ratio(formats.messages.bytes)
+    if workload.layers[0].output_bytes != real:
+        raise PlanError(
+            f"workload.layers[0].output_bytes: the plan was priced for "
+            f"{workload.layers[0].output_bytes:g}, in its precision and with its boundary_codec "
+            f"the executor has {real:g}; leave it at that and plan again"
+        )

@@ -1,0 +1,93 @@
+"""What all devices tell each other: the peak of their GPUs, and at last memory and bytes sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from planner.executor.comm.aggregator import Aggregator
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.device_identity import gpu_of
+from planner.executor.runtime.memory import Need
+from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.worker import Worker
+from planner.network.gpus import CALLED, GPUS
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
+
+
+def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float | None:
+    """The peak of all GPUs of a run, each counted once; all ranks come here together.
+
+    Parameters
+    ----------
+    plan
+        Whose format counts.
+    ranks
+        This process among all.
+    device
+        Where it computes.
+
+    Returns
+    -------
+    float or None
+        FLOP/s; None where one is not in the table of GPUs, as a processor is not.
+    """
+    own = gpu_of(device) if device.type == "cuda" else ("", "")
+    told = [json.loads(text) for text in ranks.share("gpu", json.dumps(own))]
+    names = {gpu: name for rank, (name, gpu) in enumerate(told) if rank in plan.stage_of}
+    if not all(name in CALLED for name in names.values()):
+        return None
+    dtype = plan.workload.precision.compute
+    return sum(GPUS[CALLED[name]].peak(dtype) for name in names.values())
+
+
+def device_reports(
+    plan: TrainingPlan,
+    ranks: Ranks,
+    works: Learner | Aggregator,
+    need: Need,
+    device: torch.device,
+    worker: Worker,
+) -> list[dict[str, Any]]:
+    """Memory and bytes sent of all ranks; all come here together.
+
+    Parameters
+    ----------
+    plan, ranks
+        What was run, and this process among all.
+    works, need
+        What this rank computed with, and what was expected of it.
+    device
+        Where.
+    worker
+        What it did.
+
+    Returns
+    -------
+    list[dict[str, Any]]
+        One entry a rank. ``peak_bytes`` is what ``peak_is`` says: on a GPU all that was allocated,
+        on a processor the tensors that were kept from one operation to the next. ``part``: of its
+        stage's microbatches, and ``planned_part``, where devices choose paths.
+    """
+    on_gpu = device.type == "cuda"
+    own = {
+        "device": ranks.name(ranks.rank),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else works.kept_bytes,
+        "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
+        "planned_bytes": round(need.planned),
+        "expected_bytes": round(need.total),
+        "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
+        "microbatches": worker.microbatches,
+    }
+    told = [json.loads(text) for text in ranks.share("report", json.dumps(own))]
+    if plan.wiring is Wiring.STOCHASTIC:
+        for group in plan.assignment.groups:
+            done = sum(told[d]["microbatches"] for d in group)
+            for d in group:
+                paths = plan.schedules[0].paths
+                told[d]["part"] = told[d]["microbatches"] / max(done, 1)
+                told[d]["planned_part"] = sum(d in path for path in paths) / len(paths)
+    return told

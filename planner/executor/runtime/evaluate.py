@@ -1,0 +1,310 @@
+"""Loss on held-out text: forward passes along the plan's paths, every so many steps.
+
+A plan with several schedules is evaluated with the paths of each: with all stages, and with those
+dropped that its paths skip (SkipPipe, 4.4).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from planner.executor.comm.comm_plan import Wiring
+from planner.executor.comm.connections import Purpose, both_ways, streams_of
+from planner.executor.comm.p2p import Expected, Inbox, Outbox
+from planner.executor.data.consistency import require_same_data
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import Data
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.p2p_schedule import Traffic
+from planner.executor.runtime.pipeline import run_operations
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import Learner
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
+
+LARGEST = 700.0
+"""Loss whose perplexity a float still holds."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found with the paths of one schedule.
+
+    Attributes
+    ----------
+    steps
+        That were done.
+    paths
+        Stages that a microbatch visits, of how many, such as ``"4 of 6 stages"``.
+    loss
+        Mean of a token, in nats.
+    """
+
+    steps: int
+    paths: str
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        """Of the loss, as far as a number can say it."""
+        return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a rank evaluates on, and when.
+
+    Attributes
+    ----------
+    data
+        Held-out text, read from its beginning each time; None: this rank reads none.
+    every
+        Steps between two; there is one after the last step too.
+    batches
+        Each of as many samples as a step has.
+    stop
+        Steps that are done in the end.
+    """
+
+    data: Microbatches | None
+    every: int
+    batches: int
+    stop: int
+
+    def due(self, step: int) -> bool:
+        """Whether a step is followed by an evaluation."""
+        return (step + 1) % self.every == 0 or step + 1 == self.stop
+
+
+def held_out_of(
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    data: Data,
+    *,
+    every: int,
+    batches: int,
+    stop: int,
+) -> HeldOut:
+    """Held-out text, alike on all ranks; they come here together.
+
+    Parameters
+    ----------
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: no stage.
+    data
+        The text.
+    every, batches, stop
+        Of `HeldOut`.
+
+    Returns
+    -------
+    HeldOut
+        Of this rank.
+
+    Raises
+    ------
+    ValueError
+        The data cannot be read, or hold less than a sample.
+    """
+    reads = learner is not None and learner.data is not None
+    own = microbatches_of(plan, data) if reads else None
+    require_same_data(ranks, "--eval-data", own)
+    return HeldOut(own, every, batches, stop)
+
+
+class Evaluation:
+    """Evaluates a model that is being trained; a context, within which connections are open.
+
+    Parameters
+    ----------
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: no stage.
+    wiring
+        Of this rank.
+    held_out
+        What on, and when.
+    steps
+        After which there may be evaluations while connections are open.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        learner: Learner | None,
+        wiring: Wiring,
+        held_out: HeldOut,
+        steps: range,
+    ) -> None:
+        self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
+        self._held_out, self._batches = held_out, held_out.batches
+        self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
+        self._traffic = [Traffic(s, ranks.rank, forward=True) for s in self._schedules]
+        self._after = {step for step in steps if held_out.due(step)}
+        self._held = ExitStack()
+        self._serial = 0
+
+    def __enter__(self) -> Self:
+        """Open connections; all ranks come here together."""
+        wanted = both_ways(Purpose.PIPELINE, {d for t in self._traffic for d in t.peers})
+        opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
+        streams = streams_of(opened, Purpose.PIPELINE, self._ranks.rank)
+        failure = self._held.enter_context(self._ranks.failing())
+        if self._learner is not None:
+            self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
+            rates, side = self._wiring.rates(), self._learner.side
+            self._outbox = Outbox(streams.to, failure, rates, side=side)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close them."""
+        self._held.close()
+
+    def after(self, step: int) -> list[Evaluated]:
+        """A step has ended; all ranks come here together where an evaluation is due.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+
+        Returns
+        -------
+        list[Evaluated]
+            One a schedule; none where nothing is due.
+        """
+        if step not in self._after:
+            return []
+        w, arch = self._plan.workload, self._plan.workload.architecture
+        assert arch is not None
+        sums = [self._sum(k) for k in range(len(self._schedules))]
+        told = self._ranks.share(f"evaluation/{step}", json.dumps(sums))
+        tokens = self._batches * w.batch_samples * arch.sequence
+        totals = [sum(of) / tokens for of in zip(*map(json.loads, told), strict=True)]
+        return [
+            Evaluated(step + 1, _paths(self._plan, schedule), loss)
+            for schedule, loss in zip(self._schedules, totals, strict=True)
+        ]
+
+    def _sum(self, k: int) -> float:
+        """This rank's losses of all batches with the paths of one schedule."""
+        if self._learner is None:
+            return 0.0
+        total = 0.0
+        order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
+        for batch in range(self._batches):
+            forward = _Forward(self._learner, self._held_out.data, batch)
+            run_operations(
+                order,
+                self._traffic[k],
+                forward,
+                self._inbox,
+                self._outbox,
+                self._serial,
+                rank,
+                StepRecord(batch, False),
+            )
+            self._serial += 1
+            total += forward.loss()
+        return total
+
+    def _expected(self) -> dict[int, Iterator[Expected]]:
+        """By source, all messages of all evaluations."""
+        rounds = len(self._after) * len(self._schedules) * self._batches
+
+        def messages(source: int) -> Iterator[Expected]:
+            for serial in range(rounds):
+                traffic = self._traffic[serial // self._batches % len(self._schedules)]
+                for message in traffic.incoming.get(source, ()):
+                    yield Expected(serial, message)
+
+        return {d: messages(d) for d in {d for t in self._traffic for d in t.incoming}}
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The schedule without backward passes, in an order in which nobody waits for ever.
+
+    Parameters
+    ----------
+    schedule
+        Of training.
+
+    Returns
+    -------
+    Schedule
+        Microbatches follow one another along their paths, each a place behind the one before.
+    """
+    found: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
+    for b in range(len(schedule.paths)):
+        ahead = [step for step in schedule.chain(b) if step[0] != "B"]
+        for place, (kind, device) in enumerate(ahead):
+            # all devices work in one order that no operation is before what it needs in
+            found[device].append((b + place, b, (kind, b)))
+    return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in found))
+
+
+def _paths(plan: TrainingPlan, schedule: Schedule) -> str:
+    stages = len(plan.assignment.groups)
+    visited: Sequence[int] = sorted({len(path) for path in schedule.paths})
+    if visited[0] == stages:
+        return "all stages"
+    few = str(visited[0]) if len(visited) == 1 else f"{visited[0]} to {visited[-1]}"
+    return f"{few} of {stages} stages"
+
+
+class _Forward:
+    """Forward passes and losses of one batch."""
+
+    def __init__(self, learner: Learner, data: Microbatches | None, batch: int) -> None:
+        self._learner, self._data, self._batch = learner, data, batch
+        self.side = learner.side
+        self._outputs: dict[int, Tensor] = {}
+        self._loss = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self.side.begin()
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Do F or H; nothing is kept for a backward pass."""
+        learner = self._learner
+        given = None if received is None else learner.read(kind, received)
+        with torch.no_grad():
+            if kind == "F":
+                inputs = self._tokens(microbatch)[:, :-1] if given is None else given
+                made = learner.run_stage(inputs)
+                if learner.head is not None:
+                    self._outputs[microbatch] = made
+                return learner.boundary.write(made, gradient=False)
+            # the head's device has the last output itself, or gets it
+            own = self._outputs.pop(microbatch, None)
+            activations = own if given is None else given
+            assert activations is not None
+            loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
+            self._loss += loss
+            return loss
+
+    def loss(self) -> float:
+        """Summed over tokens."""
+        return float(self._loss)
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        assert self._data is not None
+        return self.side.enter(self._data.tokens(self._batch, microbatch))

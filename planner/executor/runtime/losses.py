@@ -1,0 +1,89 @@
+"""Losses on their way to rank 0: they hold up nobody, and are known a step or so late."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from planner.executor.comm.connections import ConnectionLost, receive_into, send_all
+
+MESSAGE = struct.Struct("!Qd")
+"""Step and loss."""
+
+
+class LossSender:
+    """Tells rank 0 the losses of this one.
+
+    Parameters
+    ----------
+    connection
+        To rank 0.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def tell(self, step: int, loss: float) -> None:
+        """Send it; 16 bytes never wait."""
+        send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
+
+
+class Losses:
+    """What rank 0 knows of every step's loss.
+
+    Parameters
+    ----------
+    connections
+        To the other ranks that have losses.
+    own
+        Whether rank 0 has losses too.
+    steps
+        That each will tell of.
+    """
+
+    def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: range) -> None:
+        self._ranks = sorted({*connections, *([0] if own else [])})
+        self.steps = steps
+        self._found: dict[int, dict[int, float]] = {step: {} for step in steps}
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(r, c, len(steps)), daemon=True)
+            for r, c in connections.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, step: int, loss: float, rank: int = 0) -> None:
+        """Note a loss."""
+        with self._lock:
+            self._found[step][rank] = loss
+
+    def of(self, step: int) -> float | None:
+        """The whole loss of a step, None if a part of it is not known yet."""
+        with self._lock:
+            found = dict(self._found[step])
+        if not self._ranks or len(found) < len(self._ranks):
+            return None
+        return sum(found[r] for r in self._ranks)
+
+    def newest(self, step: int) -> int | None:
+        """The last step up to this one whose loss is known."""
+        known = range(step, self.steps.start - 1, -1)
+        return next((t for t in known if self.of(t) is not None), None)
+
+    def wait(self) -> None:
+        """Until all are known, or those who know them are gone."""
+        for thread in self._threads:
+            thread.join()
+
+    def _listen(self, rank: int, connection: socket.socket, steps: int) -> None:
+        message = memoryview(bytearray(MESSAGE.size))
+        # who is gone is missed by those who compute with it
+        with suppress(ConnectionLost):
+            for _ in range(steps):
+                receive_into(connection, message)
+                step, loss = MESSAGE.unpack(message)
+                self.tell(step, loss, rank)

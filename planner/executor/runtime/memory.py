@@ -1,0 +1,317 @@
+"""Before the first step: whether the memory there is holds what each rank will hold.
+
+Ranks of one machine share its memory, ranks on one GPU share that GPU's. All tell each other what
+they need and see the same numbers, so that exactly one of them says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from planner.executor.comm.averaging import Averaging
+from planner.executor.comm.codec import Wire, message_length
+from planner.executor.comm.device_allreduce import HELD, PIECE_VALUES
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.device_identity import gpu_of, machine
+from planner.executor.runtime.stage_module import has_head
+from planner.network.gpus import USABLE as GPU_USABLE
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
+from planner.utils.text import counted
+from planner.workload.costs import stage_costs
+from planner.workload.host_memory import USABLE, available_bytes
+from planner.workload.working_memory import MESSAGES
+
+SUM_BYTES = 4
+"""Of a value in fp32."""
+
+
+class TooLittleMemoryError(ValueError):
+    """A rank would hold more than there is."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one rank holds at most.
+
+    Attributes
+    ----------
+    stage
+        Bytes of its stage and microbatches, as the plan counts them, by what they are for.
+    beyond
+        What it holds beside them where it computes, likewise.
+    host
+        What a rank that computes on a GPU holds in its machine's memory.
+    """
+
+    stage: Mapping[str, float]
+    beyond: Mapping[str, float]
+    host: float = 0.0
+
+    @property
+    def planned(self) -> float:
+        """Of its stage and microbatches."""
+        return sum(self.stage.values())
+
+    @property
+    def total(self) -> float:
+        """Where it computes."""
+        return self.planned + sum(self.beyond.values())
+
+
+def need_of(
+    plan: TrainingPlan,
+    rank: int,
+    averaging: Averaging,
+    *,
+    other: Averaging | None = None,
+    on_gpu: bool = False,
+    calibrates: bool = False,
+    direct: bool = False,
+) -> Need:
+    """What a rank will hold.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Which.
+    averaging
+        Its part in averaging.
+    other
+        Its other part: that of every step where it averages on two clocks, or that of the matrix
+        which two stages share.
+    on_gpu
+        Whether it computes there.
+    calibrates
+        Whether it measures first, on a copy of its parameters and of their moments.
+    direct
+        Whether what comes from others, and goes there, may do so from GPU to GPU.
+
+    Returns
+    -------
+    Need
+        In bytes.
+    """
+    w, stage = plan.workload, plan.averaged_stage(rank)
+    gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+    vector = gradient / w.precision.gradients.bytes * SUM_BYTES
+    parts = (averaging,) if other is None else (averaging, other)
+    buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
+    if rank not in plan.stage_of:
+        return Need({}, {"sums of others": vector, "averaging": buffers})
+    live = max(s.most_live()[rank] for s in plan.schedules)
+    costs = stage_costs(
+        w,
+        *plan.stage_layers[stage],
+        with_head=has_head(plan, rank),
+        recompute=plan.recompute[stage],
+    )
+    # in both directions, as many as are between F and B
+    waiting = live
+    if plan.wiring is Wiring.STOCHASTIC:
+        # all that trainers let be on their way may wait at one device
+        waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
+    message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
+    stage_parts = {
+        "weights, gradients and optimizer": costs.state_bytes,
+        f"activations of {counted(live, 'microbatch')}": live * costs.saved_bytes,
+        "the largest operation": costs.scratch_bytes,
+    }
+    beyond: dict[str, float] = {}
+    if plan.sync.local_steps:
+        held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
+        # delayed: parameters as they were, and where gradients are made meanwhile
+        held += (1 if on_gpu else 2) * plan.sync.delayed
+        beyond["outer step"] = max(held - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
+    if calibrates:
+        # parameters and moments once more, and one microbatch
+        copy = vector / SUM_BYTES * w.precision.state_bytes
+        beyond["calibration"] = max(copy - (live - 1) * costs.saved_bytes, 0.0)
+    if on_gpu:
+        beyond["messages"] = direct * (live + waiting) * message
+        beyond["averaging"] = direct * max(
+            direct_bytes(part, round(vector / SUM_BYTES)) for part in parts
+        )
+        averages = plan.sync.local_steps or any(part.peers for part in parts)
+        pinned = _power_of_two(vector if averages else 0.0)
+        pinned += (live + waiting) * _power_of_two(message)
+        return Need(stage_parts, beyond, pinned + buffers)
+    beyond["averaging"] = buffers
+    beyond["messages"] = max(live + waiting - MESSAGES, 0) * message
+    return Need(stage_parts, beyond)
+
+
+def _power_of_two(size: float) -> float:
+    """Bytes that PyTorch pins for so many."""
+    return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
+
+
+def buffer_bytes(averaging: Averaging, values: int) -> float:
+    """Contributions of others that wait to be summed, in the round with most.
+
+    Parameters
+    ----------
+    averaging
+        A rank's part.
+    values
+        Of the vector.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    most = 0
+    for group, pace, wire in zip(averaging.rounds, averaging.paces, averaging.wires, strict=True):
+        givers = sum(group.gives) - group.gives[group.members.index(averaging.rank)]
+        share = group.shares[group.members.index(averaging.rank)] * group.width
+        chunk = message_length(int(share * values / pace.chunks) + 1, wire)
+        most = max(most, givers * min(pace.window + 1, pace.chunks) * chunk)
+    return float(most)
+
+
+def direct_bytes(averaging: Averaging, values: int) -> float:
+    """The same where contributions go from GPU to GPU, and what is made to write or read others'.
+
+    Parameters
+    ----------
+    averaging
+        A rank's part.
+    values
+        Of the vector.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    most = 0
+    for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
+        others, width = len(group.members) - 1, group.width * values
+        share = math.ceil(group.shares[group.members.index(averaging.rank)] * width)
+        piece = min(share, PIECE_VALUES)
+        found = others * HELD * message_length(piece, wire)
+        if wire is not Wire.FP32:
+            # of others' shares a piece that leaves and one that arrives, in both forms; of this
+            # rank's what was not given to all yet
+            largest = min(math.ceil(max(group.shares) * width), PIECE_VALUES)
+            both = message_length(largest, wire) + SUM_BYTES * largest
+            found += 2 * others * both + SUM_BYTES * piece + message_length(share, wire)
+        most = max(most, found)
+    return float(most)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rank needs of one memory, and what there is of it for all.
+
+    Attributes
+    ----------
+    memory
+        The same text on all ranks that share it.
+    name
+        For people.
+    need, have
+        Bytes.
+    usable
+        Of what there is, the part that may be used.
+    parts
+        Of the need, by what they are for.
+    """
+
+    memory: str
+    name: str
+    need: float
+    have: float
+    usable: float
+    parts: Mapping[str, float]
+
+
+def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
+    """What a rank asks of this machine, and of its GPU; all ranks come here together.
+
+    A late one by itself: the others hold what they need, and it is not free any more.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    need
+        Of this rank.
+    device
+        Where it computes.
+
+    Returns
+    -------
+    list[Claim]
+        One a memory.
+    """
+    if device.type == "cuda":
+        # a process that begins to use a GPU takes some of it
+        torch.cuda.mem_get_info(device)
+    if not ranks.late:
+        ranks.meet("memory/begun")
+    parts = {**need.stage, **need.beyond}
+    place = machine()
+    here = "this machine's memory"
+    if device.type != "cuda":
+        return [Claim(place, here, need.total, available_bytes(), USABLE, parts)]
+    free, _ = torch.cuda.mem_get_info(device)
+    name, gpu = gpu_of(device)
+    beside = {"copies for the network": need.host}
+    return [
+        Claim(gpu, name, need.total, float(free), GPU_USABLE, parts),
+        Claim(place, here, need.host, available_bytes(), USABLE, beside),
+    ]
+
+
+def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
+    """Refuse to begin where memory will not do; all ranks come here together, a late one alone.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    claims
+        Of this rank, made before anybody has taken what it needs.
+
+    Raises
+    ------
+    TooLittleMemoryError
+        On the first of those that share what is too small; the others wait to be ended by it.
+    """
+    own = json.dumps([asdict(claim) for claim in claims])
+    told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.share("memory", own)))
+    pools: dict[str, dict[int, Claim]] = {}
+    for rank, text in told.items():
+        for claim in (Claim(**fields) for fields in json.loads(text)):
+            pools.setdefault(claim.memory, {})[rank] = claim
+    for pool in pools.values():
+        have = min(claim.have for claim in pool.values())
+        total = sum(claim.need for claim in pool.values())
+        first = min(pool)
+        if total <= pool[first].usable * have:
+            continue
+        if first == ranks.rank:
+            raise TooLittleMemoryError(_refusal(ranks.name(first), pool[first], len(pool), total))
+        ranks.meet("memory/refused")
+
+
+def _refusal(name: str, claim: Claim, sharing: int, total: float) -> str:
+    parts = [f"{part} {size / 1e9:.3g}" for part, size in claim.parts.items() if size]
+    own = f"{claim.need / 1e9:.3g} GB ({', '.join(parts)})"
+    who = f"device {name!r} needs {own}"
+    if sharing > 1:
+        who += f" and with {sharing - 1} more that share it {total / 1e9:.3g} GB"
+    return (
+        f"{who} of {claim.name}, which has {claim.have / 1e9:.3g} GB free, {claim.usable:.0%} of "
+        "it to be used; plan for less (--memory-gb, --recompute all, fewer --microbatch-samples), "
+        "or start fewer ranks here"
+    )

@@ -1,0 +1,129 @@
+"""One device's part of an iteration: its operations in the planned order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from planner.executor.comm.p2p import Arrival, Inbox, Outbox
+from planner.executor.runtime.device_backend import Mark, Side
+from planner.executor.runtime.p2p_schedule import Message, Traffic
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_runtime import Operations
+from planner.training_plan.schedule import Operation
+
+
+def run_operations(
+    order: tuple[Operation, ...],
+    traffic: Traffic,
+    compute: Operations,
+    inbox: Inbox,
+    outbox: Outbox,
+    serial: int,
+    rank: int,
+    record: StepRecord,
+    ended: Callable[[float], None] = lambda end: None,
+) -> None:
+    """Do F, H and B of one device; messages leave as soon as their operation is done.
+
+    The next operation is begun before one has ended, where the device allows for it and what it
+    waits for is there.
+
+    Parameters
+    ----------
+    order
+        The device's operations.
+    traffic
+        Its messages.
+    compute
+        What an operation does.
+    inbox, outbox
+        Where messages come from and go to.
+    serial
+        Number of the step among all of this run.
+    rank
+        This process.
+    record
+        Takes times, monotonic clock.
+    ended
+        Called after each operation with the moment of its end, monotonic clock.
+    """
+    side = compute.side
+    begun: deque[_Begun] = deque()
+
+    def end(most: int) -> None:
+        while len(begun) > most:
+            one = begun.popleft()
+            end_s = one.noted(side, rank, record)
+            if one.sent is not None:
+                outbox.made(one.sent[0].destination, one.sent[1], end_s)
+            ended(end_s)
+
+    for operation in order:
+        kind, b = operation
+        arrival = None
+        if (before := traffic.before.get(operation)) is not None:
+            if begun and not inbox.has(serial, before):
+                end(0)
+            arrival = inbox.take(serial, before)
+        start = side.mark()
+        made = compute.operate(kind, b, None if arrival is None else arrival.tensor)
+        stop = side.mark()
+        if (after := traffic.after.get(operation)) is not None:
+            outbox.send(made, after.destination)
+        sent = None if after is None else (after, made.nbytes)
+        begun.append(_Begun(operation, start, stop, sent, arrival))
+        end(side.ahead)
+    end(0)
+
+
+class _Begun(NamedTuple):
+    """An operation that has maybe not ended: what it is, what left after it and came before."""
+
+    operation: Operation
+    start: Mark
+    stop: Mark
+    sent: tuple[Message, int] | None = None
+    arrival: Arrival | None = None
+
+    def noted(self, side: Side, rank: int, record: StepRecord) -> float:
+        """Waits for its end, which is returned."""
+        start_s, end_s = side.at(self.start), side.at(self.stop)
+        if self.sent is not None:
+            record.sent(*self.sent, end_s)
+        kind, b = self.operation
+        record.ops.append((b, rank, kind, start_s, end_s))
+        if self.arrival is not None:
+            arrival = self.arrival
+            record.received(arrival.message, arrival.tensor.nbytes, arrival.arrived_s)
+        return end_s
+
+
+def run_alone(
+    microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
+) -> None:
+    """Take microbatches through the whole model on this device, whatever their planned path.
+
+    Parameters
+    ----------
+    microbatches
+        One after the other.
+    compute
+        What an operation does.
+    rank
+        This process.
+    record
+        Takes times, monotonic clock.
+    """
+    side = compute.side
+    begun: deque[_Begun] = deque()
+    for b in microbatches:
+        for kind in "FHB":
+            start = side.mark()
+            compute.operate(kind, b, None)
+            begun.append(_Begun((kind, b), start, side.mark()))
+            if len(begun) > side.ahead:
+                begun.popleft().noted(side, rank, record)
+    for one in begun:
+        one.noted(side, rank, record)

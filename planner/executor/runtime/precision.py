@@ -1,0 +1,122 @@
+"""The plan's formats in PyTorch: fp32 parameters, and modules that compute in another format."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.runtime.model import Stem
+from planner.network.dtype import Dtype
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+
+TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
+BF16_CAPABILITY = (8, 0)
+"""Of NVIDIA GPUs from which on products in bf16 are not emulated."""
+
+
+class Computed:
+    """A part of the model as it computes: same structure, weights in the format of compute.
+
+    Weights are rounded once a step and not in every operation. Each gradient is added to that of
+    its fp32 parameter as soon as it is there, and let go of. The embedding stays in fp32, since it
+    is looked up and not multiplied; what it gives is rounded. In fp32 the part itself computes.
+
+    Parameters
+    ----------
+    module
+        With parameters in fp32, whose gradients are there when there are any to add.
+    dtype
+        Of its products.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._module, self._dtype = module, dtype
+        self._rounded: list[tuple[Tensor, nn.Parameter]] = []
+        if dtype is not torch.float32:
+            # a copy of the structure, which shares the parameters until they are rounded
+            shared = {id(p): p for p in module.parameters()}
+            self._module = copy.deepcopy(module, shared)
+            self._take_apart(self._module)
+        self.round()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """What the module makes of its inputs."""
+        made: Tensor = self._module(*inputs)
+        return made
+
+    def compile(self) -> None:
+        """Compile each layer, or the whole of a part without layers, at its first call.
+
+        Layers of equal shapes share one compiled function.
+        """
+        layers = getattr(self._module, "layers", None)
+        for part in (self._module,) if layers is None else layers:
+            part.compile(dynamic=False)
+
+    def round(self) -> None:
+        """Take over the parameters as they are now."""
+        with torch.no_grad():
+            for weight, parameter in self._rounded:
+                weight.copy_(parameter)
+
+    @property
+    def rounded(self) -> list[Tensor]:
+        """Weights in the format of compute, beside the parameters."""
+        return [weight for weight, _ in self._rounded]
+
+    def _take_apart(self, module: nn.Module) -> None:
+        for part in module.children():
+            if isinstance(part, Stem):
+                part.register_forward_hook(self._round_output)
+            else:
+                self._take_apart(part)
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            weight = torch.empty_like(parameter, dtype=self._dtype).requires_grad_()
+            weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_hand_on, parameter)
+            )
+            # no parameter of the copy any more
+            delattr(module, name)
+            setattr(module, name, weight)
+            self._rounded.append((weight, parameter))
+
+    def _round_output(self, _: nn.Module, __: Any, made: Tensor) -> Tensor:
+        return made.to(self._dtype)
+
+
+def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
+    assert parameter.grad is not None and weight.grad is not None
+    parameter.grad.add_(weight.grad)
+    weight.grad = None
+
+
+def prepare(plan: TrainingPlan, device: torch.device) -> None:
+    """Have a device compute in the plan's format, and in no other.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    device
+        Where a rank computes.
+
+    Raises
+    ------
+    PlanError
+        The device only emulates it.
+    """
+    # products in fp32 never in TF32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if plan.workload.precision.compute is Dtype.FP32 or device.type != "cuda":
+        return
+    if torch.version.cuda and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
+        raise PlanError(
+            f"workload.precision.compute: {torch.cuda.get_device_name(device)} has no bf16 and "
+            "would emulate it slowly; plan with --precision fp32"
+        )

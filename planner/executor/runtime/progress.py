@@ -1,0 +1,196 @@
+"""What rank 0 prints: a line at the end of each of its steps, and losses that came late."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.fault_tolerance.membership import Generation
+from planner.executor.fault_tolerance.membership_events import change_line, changes
+from planner.executor.runtime.evaluate import Evaluated
+from planner.executor.runtime.flops_counter import Work, summary
+from planner.executor.runtime.losses import Losses
+from planner.executor.runtime.records import StepRecord
+from planner.swarm.rebalance_policy import RebalanceDecision
+from planner.training_plan.model import TrainingPlan
+
+
+@dataclass
+class Progress:
+    """Lines or JSON events of a run.
+
+    Attributes
+    ----------
+    planned_s
+        Of a step.
+    events
+        JSON lines instead of text.
+    work
+        What a step computes; None: nothing is.
+    plan
+        Hash of the plan that is run, which steps' events tell.
+    """
+
+    planned_s: float
+    events: bool
+    work: Work | None = None
+    plan: str = ""
+    _ended_s: float = 0.0
+    _told: set[int] = field(default_factory=set)
+
+    def step(self, record: StepRecord, losses: Losses | Commit | None) -> None:
+        """A step of rank 0 has ended.
+
+        Parameters
+        ----------
+        record
+            Of the step.
+        losses
+            What is known of them; None: there are none.
+        """
+        # steps chain: each takes from the end of the one before
+        first = record.rest or record.step == 0 or not self._ended_s
+        began = record.begin_s if first else self._ended_s
+        self._ended_s = record.end_s
+        took = record.end_s - began
+        of = None if losses is None or record.rest else losses.newest(record.step)
+        loss = None if losses is None or of is None else losses.of(of)
+        if losses is None:
+            middle = "  from rest" if record.rest else ""
+        elif loss is None:
+            middle = "  loss not known yet"
+        else:
+            middle = f"  loss {loss:.4f} (of step {of})"
+        self._told |= set() if of is None else {of}
+        rates, said = self._rates(record, took)
+        if record.norm is not None:
+            middle += f"  norm {record.norm:.3g}"
+        self._say(
+            f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
+            + said,
+            event="rest" if record.rest else "step",
+            step=record.step,
+            loss=loss,
+            loss_step=of,
+            **({} if record.norm is None else {"gradient_norm": record.norm}),
+            took_s=took,
+            predicted_s=self.planned_s,
+            **rates,
+            plan=self.plan,
+        )
+
+    def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:
+        """Devices are lost, or have come, in an elastic run.
+
+        Parameters
+        ----------
+        now
+            Who takes part from now on.
+        plan
+            Of all devices.
+        lost_s
+            Seconds since the step began that is begun again.
+        """
+        self._ended_s = 0.0
+        for event in changes(now, plan, lost_s):
+            self._say(change_line(event), **event)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """An evaluation has ended; the next step begins after it."""
+        self._ended_s = 0.0
+        self._say(
+            f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
+            f"perplexity {found.perplexity:.4g}",
+            event="evaluated",
+            steps=found.steps,
+            paths=found.paths,
+            loss=found.loss,
+            perplexity=found.perplexity,
+        )
+
+    def moves(self, decision: RebalanceDecision, why_not: str) -> None:
+        """A device goes to another stage, or cannot.
+
+        Parameters
+        ----------
+        decision
+            Who, where to, and what for.
+        why_not
+            Why it stays; empty: it goes.
+        """
+        move = decision.move
+        self._ended_s = 0.0
+        self._say(
+            decision.said(why_not),
+            event="move",
+            steps=move.after,
+            device=move.device,
+            stage=move.stage,
+            why_not=why_not,
+            before_per_s=decision.before,
+            after_per_s=decision.after,
+        )
+
+    def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:
+        if self.work is None or record.rest:
+            return {}, ""
+        rates = {"tokens_per_s": self.work.tokens(record.step) / took_s}
+        said = f"  {rates['tokens_per_s']:.0f} tokens/s"
+        if (mfu := self.work.mfu(record.step, took_s)) is not None:
+            rates["mfu"] = mfu
+            said += f"  MFU {mfu:.1%}"
+        return rates, said
+
+    def end(self, losses: Losses | None) -> None:
+        """The run has ended, and all losses are known: tell those not told yet.
+
+        Parameters
+        ----------
+        losses
+            All of them; None: there are none.
+        """
+        for step in () if losses is None else losses.steps:
+            if step in self._told or losses is None:
+                continue
+            if (loss := losses.of(step)) is not None:
+                text = f"loss of step {step}: {loss:.4f}"
+                self._say(text, event="loss", step=step, loss=loss)
+
+    def phase(self, doing: str) -> None:
+        """Something before the first step begins, for ``planner run``.
+
+        Parameters
+        ----------
+        doing
+            What.
+        """
+        if self.events:
+            self._say("", event="phase", doing=doing)
+
+    def calibrated(self, path: str) -> None:
+        """A calibration was written."""
+        self._say(f"calibration written to {path}", event="calibrated")
+
+    def devices(self, reports: list[dict[str, Any]]) -> None:
+        """Memory and bytes of all devices.
+
+        Parameters
+        ----------
+        reports
+            Of `device_reports`.
+        """
+        self._say(summary(reports), event="devices", devices=reports)
+
+    def _say(self, text: str, **event: Any) -> None:
+        if self.events:
+            # JSON has no number for what a diverged run has
+            told = {name: None if _diverged(value) else value for name, value in event.items()}
+            text = json.dumps(told, allow_nan=False)
+        print(text, flush=True)
+
+
+def _diverged(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

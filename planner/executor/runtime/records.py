@@ -1,0 +1,142 @@
+"""What a rank did and when, on its monotonic clock, and the file that tells it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.executor.runtime.p2p_schedule import Message
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import has_mark
+
+Record = tuple[int, int, str, float, float]
+"""``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
+
+MessageRecord = tuple[int, str, int, int, int, float | None, float | None]
+"""``(microbatch, kind, source, destination, bytes, handed_over_s, arrived_s)``.
+
+None: the half that the other end knows.
+"""
+
+
+@dataclass
+class StepRecord:
+    """One step of one rank.
+
+    Attributes
+    ----------
+    step
+        Iteration, from 0; steps from rest are counted by themselves.
+    rest
+        Whether all ranks waited for one another before it.
+    begin_s, end_s
+        From when the rank waits for its first operation to the end of its update.
+    ops, messages
+        What it did.
+    routes
+        Of the microbatches of this rank's trainer, where they are routed: number, and the device of
+        each stage.
+    norm
+        Of all gradients before they were clipped; None: they were not looked at.
+    """
+
+    step: int
+    rest: bool
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    ops: list[Record] = field(default_factory=list)
+    messages: list[MessageRecord] = field(default_factory=list)
+    routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    norm: float | None = None
+
+    def sent(self, message: Message, size: int, handed_over_s: float) -> None:
+        """Note a message that left."""
+        self._note(message, size, handed_over_s, None)
+
+    def received(self, message: Message, size: int, arrived_s: float) -> None:
+        """Note a message that arrived."""
+        self._note(message, size, None, arrived_s)
+
+    def _note(self, message: Message, size: int, sent: float | None, got: float | None) -> None:
+        ends = message.source, message.destination
+        self.messages.append((message.microbatch, message.kind, *ends, size, sent, got))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "step": self.step,
+            "rest": self.rest,
+            "begin_s": self.begin_s,
+            "end_s": self.end_s,
+            "ops": self.ops,
+            "messages": self.messages,
+            "routes": self.routes,
+        }
+
+
+class RouteLog:
+    """Which peers each microbatch of this rank's trainer went through, a JSON line each.
+
+    Parameters
+    ----------
+    path
+        Of the file; ``{rank}`` in the name stands for the rank.
+    plan
+        With stochastic wiring.
+    rank
+        Whose.
+
+    Raises
+    ------
+    ValueError
+        Paths are fixed, or several trainers would write one file.
+    """
+
+    def __init__(self, path: Path, plan: TrainingPlan, rank: int) -> None:
+        if plan.wiring is not Wiring.STOCHASTIC:
+            raise ValueError("--routes: paths are the plan's, which does not route; leave it out")
+        trainers, mark = plan.assignment.groups[0], "{rank}"
+        if len(trainers) > 1 and mark not in str(path):
+            raise ValueError(
+                f"--routes {path}: {len(trainers)} devices write what they routed; put {mark} into "
+                "the name"
+            )
+        self._names = plan.cluster.network.ids
+        self._path = Path(str(path).replace(mark, str(rank)))
+        if not has_mark(self._path, '"microbatch"'):
+            raise ValueError(
+                f"--routes {self._path}: exists, and is no log of routes; name another file"
+            )
+        if rank in trainers:
+            self._path.write_text("")
+
+    def after(self, record: StepRecord) -> None:
+        """A step has ended; what it routed is in the file at once."""
+        if not record.routes:
+            return
+        told = (
+            {"step": record.step, "microbatch": b, "path": [self._names[d] for d in route]}
+            for b, route in record.routes
+        )
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in told)
+
+
+def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:
+    """Write the file of one rank.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    rank
+        Whose.
+    steps
+        In the order in which they were done.
+    """
+    data = {"rank": rank, "steps": [step.to_dict() for step in steps]}
+    write_text(path, json.dumps(data, allow_nan=False) + "\n")

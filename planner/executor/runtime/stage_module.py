@@ -1,0 +1,516 @@
+"""Real compute: a rank's stage, its head if it has one, its data and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
+from planner.executor.huggingface.names import EMBEDDING, PROJECTION
+from planner.executor.huggingface.weights import load_weights
+from planner.executor.runtime.activation_codec import Boundary, require_priced
+from planner.executor.runtime.device_backend import HOST, Side, side_of
+from planner.executor.runtime.model import Head, build_head, build_stage
+from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.outer_optimizer import MEAN, CountedSamples, LocalSamples, Outer
+from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.runtime.precision import TORCH, Computed, prepare
+from planner.executor.runtime.saved_tensors import Kept
+from planner.training_plan.choices import Wiring
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.validation import contradictions
+from planner.workload.layers import Architecture
+
+
+def require_executable(plan: TrainingPlan) -> Architecture:
+    """Raise `PlanError` for what this release cannot carry out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    Architecture
+        Of the plan's workload.
+
+    Raises
+    ------
+    PlanError
+        One line with the field and the remedy.
+    """
+    arch = plan.workload.architecture
+    if arch is None or arch.unexecuted:
+        raise PlanError(plan.workload.unexecuted)
+    if arch.tied and plan.head_stage != 0 and not plan.averages_tied:
+        how = "--head first or one stage" if plan.sync.local_steps else "this release"
+        raise PlanError(
+            "averaging.tied: head and embedding share a matrix and are on two stages that do not "
+            f"average it; plan again with {how}"
+        )
+    require_priced(plan.workload)
+    sizes = {
+        "gradient_bytes_per_parameter": (
+            plan.workload.gradient_bytes_per_parameter,
+            plan.workload.precision.gradients.bytes,
+        ),
+        "state_bytes_per_parameter": (
+            plan.workload.state_bytes_per_parameter,
+            plan.workload.precision.state_bytes
+            + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
+        ),
+    }
+    for what, (priced, real) in sizes.items():
+        if priced != real:
+            raise PlanError(
+                f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
+                f"executor has {real:g}; leave it at that and plan again"
+            )
+    # load_plan has seen to this for files; a plan made in memory is as welcome
+    for problem in contradictions(plan):
+        raise PlanError(problem)
+    return arch
+
+
+def has_head(plan: TrainingPlan, rank: int) -> bool:
+    """Whether the stage of a rank runs head and loss in any schedule.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Device with a stage.
+
+    Returns
+    -------
+    bool
+        Devices of one stage are alike in this, also those that the plan gives no microbatches:
+        they average the head with the others.
+    """
+    group = plan.assignment.groups[plan.stage_of[rank]]
+    return any(kind == "H" for s in plan.schedules for d in group for kind, _ in s.order[d])
+
+
+def tied_values(plan: TrainingPlan, stage: int) -> int:
+    """Of a stage's gradients, how many another stage has too, averaged over both.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    stage
+        Of it.
+
+    Returns
+    -------
+    int
+        Of the matrix that embedding and head share, where it is so.
+    """
+    shares = plan.averages_tied and stage in (0, plan.head_stage)
+    return plan.workload.tied_parameters if shares else 0
+
+
+class _Kept(NamedTuple):
+    """Of a microbatch between its F and its B: what was received, and what the stage made of it."""
+
+    received: Tensor | None
+    output: Tensor | None
+
+
+class Learner:
+    """One rank's part of the model.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    device
+        Where it computes.
+    optimizing
+        What updates the parameters.
+    data
+        What to train on.
+    weights
+        Folder of Hugging Face weights to start from; None: the plan's seed makes them.
+    counted
+        Whether other plans may follow, of fewer devices: then samples are counted.
+    side
+        Of the device; None: its own.
+    compiled
+        Whether layers and head are compiled.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be carried out.
+    WeightsError
+        The folder's weights are of another model.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        optimizing: Optimizing,
+        *,
+        data: Data = SYNTHETIC,
+        weights: Path | None = None,
+        counted: bool = False,
+        side: Side | None = None,
+        compiled: bool = False,
+    ) -> None:
+        arch = require_executable(plan)
+        w = plan.workload
+        prepare(plan, device)
+        self.device, self.side = device, side or side_of(device)
+        self.dtype = TORCH[w.precision.compute]
+        self.boundary = Boundary(w)
+        stage = plan.stage_of[rank]
+        self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
+        self.recompute = plan.recompute[stage]
+        self.head: Head | None = None
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
+        reads = self.stage.stem is not None or self.head is not None
+        self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
+        self.batch_tokens = w.batch_samples * arch.sequence
+        if weights is not None:
+            load_weights(weights, arch, *plan.stage_layers[stage], self.named())
+        self.parameters = list(self.named().values())
+        self.computed_stage = Computed(self.stage, self.dtype)
+        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
+        for part in (self.computed_stage, self.computed_head) if compiled else ():
+            if part is not None:
+                part.compile()
+        self.optimizing = optimizing
+        self.optimizer = optimizing.make(self.parameters)
+        self.tied_values = tied_values(plan, stage)
+        self._vector = _joined_gradients(self._as_averaged())
+        self._samples: LocalSamples | CountedSamples = LocalSamples(plan, rank)
+        if counted or plan.wiring is Wiring.STOCHASTIC:
+            self._samples = CountedSamples(plan, rank)
+        self._on_host = False
+        self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
+        self.kept = Kept()
+        self._counting = device.type == "cpu"
+        self._delayed = plan.sync.delayed
+        self._to_come = False
+        self._step = 0
+        self._loss: Tensor | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of tensors: parameters and what they are rounded to, gradients, moments, activations.
+
+        Activations are those of the step that was counted, on the CPU; what lives within one
+        operation is not in it.
+        """
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
+        outer = [] if self.outer is None else self.outer.kept
+        held = [*self.weights, self._vector, *moments, *outer]
+        if self.side is HOST and self._host is not self._vector:
+            held.append(self._host)
+        return sum(tensor.nbytes for tensor in held) + self.kept.most
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters, and what they are rounded to."""
+        parts = (self.computed_stage, self.computed_head)
+        return [*self.parameters, *(w for part in parts if part for w in part.rounded)]
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
+        # one step is counted, and the others go without what counting takes
+        self._counting &= not self.kept.most
+        self._step = step
+        self._kept: dict[int, _Kept] = {}
+        self._head_gradients: dict[int, Tensor] = {}
+        self._samples.begin(schedule)
+        self._tokens: dict[int, Tensor] = {}
+        self._loss = None
+        if self.head is not None:
+            self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._on_host = False
+        self._vector.zero_()
+        self.side.begin()
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Do F, H or B; returns the activations or their gradient, as a message."""
+        given = None if received is None else self.read(kind, received)
+        if not self._counting:
+            return self._done(kind, microbatch, given)
+        with self.kept.counting(self.weights):
+            made = self._done(kind, microbatch, given)
+        own = [t for kept in self._kept.values() for t in kept if t is not None]
+        self.kept.bytes([*own, *self._head_gradients.values()])
+        return made
+
+    def _done(self, kind: str, microbatch: int, given: Tensor | None) -> Tensor:
+        if kind == "F":
+            return self.boundary.write(self._forward(microbatch, given), gradient=False)
+        made = (self._run_head if kind == "H" else self._backward)(microbatch, given)
+        return self.boundary.write(made, gradient=True)
+
+    def read(self, kind: str, message: Tensor) -> Tensor:
+        """What an operation of a kind computes with, of the message that it waited for."""
+        here = self.side.enter(message)
+        return self.boundary.read(here, self.dtype, gradient=kind == "B")
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
+        assert self.data is not None
+        return self.side.enter(self.data.tokens(step, microbatch))
+
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+        """Memory for activations or their gradient."""
+        make = self.side.own if own else self.side.room
+        return make(*self.boundary.message)
+
+    def gradients(self, *, here: bool | None = None) -> Tensor:
+        """All gradients in one vector."""
+        if here is not None and here is self._on_host:
+            there, found = (self._host, self._vector) if here else (self._vector, self._host)
+            if found is not there:
+                found.copy_(there)
+            self._on_host = not here
+        return self._host if self._on_host else self._vector
+
+    def update(self) -> None:
+        """Take the optimizer step, with the gradients of all or with this device's own."""
+        scale = None
+        if self.outer is not None:
+            scale = self._samples.scale(self._step)
+            self._samples.taken()
+            if scale is None:
+                return  # no sample says where to
+        if self._on_host:
+            self._from_host()
+        if scale is not None:
+            self._vector.mul_(scale)
+        self.optimizing.set_rate(self.optimizer, self._step)
+        self.optimizer.step()
+        self._updated()
+
+    def follow(self, plan: TrainingPlan, rank: int) -> None:
+        """Go on in another plan of the same stage, of those who are there.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+        rank
+            This process in it.
+        """
+        self._samples.follow(plan, rank)
+
+    def samples(self) -> int:
+        """Microbatches of the change, where they are counted."""
+        return self._samples.changed
+
+    def leave(self) -> None:
+        """Remember how far this device has come since the last outer step."""
+        assert self.outer is not None
+        self.outer.leave()
+        self._samples.leave()
+
+    def change(self, samples: int | None = None) -> Tensor:
+        """How far this device's parameters went from the last outer step to `leave`, weighted.
+
+        Parameters
+        ----------
+        samples
+            Of all devices of the stage, as `samples` counts them; None: those of the plan.
+        """
+        assert self.outer is not None
+        # gradients are needed no more
+        self.outer.change(self._vector, self._samples.weight(self._step, samples))
+        self._to_come = True
+        self._on_host = False
+        return self.gradients(here=False)
+
+    def outer_update(self) -> None:
+        """Take the outer step with the mean of all changes."""
+        assert self.outer is not None
+        self._from_host()
+        self.outer.step(self._vector)
+        self._samples.agreed()
+        self._to_come = False
+        self._updated()
+
+    def round(self) -> None:
+        """Compute with the parameters as they are now."""
+        for part in (self.computed_stage, self.computed_head):
+            if part is not None:
+                part.round()
+
+    def loss(self) -> float | None:
+        """Of the step so far."""
+        return None if self._loss is None else float(self._loss)
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters, and what the optimizers keep of each; all that training goes on from.
+
+        The mean too where an outer step is to come: it must be known by now.
+        """
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.named().items():
+            found[f"parameter/{name}"] = parameter
+            for what, value in self.optimizer.state[parameter].items():
+                found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+        if self.outer is None:
+            return found
+        mean = self.outer.named(self._host) if self._to_come else {}
+        found |= self._samples.state()
+        return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `state` gave, of the same part of the model.
+
+        Parameters
+        ----------
+        state
+            By name; every parameter is there.
+        """
+        counts_here = any(group.get("fused") for group in self.optimizer.param_groups)
+        with torch.no_grad():
+            for name, parameter in self.named().items():
+                parameter.copy_(state[f"parameter/{name}"])
+                end = f"/{name}"
+                self.optimizer.state[parameter] = {
+                    # a count, and not of the parameter's shape, stays on the CPU unless fused
+                    key.split("/")[1]: value.to(parameter.device)
+                    if value.dim() or counts_here
+                    else value
+                    for key, value in state.items()
+                    if key.startswith("optimizer/") and key.endswith(end)
+                }
+        if self.outer is not None:
+            self.outer.load_state(state)
+            self._samples.load_state(state)
+            self._to_come = any(name.startswith(MEAN) for name in state)
+            for name, part in self.outer.named(self._host).items() if self._to_come else ():
+                part.copy_(state[MEAN + name])
+        self.round()
+
+    def begin_as_agreed(self) -> None:
+        """Leave what the device that state is from has done since the last outer step to that."""
+        with torch.no_grad():
+            for name, value in self.agreed().items():
+                self.named()[name].copy_(value)
+        self._samples.forget()
+        if self.outer is not None:
+            self.outer.leave()
+        self._updated()
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, a matrix that embedding and head share once."""
+        whole = nn.ModuleDict({"stage": self.stage})
+        if self.head is not None:
+            whole["head"] = self.head
+        return dict(whole.named_parameters())
+
+    def _as_averaged(self) -> list[nn.Parameter]:
+        """All parameters, what another stage has too before the others."""
+        if not self.tied_values:
+            return self.parameters
+        named = self.named()
+        shared = named[EMBEDDING if EMBEDDING in named else PROJECTION]
+        return [shared, *(p for p in self.parameters if p is not shared)]
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """Parameters that all devices of the stage have: as they are, or after an outer step."""
+        return self.named() if self.outer is None else self.outer.agreed()
+
+    @cached_property
+    def _host(self) -> Tensor:
+        """Where the gradients are averaged, if they are."""
+        if self.side is not HOST:
+            return self.side.room(tuple(self._vector.shape), self._vector.dtype)
+        # delayed, gradients are made while it is averaged
+        return self._vector.clone() if self._delayed else self._vector
+
+    def _from_host(self) -> None:
+        if self._host is not self._vector:
+            self._vector.copy_(self._host)
+
+    def _updated(self) -> None:
+        self.round()
+        self.side.at(self.side.mark())
+
+    def _forward(self, b: int, received: Tensor | None) -> Tensor:
+        kept = None if received is None else received.requires_grad_()
+        inputs = kept
+        if inputs is None:
+            tokens = self.tokens(self._step, b)
+            inputs = tokens[:, :-1]
+            if self.head is not None:
+                # they are its targets, too
+                self._tokens[b] = tokens
+        with torch.set_grad_enabled(not self.recompute):
+            output = self.run_stage(inputs)
+        # without a graph the output is of use to H alone
+        of_use = not self.recompute or self.head is not None
+        self._kept[b] = _Kept(kept, output if of_use else None)
+        return output.detach()
+
+    def run_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, of tokens or activations."""
+        return self.computed_stage(inputs)
+
+    def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """The head's loss, summed over tokens."""
+        assert self.computed_head is not None
+        return self.computed_head(activations, targets)
+
+    def _run_head(self, b: int, received: Tensor | None) -> Tensor:
+        assert self._loss is not None
+        kept = self._kept[b]
+        if received is None:
+            assert kept.output is not None
+            received = kept.output.detach()
+        if self.recompute:
+            self._kept[b] = kept._replace(output=None)
+        activations = received.requires_grad_()
+        tokens = self._tokens.pop(b, None)
+        targets = (self.tokens(self._step, b) if tokens is None else tokens)[:, 1:]
+        loss = self.run_loss(activations, targets) / self.batch_tokens
+        torch.autograd.backward(loss)
+        assert activations.grad is not None
+        self._loss += loss.detach()
+        self._head_gradients[b] = activations.grad
+        return activations.grad
+
+    def _backward(self, b: int, received: Tensor | None) -> Tensor:
+        kept, output = self._kept.pop(b)
+        if self.recompute:
+            inputs = self.tokens(self._step, b)[:, :-1] if kept is None else kept
+            output = self.run_stage(inputs)
+        assert output is not None
+        own = self._head_gradients.pop(b, None)
+        gradient = own if received is None else received
+        torch.autograd.backward(output, gradient)
+        self._samples.did()
+        # the first stage has nobody to hand a gradient to
+        return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
+
+
+def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    """One vector that all gradients are views of, so that averaging copies nothing."""
+    sizes = [p.numel() for p in parameters]
+    vector = torch.zeros(sum(sizes), device=parameters[0].device)
+    for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return vector

@@ -1,0 +1,150 @@
+"""A run's steps, piece by piece: between two a device moves to another stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from planner.executor.fault_tolerance.run_segments import Piece
+from planner.executor.fault_tolerance.state_transfer import hand_over
+from planner.executor.runtime.evaluate import Evaluation
+from planner.executor.runtime.records import RouteLog, StepRecord, write_records
+from planner.executor.runtime.setup import Prepared
+from planner.executor.runtime.simulated_compute import ImposedCompute
+from planner.executor.runtime.worker import Worker
+from planner.executor.swarm.rebalancing import Rebalancing
+from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
+from planner.training_plan.model import TrainingPlan
+
+
+class Done(NamedTuple):
+    """What a run has come to.
+
+    Attributes
+    ----------
+    plan
+        Of the last piece.
+    worker
+        Of that one.
+    last
+        Step; None: there was none.
+    """
+
+    plan: TrainingPlan
+    worker: Worker
+    last: StepRecord | None
+
+
+def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
+    """Do all steps; all ranks come here together.
+
+    Parameters
+    ----------
+    made
+        This rank.
+    plan
+        Which the run begins with.
+    pieces
+        Of the run, as far as they are known.
+
+    Returns
+    -------
+    Done
+        At the end.
+    """
+    args, ranks = made.args, made.ranks
+    tickets = ranks.store if args.own_pace else None
+    imposed, direct = made.imposed, made.direct
+    worker = Worker(plan, ranks, made.works, imposed=imposed, tickets=tickets, direct=direct)
+    evaluation, held_out = None, made.held_out
+    if held_out is not None:
+        # with no step to do, what was done before is evaluated once
+        steps_left = range(min(made.first, args.steps - 1), args.steps)
+        evaluation = Evaluation(plan, ranks, made.learner, worker.wiring, held_out, steps_left)
+    routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
+    rebalancing = _rebalancing(made, plan)
+    watchers = [one.after for one in (routes, rebalancing) if one is not None]
+    steps: list[StepRecord] = []
+    with evaluation or nullcontext():
+        for part, piece in enumerate(pieces if rebalancing is None else rebalancing.pieces()):
+            if piece.move is not None:
+                _move(made, piece)
+            if part:
+                worker = Worker(piece.plan, ranks, made.works, imposed=made.imposed, before=worker)
+            done = _steps(made, worker, piece, part, evaluation, watchers)
+            steps = [*steps, *done] if args.record is not None else done
+    if args.record is not None:
+        path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
+        write_records(path, ranks.rank, steps)
+    return Done(piece.plan, worker, steps[-1] if steps else None)
+
+
+def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
+    """Who decides in the run who moves."""
+    if made.args.rebalance is None:
+        return None
+
+    def fits(on: TrainingPlan) -> bool:
+        """Whether this rank's device holds its part of a plan; without a model all do."""
+        memory_bytes = float(on.cluster.memory_bytes[made.ranks.rank])
+        return made.need is None or made.need_of(on, made.ranks.rank).total <= memory_bytes
+
+    def told(decision: RebalanceDecision, why_not: str) -> None:
+        if made.ranks.rank == 0:
+            made.progress.moves(decision, why_not)
+
+    how = (made.args.rebalance, RebalanceRule(made.args.rebalance_rule), made.args.steps)
+    return Rebalancing(plan, *how, made.ranks, fits, told)
+
+
+def _move(made: Prepared, piece: Piece) -> None:
+    """The device that moves gets what its new stage has."""
+    if made.need is not None:
+        now = made.need_of(piece.plan, made.ranks.rank)
+        made.need = max(made.need, now, key=lambda need: need.total)
+    if made.imposed is not None:
+        made.works = ImposedCompute(piece.plan, made.ranks.rank, made.imposed)
+    elif made.ranks.rank == piece.taker:
+        made.works = made.learner = made.learner_of(piece.plan)
+    hand_over(made.ranks, piece.giver, piece.taker, made.learner, piece.begin)
+    if made.checkpoints is not None:
+        made.checkpoints = made.checkpoints.of(piece.plan, made.learner)
+
+
+def _steps(
+    made: Prepared,
+    worker: Worker,
+    piece: Piece,
+    part: int,
+    evaluation: Evaluation | None,
+    watchers: Sequence[Callable[[StepRecord], None]],
+) -> list[StepRecord]:
+    """Run a piece; rank 0 tells of each step as it ends."""
+    args, progress = made.args, made.progress
+    rest, begin = (0, piece.begin) if part else (args.rest, made.first)
+    records: list[StepRecord] = []
+    for record in worker.steps(piece.end - begin, rest, begin):
+        if args.record is None:
+            records.clear()
+        records.append(record)
+        for watch in watchers:
+            watch(record)
+        if worker.rank == 0:
+            progress.step(record, worker.losses)
+        _evaluate(made, evaluation, record.step)
+        if made.checkpoints is not None and made.checkpoints.due(record.step):
+            worker.settle()
+            made.checkpoints.after(record.step)
+    if not records:
+        _evaluate(made, evaluation, args.steps - 1)
+    if worker.rank == 0:
+        progress.end(worker.losses)
+    return records
+
+
+def _evaluate(made: Prepared, evaluation: Evaluation | None, step: int) -> None:
+    for found in evaluation.after(step) if evaluation is not None else ():
+        if made.ranks.rank == 0:
+            made.progress.evaluated(found)

@@ -1,0 +1,502 @@
+"""One rank's steps: operations, averaging, update, one after the other and no barrier between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.comm.allreduce_links import Peers
+from planner.executor.comm.averaging import Averaging
+from planner.executor.comm.comm_plan import Wiring
+from planner.executor.comm.connections import (
+    BACK,
+    Connection,
+    Connections,
+    Purpose,
+    Streams,
+    streams_of,
+)
+from planner.executor.comm.direct import Direct
+from planner.executor.comm.p2p import Inbox, Outbox
+from planner.executor.comm.tcp_tuning import grow_windows, kept_warm, leaves_the_machine
+from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.background import Beside
+from planner.executor.runtime.losses import Losses, LossSender
+from planner.executor.runtime.pipeline import run_alone, run_operations
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.simulated_compute import Imposed, Sleeper
+from planner.executor.runtime.stage_runtime import Compute
+from planner.executor.swarm.microbatch_queue import Tickets
+from planner.executor.swarm.ready_hint import Forecast
+from planner.executor.swarm.stochastic_pipeline import Routed, router_of
+from planner.swarm.routing import Router
+from planner.training_plan.choices import Wiring as Kind
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan, as_one
+
+HEAD_START_S = 0.2
+"""From the agreement on a moment to it, beyond the way to the farthest rank."""
+
+
+class Worker:
+    """One rank of a plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    ranks
+        This process among all.
+    compute
+        What its operations do.
+    imposed
+        What an imposed run divides the plan's times and bytes by; None: a model is trained.
+    tickets
+        If given, devices take microbatches from this store as fast as they can until the batch is
+        complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
+        stage, whose microbatches any device can do alone.
+    before
+        This rank's worker of the steps before, whose counts go on, and with the same plan what it
+        has learnt of its peers.
+    commit
+        Decides for all ranks whether a step's update is taken, and tells their losses; None: each
+        takes its own when its gradients are there.
+    direct
+        What reaches others without the host; None: nothing does.
+
+    Attributes
+    ----------
+    wiring
+        The plan as this rank sees it.
+    losses
+        On rank 0, those known so far; None where there are none.
+    began_s
+        Monotonic clock, when the first of the steps began.
+    microbatches
+        That went through this rank, forth and back.
+    sent_bytes
+        By rank, what averaging and the pipeline sent there so far.
+    router
+        What this device has learnt of its peers, where it chooses among them.
+
+    Raises
+    ------
+    PlanError
+        Own pace for a plan of several stages, or of devices that update by themselves.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        compute: Compute,
+        *,
+        imposed: Imposed | None = None,
+        tickets: Store | None = None,
+        before: Worker | None = None,
+        commit: Commit | None = None,
+        direct: Direct | None = None,
+    ) -> None:
+        if tickets is not None and len(plan.assignment.groups) > 1:
+            raise PlanError(
+                f"assignment.groups: own pace needs whole models, found "
+                f"{len(plan.assignment.groups)} stages; plan one stage, or several with --wiring "
+                "stochastic, where devices take microbatches at their own pace too"
+            )
+        if tickets is not None and plan.wiring is Kind.STOCHASTIC:
+            raise PlanError(
+                "wiring: own pace takes microbatches from the store, found kind 'stochastic'; "
+                "leave out --own-pace"
+            )
+        if tickets is not None and plan.sync.local_steps:
+            raise PlanError(
+                "sync: own pace needs gradients that are averaged every step, found every_steps "
+                f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
+                "out --own-pace"
+            )
+        self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
+        self.losses: Losses | None = None
+        self.record: StepRecord | None = None
+        self.began_s = 0.0
+        self.microbatches = 0
+        self.router: Router[int] | None = None
+        self._part = 0
+        self._sent_before: dict[int, int] = {}
+        if before is not None:
+            self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
+            self.router = before.router if before.plan is plan else None
+            self._part = before._part + 1
+        self._streams: dict[Purpose, Streams] = {}
+        self._compute, self._imposed = compute, imposed
+        self._tickets = None if tickets is None else Tickets(tickets)
+        self._beside: Beside | None = None
+        self._outer_of: int | None = None
+        self._beside_s = 0.0
+        self._commit, self._direct = commit, direct
+        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
+        # of steps that end with averaging, and whose operations have an order
+        fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
+        ahead_s = self.wiring.averaging.ahead_s
+        # from GPU to GPU nobody says that it is ready
+        fixed &= not self.wiring.averaging.begins_here(direct)
+        self._forecast = Forecast(ahead_s) if fixed and ahead_s else None
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """See the class."""
+        found = dict(self._sent_before)
+        for streams in self._streams.values():
+            for other, connection in streams.to.items():
+                found[other] = found.get(other, 0) + connection.sent_bytes
+        return found
+
+    def steps(
+        self,
+        count: int,
+        rest: int = 0,
+        first: int = 0,
+        owes: bool = False,
+        begun: bool | None = None,
+    ) -> Generator[StepRecord, None, None]:
+        """Train; yields after every step.
+
+        Parameters
+        ----------
+        count
+            Steps that chain, each beginning when the one before has ended.
+        rest
+            Steps before them that all ranks begin together.
+        first
+            Number of the first of the steps that chain: those before it were done.
+        owes
+            Of the first step, only the outer one that ends it is to be done.
+        begun
+            Whether those who did the step before the first have begun an outer step that is to be
+            begun again; None: if they have, its mean is known.
+
+        Yields
+        ------
+        StepRecord
+            What this rank did.
+
+        Raises
+        ------
+        ConnectionLost
+            Another rank is gone.
+        EndedError
+            The run is over.
+        """
+        cycle = self.plan.cycle
+        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
+        with ExitStack() as held:
+            wanted = self.wiring.connections
+            if self._direct is not None:
+                self._direct.meet(self._reached(self._direct))
+            wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
+            connections = held.enter_context(
+                connections_to(self.ranks, wanted, f"steps/{self._part}")
+            )
+            self._streams = {way: streams_of(connections, way, self.rank) for way in BACK}
+            held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
+            if any(leaves_the_machine(one) for one in connections.values()):
+                held.enter_context(kept_warm(before_end=self._before_end))
+            grow_windows(self._streams.values(), self.wiring.flight_bytes())
+            if owes:
+                del walk[0]
+                first += 1
+            with self.ranks.failing() as failure:
+                yield from self._do(walk, rest, first, owes, begun, connections, failure)
+
+    def _do(
+        self,
+        walk: Sequence[int],
+        rest: int,
+        first: int,
+        owes: bool,
+        begun: bool | None,
+        connections: Connections,
+        failure: Failure,
+    ) -> Iterator[StepRecord]:
+        if self._commit is not None:
+            self._commit.heed(failure)
+        pipeline = self._streams[Purpose.PIPELINE]
+        ways = (self.wiring.rates(), self.wiring.round_trips_s())
+        outbox = Outbox(pipeline.to, failure, *ways, self._compute.side, self._direct)
+        expected = self.wiring.expected(walk)
+        inbox = Inbox(pipeline.of, expected, self._compute.buffer, failure, direct=self._direct)
+        routed = self._routed(pipeline.of, outbox, failure)
+        peers = Peers(self._streams[Purpose.AVERAGING], failure)
+        norms = _of(connections, Purpose.NORM)
+        told = range(first, first + len(walk))
+        record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
+        teller = self._teller(_of(connections, Purpose.LOSSES), told)
+        if owes:
+            self._take_owed(record, peers, outbox)
+            yield record
+        if begun:
+            self._begin_outer(first - 1, peers, outbox)
+        elif begun is None and self.plan.sync.begun(first):
+            self._outer_of = first - 1
+        for serial, k in enumerate(walk):
+            if serial <= rest:
+                self._begin_together(serial)
+                self.began_s = time.monotonic()
+            step = serial if serial < rest else first + serial - rest
+            record = self.record = StepRecord(step, serial < rest, time.monotonic())
+            self._compute.begin(step, self.plan.schedules[k])
+            if routed is not None:
+                routed.run(serial, record)
+            else:
+                self._operations(record, serial, k, inbox, outbox, peers)
+            if self.plan.sync.local_steps:
+                self._update_and_agree(record, peers, outbox)
+            else:
+                self._average_and_update(record, peers, outbox, norms)
+            self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+            if teller is not None:
+                teller.tell(step, self._compute.loss() or 0.0)
+            yield record
+        self._end_outer(record)
+        if routed is not None:
+            routed.finish()
+        outbox.finish()
+        peers.finish()
+        failure.check()
+        if self.losses is not None:
+            self.losses.wait()
+
+    def _reached(self, direct: Direct) -> set[int]:
+        """Whom this rank has to do with from GPU to GPU, as they with it."""
+        found = {other for traffic in self.wiring.traffic.values() for other in traffic.peers}
+        parts = [self.wiring.within]
+        if not self.plan.sync.local_steps:
+            parts += [self.wiring.averaging, self.wiring.tied]
+        for part in parts:
+            found |= part.reached(direct)
+        return found & direct.members
+
+    def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
+        """Those at the other ends are looked after, if anybody is."""
+        if self.ranks.watch is None:
+            return nullcontext()
+        return self.ranks.watch.over({c: self.ranks.name(r) for r, c in lifelines.items()})
+
+    def _before_end(self, undo: Callable[[], None]) -> None:
+        if self.ranks.watch is not None:
+            self.ranks.watch.ending.before_end(undo)
+
+    def _routed(
+        self, pipeline: dict[int, Connection], outbox: Outbox, failure: Failure
+    ) -> Routed | None:
+        """What routes microbatches, where the plan does not."""
+        if self.wiring.places is None:
+            return None
+        if self.router is None:
+            speed = 1.0 if self._imposed is None else self._imposed.speed
+            self.router = router_of(self.plan, self.rank, speed)
+        return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, self.router)
+
+    def _operations(
+        self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox, peers: Peers
+    ) -> None:
+        schedule, forecast = self.plan.schedules[k], self._forecast
+
+        def ended(end: float) -> None:
+            if forecast is not None:
+                forecast.after(end, peers.tell)
+
+        if self._tickets is None:
+            if forecast is not None:
+                forecast.begin(k)
+            order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
+            how = (self._compute, inbox, outbox, serial, self.rank, record, ended)
+            run_operations(order, traffic, *how)
+        elif self.rank in self.plan.stage_of:
+            numbers = self._tickets.of(serial, len(schedule.paths))
+            run_alone(numbers, self._compute, self.rank, record)
+
+    def _average_and_update(
+        self,
+        record: StepRecord,
+        peers: Peers,
+        outbox: Outbox,
+        norms: dict[int, Connection],
+    ) -> None:
+        tied = self._compute.tied_values
+        gradients, direct = self._compute.gradients, self._direct
+        averaging, also = self.wiring.averaging, self.wiring.tied
+        # what is brought to the first round's memory is there before others are told
+        gradients(here=averaging.begins_here(direct))
+        told = None
+        if self._forecast is not None:
+            self._forecast.ready(time.monotonic())
+            told = self._forecast.told
+        rest, shared = slice(tied, None), slice(tied)
+        way = (peers, outbox, told, direct)
+        self._average(record, averaging, lambda on: gradients(here=on)[rest], *way)
+        if tied:
+            way = (peers, outbox, None, direct)
+            self._average(record, also, lambda on: gradients(here=on)[shared], *way)
+        vector = gradients()
+        if self.wiring.clipping is not None:
+            if self._imposed is None:
+                # the first stage counts what the last one shares with it
+                copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
+                record.norm = self.wiring.clipping.run(vector, norms, copied)
+            else:
+                # there are no gradients to look at
+                self.wiring.clipping.run(vector[:0], norms)
+        if self._commit is not None:
+            self._commit.decide(record.step, self._compute.loss())
+        self._update(record)
+
+    def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """An update of this device's own and, where they are due, averaging and outer step.
+
+        On two clocks with the gradient of all with whom it is as one.
+        """
+        sync = self.plan.sync
+        if self.wiring.within.peers:
+            gradients, within, direct = self._compute.gradients, self.wiring.within, self._direct
+            gradients(here=within.begins_here(direct))
+            way = (peers, outbox, None, direct)
+            self._average(record, within, lambda on: gradients(here=on), *way)
+        if self._commit is not None:
+            self._commit.decide(record.step, self._compute.loss())
+        self._update(record)
+        self._end_outer(record)
+        if sync.due(record.step):
+            self._compute.leave()
+            # steps from rest are looked at one by one
+            if sync.delayed and not record.rest:
+                self._begin_outer(record.step, peers, outbox)
+            else:
+                self._agree(record, peers, outbox)
+        record.end_s = time.monotonic()
+
+    def _change(self, step: int) -> Tensor:
+        """This device's, up to the outer step that is due after a step."""
+        samples = None
+        if self._commit is not None:
+            # of those who are left, which no plan says
+            told = self.ranks.share(f"samples/{step}", str(self._compute.samples()))
+            stage = self.plan.stage_of.get(self.rank)
+            group = () if stage is None else self.plan.assignment.groups[stage]
+            # of those who are as one, the first speaks
+            speak = {as_one(self.plan, d)[0] for d in group}
+            samples = sum(int(told[d]) for d in speak)
+        return self._compute.change(samples)
+
+    def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """Average the changes since the last outer step, and take the next one."""
+        change = self._change(record.step)
+        self._average(record, self.wiring.averaging, lambda on: change, peers, outbox)
+        self._take_outer(record.step)
+        record.end_s = time.monotonic()
+
+    def _begin_outer(self, step: int, peers: Peers, outbox: Outbox) -> None:
+        """Average while the next step computes."""
+        vector = self._change(step)
+        self._outer_of = step
+        if self.wiring.averaging.peers:
+            self._beside_s = time.monotonic()
+            averaging = self.wiring.averaging
+            self._beside = Beside(lambda: averaging.run(lambda on: vector, peers, outbox))
+
+    def _end_outer(self, record: StepRecord) -> None:
+        """Take the outer step that an earlier step has begun, if one has.
+
+        After a checkpoint its mean is known.
+        """
+        if self._outer_of is None:
+            return
+        if self._beside is not None:
+            end = self._beside.wait()
+            record.ops.append((-1, self.rank, "A", self._beside_s, end))
+            self._beside = None
+        self._take_outer(self._outer_of)
+        self._outer_of = None
+
+    def _take_outer(self, step: int) -> None:
+        if self._commit is not None:
+            self._commit.agree(step)
+        self._compute.outer_update()
+
+    def _take_owed(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """Of a step whose update was taken, the outer step that ends with it."""
+        if self.plan.sync.delayed:
+            self._begin_outer(record.step - 1, peers, outbox)
+            self._end_outer(record)
+        else:
+            self._agree(record, peers, outbox)
+        record.end_s = time.monotonic()
+
+    def settle(self) -> None:
+        """Wait until what is averaged beside the operations is there.
+
+        Raises
+        ------
+        ConnectionLost
+            Another rank is gone.
+        """
+        if self._beside is not None:
+            self._beside.wait()
+
+    def _average(
+        self,
+        record: StepRecord,
+        averaging: Averaging,
+        values: Callable[[bool | None], Tensor],
+        peers: Peers,
+        outbox: Outbox,
+        told: Collection[int] | None = None,
+        direct: Direct | None = None,
+    ) -> None:
+        if averaging.peers:
+            ready = time.monotonic()
+            end = averaging.run(values, peers, outbox, told, direct, self._compute.side)
+            record.ops.append((-1, self.rank, "A", ready, end))
+
+    def _update(self, record: StepRecord) -> None:
+        update = time.monotonic()
+        self._compute.update()
+        record.end_s = time.monotonic()
+        record.ops.append((-1, self.rank, "U", update, record.end_s))
+
+    def _begin_together(self, serial: int) -> None:
+        """Wait for all ranks; in an imposed run, on one machine, for one moment of its clock."""
+        name = f"begin/{self._part}/{serial}"
+        self.ranks.meet(name)
+        if self._imposed is not None:
+            store = self.ranks.store
+            if self.rank == 0:
+                # told that all are here, a rank asks whether the moment is known, and for it
+                way = self.plan.cluster.network.latency_s
+                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._imposed.speed
+                moment = time.monotonic() + longest + HEAD_START_S
+                store.set(f"{name}/moment", repr(moment))
+            Sleeper().until(float(store.get(f"{name}/moment")))
+
+    def _teller(
+        self, connections: dict[int, Connection], steps: range
+    ) -> Losses | LossSender | None:
+        """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
+        tellers = self.wiring.tellers
+        if self._commit is not None:
+            return None
+        if self.rank == 0 and tellers:
+            self.losses = Losses(connections, 0 in tellers, steps)
+        if self.rank not in tellers:
+            return None
+        return self.losses or LossSender(connections[0])
+
+
+def _of(connections: Connections, purpose: Purpose) -> dict[int, Connection]:
+    return {other: c for (what, other), c in connections.items() if what is purpose}

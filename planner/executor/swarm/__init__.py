@@ -1,0 +1,1 @@
+"""Stochastic wiring: devices choose paths while they run (SWARM)."""

@@ -1,0 +1,96 @@
+"""Messages of devices that route microbatches: a thread a neighbour reads all that it sends.
+
+Reading never waits for the operations, so a gradient is not held up by activations before it. What
+has arrived is bounded by what trainers let be on its way.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planner.executor.comm.connections import as_bytes, receive_into
+from planner.executor.comm.p2p import Lane
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.swarm.routing_messages import KINDS, Form, Note, Word
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A note that has arrived.
+
+    Attributes
+    ----------
+    note
+        What it says.
+    source
+        Who sent it.
+    tensor
+        Values, in host memory; None: the note is all.
+    arrived_s
+        Monotonic clock, when its last byte was there.
+    """
+
+    note: Note
+    source: int
+    tensor: Tensor | None = None
+    arrived_s: float = 0.0
+
+
+class Mailbox:
+    """Receives from all neighbours until each has said that nothing follows.
+
+    Parameters
+    ----------
+    rank
+        This process.
+    connections
+        By source.
+    form
+        Of notes.
+    buffer
+        Makes the memory that values go to.
+    taken
+        Called with each mail, from the thread of its source.
+    failure
+        Where errors go.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        form: Form,
+        buffer: Callable[[Message], Tensor],
+        taken: Callable[[Mail], None],
+        failure: Failure,
+    ) -> None:
+        self._rank, self._form, self._buffer, self._taken = rank, form, buffer, taken
+        self._lanes = []
+        for source, connection in connections.items():
+            lane = Lane(f"from {source}", failure)
+            lane.submit(lambda s=source, c=connection: self._receive(s, c))  # type: ignore[misc]
+            self._lanes.append(lane)
+
+    def finish(self) -> None:
+        """Wait until all have said that nothing follows."""
+        for lane in self._lanes:
+            lane.finish()
+
+    def _receive(self, source: int, connection: socket.socket) -> None:
+        header = bytearray(self._form.size)
+        while True:
+            receive_into(connection, memoryview(header))
+            note = self._form.unpack(header)
+            if note.word is Word.LAST:
+                return
+            tensor = None
+            if (kind := KINDS.get(note.word)) is not None:
+                tensor = self._buffer(Message(kind, note.microbatch, source, self._rank))
+                receive_into(connection, as_bytes(tensor))
+            self._taken(Mail(note, source, tensor, time.monotonic()))

@@ -1,0 +1,150 @@
+"""A run whose devices move to the stages that need them, as they are seen to work (SWARM, 3.2).
+
+Every so many steps all tell each other what a microbatch took them, and the first decides.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from planner.executor.fault_tolerance.run_segments import Piece
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.runtime.records import StepRecord
+from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule, decide
+from planner.training_plan.error import PlanError
+from planner.training_plan.migration import Migration, migrated, require_agreed, require_routed
+from planner.training_plan.model import TrainingPlan
+
+
+class Rebalancing:
+    """Pieces of a run that are not known before.
+
+    Parameters
+    ----------
+    plan
+        With which it begins.
+    every
+        Steps between two decisions.
+    rule
+        Who moves.
+    steps
+        How many are done at the end.
+    ranks
+        This process among all.
+    fits
+        Whether this rank's device has the memory for its part of a plan.
+    told
+        Takes what was decided, and why it is not done; empty: it is.
+
+    Raises
+    ------
+    PlanError
+        Devices cannot move in this plan, or not after so many steps.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        every: int,
+        rule: RebalanceRule,
+        steps: int,
+        ranks: Ranks,
+        fits: Callable[[TrainingPlan], bool],
+        told: Callable[[RebalanceDecision, str], None],
+    ) -> None:
+        require_movable(plan, every)
+        self._plan, self._every, self._rule, self._steps = plan, every, rule, steps
+        self._ranks, self._fits, self._told = ranks, fits, told
+        self._busy_s, self._count = 0.0, 0
+        self._stay: set[int] = set()
+
+    def after(self, record: StepRecord) -> None:
+        """Count a step of this rank.
+
+        Parameters
+        ----------
+        record
+            Of the step.
+        """
+        self._busy_s += sum(end - start for _, _, kind, start, end in record.ops if kind in "FHB")
+        self._count += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+
+    def pieces(self) -> Iterator[Piece]:
+        """One after the other; who takes the next has run the one before.
+
+        Yields
+        ------
+        Piece
+            Without a move where nothing was worth one.
+        """
+        piece = Piece(self._plan, 0, min(self._every, self._steps))
+        while True:
+            begun_s = time.monotonic()
+            self._busy_s, self._count = 0.0, 0
+            yield piece
+            if piece.end == self._steps:
+                return
+            took_s = time.monotonic() - begun_s
+            decision = self._decide(piece, took_s / (piece.end - piece.begin))
+            end = min(piece.end + self._every, self._steps)
+            piece = Piece(piece.plan, piece.end, end)
+            if decision is not None:
+                made, why_not = self._made(piece, decision)
+                self._told(decision, why_not)
+                if made is None:
+                    # and it is not asked again
+                    self._stay.add(piece.plan.cluster.network.ids.index(decision.move.device))
+                else:
+                    piece = made
+
+    def _decide(self, piece: Piece, step_s: float) -> RebalanceDecision | None:
+        """The first rank's decision: sums may differ in the last bit on unlike machines."""
+        own_s = self._busy_s / self._count if self._count else 0.0
+        name = f"rebalance/{piece.end}"
+        found = [json.loads(t) for t in self._ranks.share(name, json.dumps([own_s, step_s]))]
+        text = ""
+        if self._ranks.rank == 0:
+            seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
+            left_s = (self._steps - piece.end) * max(step_s for _, step_s in found)
+            how = (piece.end, left_s, self._rule, frozenset(self._stay))
+            if (decision := decide(piece.plan, seconds, *how)) is not None:
+                text = json.dumps([str(decision.move), decision.before, decision.after])
+        told = self._ranks.share(f"{name}/decision", text)[0]
+        if not told:
+            return None
+        move, before, after = json.loads(told)
+        return RebalanceDecision(Migration.of(move), before, after)
+
+    def _made(self, piece: Piece, decision: RebalanceDecision) -> tuple[Piece | None, str]:
+        """The piece after a move, or why there is none; its device knows what it can hold."""
+        try:
+            made = replace(piece, plan=migrated(piece.plan, decision.move), move=decision.move)
+        except PlanError as error:
+            return None, str(error)
+        fits = made.taker != self._ranks.rank or self._fits(made.plan)
+        told = self._ranks.share(f"rebalance/{piece.begin}/fits", "fits" if fits else "")
+        return (made, "") if told[made.taker] else (None, "it has not the memory")
+
+
+def require_movable(plan: TrainingPlan, every: int) -> None:
+    """Raise `PlanError` where devices cannot move after so many steps.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    every
+        Steps between two decisions.
+
+    Raises
+    ------
+    PlanError
+        One line.
+    """
+    if every < 1:
+        raise PlanError(f"--rebalance is {every}; give steps, at least 1")
+    require_routed(plan, "--rebalance")
+    require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")

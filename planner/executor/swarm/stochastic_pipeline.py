@@ -1,0 +1,321 @@
+"""One device's part of iterations in which microbatches are routed (SWARM, 3.2, Algorithm 1).
+
+Every device of the first stage is the trainer of the microbatches that begin there in the plan, and
+asks a peer of the first stage for each. Whoever has done F chooses the peer of the next stage;
+B goes back over the path. A device does one thing at a time, backward before forward, in the order
+of arrival, and begins no F while it holds as many microbatches as the plan has it hold. That cannot
+lock up: the last stage holds none that waits for others, so those before it get theirs back.
+
+A step is over for a device when all that may choose it have said that they are done choosing, and
+all that it was given has come back. There is no barrier: requests of the next step wait.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from planner.executor.comm.p2p import Outbox
+from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_runtime import Compute
+from planner.executor.swarm.mailbox import Mail, Mailbox
+from planner.executor.swarm.microbatch_source import Trainer
+from planner.executor.swarm.routing_messages import KINDS, NOBODY, Form, Note, Word
+from planner.swarm.routing import Router, begun_router
+from planner.training_plan.choices import Head, RouterFeedback
+from planner.training_plan.initial_routes import initial_routes
+from planner.training_plan.model import TrainingPlan
+
+LEAST_S = 1e-6
+"""Of a response time: routers divide by it."""
+
+
+class Places:
+    """Who is where, for one device of a plan with stochastic wiring.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        A device with a stage.
+
+    Attributes
+    ----------
+    stage, last
+        Its stage, and the number of the last one.
+    next
+        Devices of the next stage.
+    trainers
+        Devices of the first stage.
+    choosers
+        Devices that may ask this one for F.
+    head_first
+        Whether head and loss are where a path begins, and not where it ends.
+    """
+
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
+        groups = plan.assignment.groups
+        self.stage, self.last = plan.stage_of[rank], len(groups) - 1
+        self.trainers = groups[0]
+        self.next = groups[self.stage + 1] if self.stage < self.last else ()
+        self.choosers = groups[max(self.stage - 1, 0)]
+        self.head_first = plan.schedules[0].head is Head.FIRST and self.last > 0
+        near = {*self.choosers, *self.next}
+        if self.head_first:
+            near |= set(groups[-1]) if self.stage == 0 else set()
+            near |= set(groups[0]) if self.stage == self.last else set()
+        self._neighbours = near - {rank}
+
+    @property
+    def neighbours(self) -> set[int]:
+        """Devices that it may exchange messages with."""
+        return self._neighbours
+
+
+def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
+    """A device's router: it knows those it may choose, and begins with the plan's paths.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    rank
+        Whose.
+    speed
+        The plan's times are divided by it.
+
+    Returns
+    -------
+    Router[int]
+        Of devices.
+    """
+    begin = {s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()}
+    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
+
+
+class Routed:
+    """A device that routes, for all steps of a run.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    rank
+        A device with a stage.
+    compute
+        What an operation does.
+    connections
+        To all `Places.neighbours`.
+    outbox
+        Over the same.
+    failure
+        Errors of all threads.
+    router
+        With what this device knows of its peers, and learns of them.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        compute: Compute,
+        connections: Mapping[int, socket.socket],
+        outbox: Outbox,
+        failure: Failure,
+        router: Router[int],
+    ) -> None:
+        self._rank, self._compute, self._outbox, self._failure = rank, compute, outbox, failure
+        self._places = Places(plan, rank)
+        self._starts = [path[0] for path in plan.schedules[0].paths]
+        self._room = plan.schedules[0].most_live()[rank]
+        self._told = plan.routing.told
+        self._form = Form(self._places.last + 1)
+        # guards all below, which threads of neighbours change
+        self._changed = threading.Condition()
+        failure.on_failure(self._wake)
+        self._router = router
+        self._asked: dict[tuple[int, int, int], float] = {}
+        self._backward: deque[Mail] = deque()
+        self._forward: defaultdict[int, deque[Mail]] = defaultdict(deque)
+        self._ends: Counter[int] = Counter()
+        self._held = 0
+        self._serial = 0
+        self._record: StepRecord | None = None
+        self._trainer: Trainer | None = None
+        if self._places.stage == 0:
+            self._trainer = Trainer(plan, rank, self._ask, self._end_choosing)
+        self._mailbox = Mailbox(rank, connections, self._form, compute.buffer, self._take, failure)
+        self._neighbours = tuple(connections)
+
+    def run(self, serial: int, record: StepRecord) -> None:
+        """Do this device's part of a step.
+
+        Parameters
+        ----------
+        serial
+            Number of the step among all of this run.
+        record
+            Takes times, monotonic clock, and the paths of the trainer's microbatches.
+
+        Raises
+        ------
+        ConnectionLost
+            A neighbour is gone.
+        """
+        with self._changed:
+            self._serial, self._record = serial, record
+            if self._trainer is not None:
+                self._trainer.begin()
+        told_end = self._places.stage == self._places.last
+        while True:
+            with self._changed:
+                while (mail := self._next()) is None:
+                    self._failure.check()
+                    all_asked = self._ends[serial] == len(self._places.choosers)
+                    if all_asked and not self._forward[serial]:
+                        if not told_end:
+                            self._tell_all(self._places.next, Note(Word.END, serial))
+                            told_end = True
+                        if not self._held and (self._trainer is None or self._trainer.done):
+                            del self._ends[serial], self._forward[serial]
+                            return
+                    self._changed.wait()
+            self._do(mail, record)
+
+    def finish(self) -> None:
+        """After the last step: tell all that nothing follows, and wait until they have."""
+        self._tell_all(self._neighbours, Note(Word.LAST))
+        self._mailbox.finish()
+
+    def _next(self) -> Mail | None:
+        """What to do now; backward passes come first and need no room."""
+        if self._backward:
+            return self._backward.popleft()
+        waiting = self._forward[self._serial]
+        if waiting and self._held < self._room:
+            self._held += 1
+            return waiting.popleft()
+        return None
+
+    def _do(self, mail: Mail, record: StepRecord) -> None:
+        note, places = mail.note, self._places
+        if mail.tensor is not None:
+            kind = KINDS[note.word]
+            message = Message(kind, note.microbatch, mail.source, self._rank)
+            record.received(message, mail.tensor.nbytes, mail.arrived_s)
+        if note.word is Word.LOSS:
+            made, end_s = self._operate("H", note, mail.tensor, record)
+            self._send(Word.BACKWARD, note, made, note.path[-1], end_s, record)
+        elif note.word is Word.BACKWARD:
+            self._go_back(note, mail.tensor, record)
+        else:
+            made, end_s = self._go_forward(mail, record)
+            if places.stage < places.last:
+                with self._changed:
+                    peer = self._choose(places.stage + 1, note)
+                path = _with(note.path, places.stage + 1, peer)
+                self._send(Word.FORWARD, replace(note, path=path), made, peer, end_s, record)
+            elif places.head_first:
+                self._send(Word.LOSS, note, made, note.path[0], end_s, record)
+            else:
+                self._operate("H", note, None, record)
+                self._go_back(note, None, record)
+
+    def _go_forward(self, mail: Mail, record: StepRecord) -> tuple[Tensor, float]:
+        begin_s = time.monotonic()
+        made, end_s = self._operate("F", mail.note, mail.tensor, record)
+        answer = replace(mail.note, word=Word.ANSWER, seconds=end_s - begin_s)
+        self._tell(mail.source, answer)
+        return made, end_s
+
+    def _go_back(self, note: Note, received: Tensor | None, record: StepRecord) -> None:
+        made, end_s = self._operate("B", note, received, record)
+        with self._changed:
+            self._held -= 1
+        if self._places.stage > 0:
+            before = note.path[self._places.stage - 1]
+            self._send(Word.BACKWARD, note, made, before, end_s, record)
+        else:
+            self._tell(self._starts[note.microbatch], replace(note, word=Word.FINISHED))
+
+    def _operate(
+        self, kind: str, note: Note, received: Tensor | None, record: StepRecord
+    ) -> tuple[Tensor, float]:
+        side = self._compute.side
+        start = side.mark()
+        made = self._compute.operate(kind, note.microbatch, received)
+        # peers are told how long it took
+        start_s, end_s = side.at(start), side.at(side.mark())
+        record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
+        return made, end_s
+
+    def _ask(self, microbatch: int) -> None:
+        """The trainer's next one."""
+        note = Note(Word.START, self._serial, microbatch)
+        peer = self._choose(0, note)
+        path = (peer, *(NOBODY,) * self._places.last)
+        self._tell(peer, replace(note, path=path))
+
+    def _choose(self, stage: int, note: Note) -> int:
+        peer = self._router.choose(stage)
+        self._asked[note.serial, note.microbatch, stage] = time.monotonic()
+        return peer
+
+    def _end_choosing(self) -> None:
+        self._tell_all(self._places.trainers, Note(Word.END, self._serial))
+
+    def _take(self, mail: Mail) -> None:
+        """Something has arrived; also from this device itself."""
+        note = mail.note
+        with self._changed:
+            if note.word in (Word.START, Word.FORWARD):
+                self._forward[note.serial].append(mail)
+            elif note.word in (Word.LOSS, Word.BACKWARD):
+                self._backward.append(mail)
+            elif note.word is Word.END:
+                self._ends[note.serial] += 1
+            elif note.word is Word.ANSWER:
+                stage = note.path.index(mail.source)
+                asked_s = self._asked.pop((note.serial, note.microbatch, stage))
+                waited_s = time.monotonic() - asked_s
+                told_s = note.seconds if self._told is RouterFeedback.WORK else waited_s
+                self._router.report(mail.source, max(told_s, LEAST_S))
+            elif self._trainer is not None and self._record is not None:  # FINISHED
+                self._record.routes.append((note.microbatch, note.path))
+                self._trainer.finished()
+            self._changed.notify_all()
+
+    def _send(
+        self, word: Word, note: Note, made: Tensor, peer: int, end_s: float, record: StepRecord
+    ) -> None:
+        self._outbox.send(made, peer, self._form.pack(replace(note, word=word)))
+        self._outbox.made(peer, made.nbytes, end_s)
+        message = Message(KINDS[word], note.microbatch, self._rank, peer)
+        record.sent(message, made.nbytes, end_s)
+
+    def _tell(self, peer: int, note: Note) -> None:
+        if peer == self._rank:
+            self._take(Mail(note, peer))
+        else:
+            self._outbox.tell(peer, self._form.pack(note))
+
+    def _tell_all(self, peers: tuple[int, ...], note: Note) -> None:
+        for peer in peers:
+            self._tell(peer, note)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _with(path: tuple[int, ...], stage: int, peer: int) -> tuple[int, ...]:
+    return (*path[:stage], peer, *path[stage + 1 :])

@@ -1,0 +1,216 @@
+"""One rank of a probe under torchrun: ``python -m planner.probe log.jsonl --devices a b``.
+
+Measures latency and bandwidth of every ordered pair of devices, disjoint pairs at the same time,
+and what each device sends to and receives from all others at once, over connections as the executor
+opens them. Rank 0 adds every finding to its log; started again with it, the probe goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from planner.executor.comm.connections import Connections, Purpose
+from planner.executor.fault_tolerance.failure_detector import Watch
+from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.launch.arguments import add_trust, trust_of
+from planner.executor.launch.process import leave, run_rank
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.rank_assignment import WAIT_S, join_by_name, own_name
+from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
+from planner.probe.flows import Rate
+from planner.probe.measure import (
+    STREAMS,
+    Half,
+    Pace,
+    line_of,
+    link_of,
+    measure_device,
+    measure_pair,
+)
+from planner.probe.rounds import Pair, disjoint_rounds
+from planner.utils.argument_parser import OneLineParser
+
+PATIENCE_S = 60.0
+"""Signs of life queue behind streams that fill a link's buffers."""
+
+
+class Work(NamedTuple):
+    """What is measured next: pairs that share no device, or one device's up- or download."""
+
+    pairs: tuple[Pair, ...]
+    device: int | None = None
+    up: bool = True
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one rank; returns the exit code."""
+    args = _arguments(argv)
+    name = own_name(args.devices)
+    watch = Watch(name, Ending())
+    return run_rank(name, watch, lambda: _run(args, name, watch))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    pace = Pace()
+    parser = OneLineParser(prog="python -m planner.probe", description=__doc__)
+    parser.add_argument("log", type=Path, help="findings, on rank 0's node; gone on with if there")
+    parser.add_argument("--devices", nargs="+", required=True, help="names of this node's devices")
+    for field, words in (
+        ("seconds", "of a stream that count"),
+        ("warm", "of a stream before they count"),
+        ("messages", "for messages of all sizes, of one pair and direction"),
+    ):
+        default = getattr(pace, field if field == "seconds" else f"{field}_s")
+        parser.add_argument(
+            f"--{field}", type=float, default=default, help=f"seconds {words}; default {default:g}"
+        )
+    parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds for missing ranks")
+    add_trust(parser)
+    return parser.parse_args(argv)
+
+
+def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
+    for option in ("seconds", "warm", "messages", "wait"):
+        if not 0 < getattr(args, option) < math.inf:
+            raise ValueError(f"--{option} is {getattr(args, option):g}; give seconds above 0")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", len(args.devices)))
+    if here != len(args.devices):
+        raise ValueError(
+            f"--devices names {len(args.devices)}, this node has {here} processes; name each once"
+        )
+    if ALL in args.devices or "" in args.devices:
+        raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
+    pace = Pace(args.seconds, args.warm, args.messages)
+    told = json.dumps(asdict(pace))
+    ranks = join_by_name(
+        *(name, told),
+        watch=watch,
+        wait_s=args.wait,
+        patience_s=PATIENCE_S,
+        secret=trust_of(args),
+    )
+    if ranks.world < 2:
+        raise ValueError("a probe needs two devices at least; start one process a device")
+    findings, log = _known(args.log, ranks, pace) if ranks.rank == 0 else ([], None)
+    done = json.loads(ranks.share("done", json.dumps(findings))[0])
+    works = _works(ranks, {(a, b) for a, b in done})
+    others = [r for r in range(ranks.world) if r != ranks.rank]
+    wanted = [(purpose, r) for r in others for purpose in (Purpose.PROBE, *STREAMS)]
+    with connections_to(ranks, wanted, "probe") as opened:
+        for number, work in enumerate(works):
+            ranks.meet(f"begin/{number}")
+            for found in _measured(ranks, work, opened, pace, number):
+                if log is not None:
+                    log(found)
+            if ranks.rank == 0:
+                left_s = _left_s(works[number + 1 :], pace)
+                _say(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
+    if ranks.rank == 0:
+        _say(f"wrote {args.log}; planner probe {args.log} --out net.csv makes a network of it")
+    ranks.part()
+    return 0
+
+
+def _known(
+    path: Path, ranks: Ranks, pace: Pace
+) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
+    """What a log has already, and what adds to it."""
+    found: list[tuple[str, str]] = []
+    if path.exists() and path.stat().st_size:
+        known = ProbeLog.load(path)
+        before = known.about.get("pace")
+        if before != asdict(pace):
+            raise ValueError(
+                f"{path}: was measured with {before}, not {asdict(pace)}; give the same options, "
+                "or another file"
+            )
+        # to fewer others, a device's line may have carried less
+        others = ranks.world - 1
+        found = [e for e, one in known.findings.items() if ALL not in e or one.peers >= others]
+        whole = path.read_bytes()
+        if b"\n" not in whole:
+            path.write_bytes(whole + b"\n")
+        elif not whole.endswith(b"\n"):  # the end of a process cut a line off
+            with path.open("r+b") as file:
+                file.truncate(whole.rfind(b"\n") + 1)
+    else:
+        about = {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "began": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pace": asdict(pace),
+            "devices": list(ranks.names),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        }
+        path.write_text(json.dumps(about) + "\n")
+
+    def add(finding: LinkFinding) -> None:
+        with path.open("a") as file:
+            file.write(finding.to_line() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    return found, add
+
+
+def _works(ranks: Ranks, done: set[tuple[str, str]]) -> list[Work]:
+    """What is not known yet, in the order in which all ranks do it."""
+    names, world = ranks.names, ranks.world
+    wanted = [
+        (i, j)
+        for i in range(world)
+        for j in range(i + 1, world)
+        if not {(names[i], names[j]), (names[j], names[i])} <= done
+    ]
+    works = [Work(tuple(pairs)) for pairs in disjoint_rounds(world, wanted)]
+    for device, name in enumerate(names):
+        for up in (True, False):
+            if ((name, ALL) if up else (ALL, name)) not in done:
+                works.append(Work((), device, up))
+    return works
+
+
+def _measured(
+    ranks: Ranks, work: Work, opened: Connections, pace: Pace, number: int
+) -> Iterator[LinkFinding]:
+    """Do this rank's part; what all have found."""
+    names, rank = ranks.names, ranks.rank
+    if work.device is not None:
+        rate = measure_device(rank, work.device, work.up, ranks.world, opened, pace)
+        told = ranks.share(f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high]))
+        rates = [Rate(*found) for text in told if (found := json.loads(text)) is not None]
+        yield line_of(names[work.device], work.up, rates, ranks.world - 1)
+        return
+    mine = next((pair for pair in work.pairs if rank in pair), None)
+    text = "" if mine is None else measure_pair(rank, mine, opened, pace).to_json()
+    halves = [Half.of_json(text) if text else None for text in ranks.share(f"found/{number}", text)]
+    for i, j in work.pairs:
+        for source, destination in ((i, j), (j, i)):
+            there, here = halves[source], halves[destination]
+            assert there is not None and here is not None
+            yield link_of(names[source], names[destination], there, here)
+
+
+def _left_s(works: list[Work], pace: Pace) -> float:
+    return sum(pace.of_pair_s() if work.pairs else pace.of_device_s() / 2 for work in works)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,215 @@
+"""What goes over connections while links are measured: round trips, and streams that last.
+
+Two ends do one thing together: `ask` and `answer`, or `send` and `receive`. A stream's receiver
+says when it has seen enough; its sender then says how much it has sent, and what is still under way
+is taken in before anything else is sent, so that the next measurement finds the link empty.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.executor.comm.connections import ConnectionLost, named, receive_into, send_all
+
+SIZE = struct.Struct("!Q")
+ENOUGH = b"\1"
+BLOCK_BYTES = 1 << 18
+"""That a stream hands over at a time."""
+LOOK_S = 0.02
+"""Between two looks for word from a receiver while all connections are full."""
+SLICES = 5
+"""Of a stream's time, each with a rate of its own."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a stream got, in bytes per second: in all, and in its slowest and fastest part."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Connections to another rank: one for words, and some that a stream is spread over."""
+
+    words: socket.socket
+    streams: tuple[socket.socket, ...]
+
+
+def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[int, list[float]]:
+    """Send messages and wait for word that each has come.
+
+    Parameters
+    ----------
+    connection
+        Whose other end does `answer`.
+    sizes
+        Bytes of each message, in this order.
+    most_s
+        No further message is sent after so long.
+
+    Returns
+    -------
+    dict[int, list[float]]
+        By size, seconds there and of the word back; no entry for what there was no time for.
+    """
+    found: dict[int, list[float]] = {}
+    message, word = memoryview(bytes(max(sizes, default=0))), memoryview(bytearray(1))
+    began = time.perf_counter()
+    for size in sizes:
+        begin = time.perf_counter()
+        if begin - began > most_s:
+            break
+        send_all(connection, memoryview(SIZE.pack(size)), message[:size])
+        receive_into(connection, word)
+        found.setdefault(size, []).append(time.perf_counter() - begin)
+    send_all(connection, memoryview(SIZE.pack(0)))
+    return found
+
+
+def answer(connection: socket.socket) -> None:
+    """Say of every message that it has come, until there are no more."""
+    head = memoryview(bytearray(SIZE.size))
+    room = bytearray()
+    while True:
+        receive_into(connection, head)
+        (size,) = SIZE.unpack(head)
+        if size == 0:
+            return
+        if len(room) < size:
+            room = bytearray(size)
+        receive_into(connection, memoryview(room)[:size])
+        send_all(connection, memoryview(ENOUGH))
+
+
+def send(flows: Mapping[int, Flow]) -> None:
+    """Stream to others as fast as they go, until all have seen enough.
+
+    Parameters
+    ----------
+    flows
+        By receiver.
+    """
+    block = memoryview(bytes(BLOCK_BYTES))
+    sent = dict.fromkeys(flows, 0)
+    waiting = set(flows)
+    with selectors.DefaultSelector() as ready:
+        for other, flow in flows.items():
+            ready.register(flow.words, selectors.EVENT_READ, other)
+            for stream in flow.streams:
+                _keep_little_unsent(stream)
+                ready.register(stream, selectors.EVENT_WRITE, other)
+        while waiting:
+            for key, _ in ready.select(LOOK_S):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection is flows[key.data].words:
+                    receive_into(connection, memoryview(bytearray(1)))
+                    ready.unregister(connection)
+                    waiting.discard(key.data)
+                    continue
+                try:
+                    sent[key.data] += connection.send(block, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise ConnectionLost(f"a stream has ended ({error})") from None
+    for other, flow in flows.items():
+        send_all(flow.words, memoryview(SIZE.pack(sent[other])))
+    for flow in flows.values():
+        # else the next stream's bytes would be taken for the last of this one
+        receive_into(flow.words, memoryview(bytearray(1)))
+
+
+def _keep_little_unsent(stream: socket.socket) -> None:
+    """What waits in the sender's own system holds up the end of a measurement."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and stream.family in (socket.AF_INET, socket.AF_INET6):
+        stream.setsockopt(socket.IPPROTO_TCP, option, BLOCK_BYTES)
+
+
+def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
+    """Take in what others stream, and say when it is enough.
+
+    Parameters
+    ----------
+    flows
+        By sender.
+    warm_s
+        After the first bytes, before they count: connections begin slowly.
+    seconds
+        That count.
+
+    Returns
+    -------
+    Rate
+        Of all of them together.
+    """
+    room, taken = bytearray(1 << 20), dict.fromkeys(flows, 0)
+    marks: list[tuple[float, int]] = []
+    with selectors.DefaultSelector() as ready:
+        for other, flow in flows.items():
+            for stream in flow.streams:
+                ready.register(stream, selectors.EVENT_READ, other)
+        next_s: float | None = None
+        while len(marks) <= SLICES:
+            for key, _ in ready.select():
+                taken[key.data] += _take(key.fileobj, room)
+            now = time.perf_counter()
+            if next_s is None:
+                next_s = now + warm_s
+            # marks are where bytes have come, and none is short because the one before was late
+            if now >= next_s:
+                marks.append((now, sum(taken.values())))
+                next_s = now + seconds / SLICES
+        for flow in flows.values():
+            send_all(flow.words, memoryview(ENOUGH))
+        _take_rest(flows, ready, taken, room)
+        for flow in flows.values():
+            send_all(flow.words, memoryview(ENOUGH))
+    rates = [(more - some) / (end - start) for (start, some), (end, more) in pairwise(marks)]
+    whole = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
+    return Rate(whole, min(rates), max(rates))
+
+
+def _take_rest(
+    flows: Mapping[int, Flow],
+    ready: selectors.BaseSelector,
+    taken: dict[int, int],
+    room: bytearray,
+) -> None:
+    """What was still under way when senders were told."""
+    told: dict[int, int] = {}
+    words = {other: bytearray() for other in flows}
+    for other, flow in flows.items():
+        ready.register(flow.words, selectors.EVENT_READ, other)
+    while len(told) < len(flows) or any(taken[other] < told[other] for other in flows):
+        for key, _ in ready.select():
+            other = key.data
+            if key.fileobj is not flows[other].words:
+                taken[other] += _take(key.fileobj, room)
+                continue
+            part = memoryview(bytearray(SIZE.size - len(words[other])))
+            words[other] += part[: _take(key.fileobj, part)]
+            if len(words[other]) == SIZE.size:
+                ready.unregister(key.fileobj)
+                (told[other],) = SIZE.unpack(words[other])
+
+
+def _take(connection: object, room: bytearray | memoryview) -> int:
+    assert isinstance(connection, socket.socket)
+    try:
+        size = connection.recv_into(room)
+    except OSError as error:
+        raise ConnectionLost(f"a stream has ended ({error})") from None
+    if size == 0:
+        raise ConnectionLost(f"{named(connection)} closed its connection")
+    return size

@@ -1,0 +1,172 @@
+"""Measuring one pair, one direction after the other, and a device with all others at once."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+
+from planner.executor.comm.connections import Connections, Purpose
+from planner.network.probe_log import ALL, LinkFinding
+from planner.probe.flows import Flow, Rate, answer, ask, receive, send
+from planner.probe.rounds import Pair
+
+MESSAGES = (*(1,) * 21, *(1 << k for k in range(10, 25, 2) for _ in range(3)))
+"""Bytes of the messages that are timed; the smallest ones are the round trips."""
+STREAMS = (Purpose.PIPELINE, Purpose.AVERAGING)
+"""What the executor sends over between two devices that hand on microbatches and average."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long is measured.
+
+    Attributes
+    ----------
+    seconds
+        Of every stream, counted.
+    warm_s
+        Of every stream, before.
+    messages_s
+        For messages of all sizes, after which no further one is sent.
+    """
+
+    seconds: float = 3.0
+    warm_s: float = 2.0
+    messages_s: float = 3.0
+
+    def of_pair_s(self) -> float:
+        """About what both directions of a pair take."""
+        return 2 * (len(STREAMS) * (self.warm_s + self.seconds) + self.messages_s)
+
+    def of_device_s(self) -> float:
+        """About what a device's up- and download take."""
+        return 2 * (self.warm_s + self.seconds)
+
+
+@dataclass(frozen=True)
+class Half:
+    """What one of a pair's two ranks knows.
+
+    Attributes
+    ----------
+    rates
+        By number of flows, what it received of the other.
+    trips
+        By bytes, seconds of its messages to the other and of the word back.
+    """
+
+    rates: dict[int, Rate]
+    trips: dict[int, list[float]]
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps(
+            {"rates": {k: astuple(v) for k, v in self.rates.items()}, "trips": self.trips}
+        )
+
+    @classmethod
+    def of_json(cls, text: str) -> Half:
+        """From the store."""
+        data = json.loads(text)
+        return cls(
+            {int(k): Rate(*v) for k, v in data["rates"].items()},
+            {int(k): v for k, v in data["trips"].items()},
+        )
+
+
+def measure_pair(rank: int, pair: Pair, opened: Connections, pace: Pace) -> Half:
+    """Both directions of a pair, as one of its two ranks.
+
+    Parameters
+    ----------
+    rank
+        This process.
+    pair
+        It and another.
+    opened
+        Connections to the other rank among them.
+    pace
+        How long.
+
+    Returns
+    -------
+    Half
+        Of both directions.
+    """
+    other = pair[1] if rank == pair[0] else pair[0]
+    words = opened[Purpose.PROBE, other]
+    streams = tuple(opened[purpose, other] for purpose in STREAMS)
+    half = Half({}, {})
+    for source in pair:
+        if rank == source:
+            half.trips.update(ask(words, MESSAGES, pace.messages_s))
+        else:
+            answer(words)
+        for count in range(1, len(streams) + 1):
+            flows = {other: Flow(words, streams[:count])}
+            if rank == source:
+                send(flows)
+            else:
+                half.rates[count] = receive(flows, pace.warm_s, pace.seconds)
+    return half
+
+
+def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFinding:
+    """One direction of a pair from what its source and its destination know."""
+    small = sorted(there.trips[MESSAGES[0]])
+    rates = {count: (rate.mean, rate.low, rate.high) for count, rate in here.rates.items()}
+    # the word back takes half a round trip; where it is busy a larger message's may be the shortest
+    back = min(map(min, there.trips.values())) / 2
+    timed = {size: statistics.median(s) - back for size, s in there.trips.items()}
+    del timed[MESSAGES[0]]
+    trips = (small[0], statistics.median(small), small[-1])
+    return LinkFinding(source, destination, _now(), rates, trips, timed)
+
+
+def measure_device(
+    rank: int, device: int, up: bool, world: int, opened: Connections, pace: Pace
+) -> Rate | None:
+    """One rank's part in measuring what a device sends to, or receives from, all others at once.
+
+    Parameters
+    ----------
+    rank
+        This process.
+    device
+        The device that is measured.
+    up
+        Whether it sends.
+    world
+        How many devices there are.
+    opened
+        Connections to all others.
+    pace
+        How long.
+
+    Returns
+    -------
+    Rate or None
+        What this rank received.
+    """
+    others = [device] if rank != device else [r for r in range(world) if r != rank]
+    flows = {
+        other: Flow(opened[Purpose.PROBE, other], (opened[STREAMS[0], other],)) for other in others
+    }
+    if (rank == device) is up:
+        send(flows)
+        return None
+    return receive(flows, pace.warm_s, pace.seconds)
+
+
+def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFinding:
+    """A device's whole up- or download, shared by so many, from what each rank received."""
+    mean, low, high = (sum(parts) for parts in zip(*map(astuple, rates), strict=True))
+    ends = (name, ALL) if up else (ALL, name)
+    return LinkFinding(*ends, _now(), {1: (mean, low, high)}, peers=peers)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
