@@ -35,7 +35,7 @@ MODULES = (
     "planner.genetic.arrangement",
     "planner.genetic.anneal",
     "planner.genetic.local_search",
-    "planner.mapf.dispatch",
+    "planner.mapf.list_scheduling",
     "planner.mapf.moves",
     "planner.mapf.stage_spans",
     "planner.mapf.device_exchange",
