@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 import planner as pl
-from planner.lp.paper_model import literal_model
+from planner.lp.paper_model import build_paper_model
 
 network = pl.load_network("gcp12_skippipe_2025_repaired")
 n = len(network)
@@ -39,8 +39,8 @@ relaxed = pl.solve_averaging(problem, method="relaxed")
 print("the paper's rule:  ", relaxed)
 
 # eq. 5 as printed, n^3 rows, solved by another solver: an upper bound on every averaging
-literal = literal_model(problem)
-print(f"LP (5) as printed:  at most {literal.solve('cbc').xi:.6g} steps/s (CBC)")
+paper_model = build_paper_model(problem)
+print(f"LP (5) as printed:  at most {paper_model.solve('cbc').xi:.6g} steps/s (CBC)")
 
 # what an all-reduce does: everybody contributes and sums the same share, as fast as limits allow
 everybody, ones = problem.contributors, np.ones(n)

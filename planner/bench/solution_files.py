@@ -26,7 +26,7 @@ from planner.bench.problem import ProblemFamily
 from planner.checker.dispatch import check
 from planner.genetic.data import assignment_data
 from planner.genetic.incumbent import build_plan as assignment_of
-from planner.lp.solve import plan_of as averaging_of
+from planner.lp.solve import build_plan as averaging_of
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole

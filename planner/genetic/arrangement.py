@@ -1,8 +1,8 @@
-"""Devices in slots, the matchings between stages, and what they cost; compiled.
+"""Compiled: devices in slots, matchings between stages, and their cost.
 
-A slot is a place in a stage; ``device_at[slot]`` fills it. Every boundary carries one matching:
-``next_slot[slot]`` is the partner in the next stage (-1 for a slot left over) and ``prev_slot`` its
-inverse. With equal groups that is the paper's grid of pipelines x stages.
+A slot is a position in a stage; ``device_at[slot]`` is its device. Every boundary has a matching:
+``next_slot[slot]`` is the partner in the next stage (-1 for an unmatched slot) and ``prev_slot``
+the inverse. With equal groups this is the paper's grid of pipelines x stages.
 """
 
 from __future__ import annotations

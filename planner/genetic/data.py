@@ -22,12 +22,14 @@ class AssignmentData(NamedTuple):
         Devices per stage; the slots of stage j are ``stage_ptr[j]:stage_ptr[j + 1]``.
     stage_of_slot
         Stage of each slot.
-    exchange, exchange_of
-        ``float[kind, N, N]`` summands of eq. 2; the kind of each stage.
-    hop, hop_of
-        ``float[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind of each boundary.
-    near
-        ``int[N, <= MAX_NEIGHBOURS]`` the nearest devices by the first kind of hop, nearest first.
+    dp_cost, dp_kind
+        Data-parallel costs: ``float[kind, N, N]`` terms of eq. 2; the kind of each stage.
+    pp_cost, pp_kind
+        Pipeline costs: ``float[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind
+        of each boundary.
+    neighbours
+        ``int[N, <= MAX_NEIGHBOURS]`` nearest devices by the first kind of ``pp_cost``, nearest
+        first.
     """
 
     sizes: Ints

@@ -35,18 +35,19 @@ class AssignmentSearchParams:
         Number of temperatures, geometrically spaced from ``t_min`` to ``t_max``.
     moves_per_device
         Moves of a replica per iteration and device.
-    descent
-        Iterations at the start over which all temperatures fall from ``start`` times their own, and
-        the share of the means in the objective from ``mean_weight`` to ``mean_weight_end``.
-    stretch
-        Share of a time limit that the descent fills if it is longer; 0: the descent stays as it is.
-        A limit on iterations leaves the descent alone.
-    paced
-        Iterations after which the speed is known well enough to plan that.
-    polish
-        Iterations between two exact reorderings of the best arrangement.
-    tails, reversals
-        Which moves are drawn; see `planner.genetic.anneal.AnnealParams`.
+    descent_iterations, descent_factor
+        Over the first iterations all temperatures fall from ``descent_factor`` times their final
+        value.
+    mean_weight, mean_weight_end
+        Weight of the means in the objective at the start and end of the descent.
+    descent_share
+        Under a time limit, the descent is extended to this share of the limit.
+    pacing_iterations
+        Iterations after which the speed is measured for that.
+    reorder_interval
+        Iterations between two exact reorderings of the best arrangement's stages.
+    tail_share, reversal_share
+        Shares of the moves; see `planner.genetic.anneal.AnnealParams`.
     """
 
     replicas: int = 16

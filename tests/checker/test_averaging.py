@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.checker.averaging import check_averaging
-from planner.lp.solve import plan_of, solve_averaging
+from planner.lp.solve import build_plan, solve_averaging
 from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
 
@@ -85,7 +85,7 @@ def test_flows_that_fixed_shares_cannot_use_are_found() -> None:
 def test_alternating_phases() -> None:
     """The checker knows the sum of both times too."""
     problem = PROBLEM.replace(overlap=False)
-    plan = plan_of(problem, PLAN.computes, PLAN.rates)
+    plan = build_plan(problem, PLAN.computes, PLAN.rates)
     assert check_averaging(plan, problem) == []
     assert "steps_per_s" in rules(PLAN, problem)
 
