@@ -44,7 +44,7 @@ class AssignmentIncumbent(Incumbent[Ints]):
     problem: AssignmentProblem
     data: AssignmentData
 
-    def _told(self, plan: Ints) -> IncumbentAssignment:
+    def _callback_value(self, plan: Ints) -> IncumbentAssignment:
         return IncumbentAssignment(self.problem, self.data, plan)
 
 

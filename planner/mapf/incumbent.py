@@ -56,7 +56,7 @@ class PathIncumbent(Incumbent[PathSchedule]):
         method: str = "auto",
         seed: int = 0,
     ) -> None:
-        super().__init__(run, problem, method=method, seed=seed, better=MIN_IMPROVEMENT)
+        super().__init__(run, problem, method=method, seed=seed, min_improvement=MIN_IMPROVEMENT)
         self.method = method  # keep the `PathMethod`, of which the base class takes the string
         self.arrays = arrays
         self._first = np.minimum(np.arange(len(arrays.stage)), len(problem))
@@ -117,7 +117,7 @@ class PathIncumbent(Incumbent[PathSchedule]):
             begin[op.microbatch, step] = op.start_s
         return begin
 
-    def _told(self, plan: PathSchedule) -> IncumbentPaths:
+    def _callback_value(self, plan: PathSchedule) -> IncumbentPaths:
         return IncumbentPaths(self.problem, self.arrays, plan)
 
     def _timed(self, plan: PathPlan) -> PathSchedule:

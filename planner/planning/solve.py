@@ -124,7 +124,7 @@ def _arranged_plans(
 ) -> list[TrainingPlan]:
     """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
     too_many = len(problem.cluster) > MOST_ARRANGED
-    if baselines.ranks is None or too_many or INTERRUPTS.asked:
+    if baselines.ranks is None or too_many or INTERRUPTS.requested:
         return []
     best = baselines.ranks.best[1]
     asked = replace(best.start.problem, cluster=problem.cluster)

@@ -11,7 +11,7 @@ from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.problems import ProblemError
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_rates
+from planner.swarm.rebalancing import NoMoves, RebalancePolicy, SwarmPolicy, optimal_rates
 from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
@@ -69,14 +69,14 @@ def test_what_breaks_a_rule(moves: tuple[tuple[float, int, int, int, int], ...],
     "policy",
     [
         NoMoves(),
-        OneAtATime(60.0),
+        SwarmPolicy(60.0),
         PlannedMoves(0.0),
         PlannedMoves(90.0, horizon_s=1800.0, download_s=80.0),
     ],
 )
 @pytest.mark.parametrize(("peers", "speed"), [((12,), (1.0,)), ((9, 4), (1.0, 2.5))])
 def test_the_replay_says_the_same(
-    policy: Policy, peers: tuple[int, ...], speed: tuple[float, ...]
+    policy: RebalancePolicy, peers: tuple[int, ...], speed: tuple[float, ...]
 ) -> None:
     """The solvers' replay counts peers by stage and kind, the checker has them one by one."""
     for seed, download_s in ((0, 0.0), (1, 80.0)):
@@ -94,7 +94,7 @@ def test_the_replay_says_the_same(
         )
         setting = ReplayConfig(trace, problem.work_s, problem.speed, download_s, enter=Enter.RANDOM)
         run = replay(
-            setting, policy, drawn=RandomDraws(problem.serving, problem.leaves, problem.enters)
+            setting, policy, draws=RandomDraws(problem.serving, problem.leaves, problem.enters)
         )
         done, best = run.done(0.0, problem.end_s)
         assert mean_rate(plan, problem) == pytest.approx(done / problem.end_s, rel=1e-9)
