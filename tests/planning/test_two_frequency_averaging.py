@@ -31,7 +31,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources
-from planner.simulator.simulator import predict, simulate, step_s, unlike_steps_s
+from planner.simulator.simulator import predict, simulate, step_s, steps_by_averaging_s
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.choices import Codec, Phase
@@ -111,7 +111,7 @@ def test_a_step_by_hand() -> None:
     rounds = levels([(0, 1), (2, 3)], (0.5, 0.5), Phase.WITHIN)
     times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
     plan = plan.replace(compute_times=times, averaging=(rounds,), sync=RARE)
-    assert unlike_steps_s(plan) == pytest.approx((8.0, 16.0))
+    assert steps_by_averaging_s(plan) == pytest.approx((8.0, 16.0))
     for found in (predict(plan), clock_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(((4 * 8 + 16) / 5, 13.0))
