@@ -21,7 +21,7 @@ def recomputed_bound_s(
     activation_bytes: Sequence[float],
     gradient_bytes: Sequence[float],
 ) -> float | None:
-    """What a witness proves about eq. 1, computed from the problem alone."""
+    """The bound on eq. 1 that a witness proves, computed from the problem alone."""
     sizes, n = list(stage_sizes), len(network)
     fits = (
         bool(sizes)
@@ -42,7 +42,7 @@ def recomputed_bound_s(
 def _star_s(
     latency: Floats, bandwidth: Floats, sizes: Sequence[int], gradient_bytes: Sequence[float]
 ) -> float:
-    """Eq. 2: the dearest device, in the stage and with the partners that are cheapest for it."""
+    """Bound on eq. 2: the most expensive device in its cheapest stage with cheapest partners."""
     dearest = 0.0
     for d in range(len(latency)):
         cheapest = np.inf
@@ -57,7 +57,7 @@ def _star_s(
 def _forest_s(
     latency: Floats, bandwidth: Floats, sizes: Sequence[int], activation_bytes: Sequence[float]
 ) -> float:
-    """Eq. 4: links are laid from the fastest on, and boundaries fill up as early as they could.
+    """Bound on eq. 4: add links from the fastest on; boundaries fill as early as possible.
 
     The hops of a plan form disjoint paths. So c devices that are linked with each other hold at
     most c - 1 of them, and at most half as many as they have ends, of which a device has two.

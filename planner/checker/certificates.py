@@ -1,4 +1,4 @@
-"""What every certificate must satisfy: gap and status follow from objective and bound."""
+"""Rules of every certificate: gap and status follow from objective and bound."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def same(
     unit: str = "s",
     said: str = "recomputed",
 ) -> Iterator[Violation]:
-    """A stored figure that is not the recomputed one."""
+    """Report a stored value that differs from the recomputed one."""
     if stored is None or not abs(actual - stored) <= tolerance * max(abs(actual), 1e-12):
         yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
-    """A gap or a status that does not follow from objective and bound."""
+    """Report a gap or a status that does not follow from objective and bound."""
     for name, value in (("objective", c.objective), ("bound", c.bound)):
         if value is not None and not value >= 0:
             yield Violation(name, f"{where}.{name}", f"must be at least 0, found {value}")

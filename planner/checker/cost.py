@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
-    """Dollars and bytes that are not those of the plan's messages, prices and step."""
+    """Report dollars and bytes that do not follow from the messages, prices and step time."""
     cost, hourly = plan.cost, plan.cluster.devices.usd_per_hour
     if cost is None:
         if "cost" in plan.certificates:
@@ -99,7 +99,7 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
 
 
 def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
-    """Bytes of a step by pair, in the mean."""
+    """Mean bytes per step by pair."""
     w, sent = plan.workload, dict[tuple[int, int], float]()
 
     def add(d: int, e: int, size: float) -> None:
@@ -131,7 +131,7 @@ def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
 
 
 def _price(prices: Prices, here: str, there: str) -> float:
-    """Dollars a gigabyte: the first rule that fits, else by region and provider."""
+    """Dollars per gigabyte: the first rule that matches, else by region and provider."""
     fits = [
         price
         for a, b, price in prices.rules

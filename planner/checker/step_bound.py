@@ -1,8 +1,8 @@
 """Recomputes the bound on a straight plan's step.
 
-Between two step ends: the devices of some stage begin together at the first of them. One microbatch
-walks from there to the last stage and home; at one stage of the walk all microbatches queue. Then
-every device averages, at best with the partners that suit it most.
+The bound covers the time between two step ends. At the first of them, the devices of some stage
+begin together. One microbatch goes from there to the last stage and back; at one stage on its way
+all microbatches queue. Then every device averages, at best with its best connected partners.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from planner.workload.compute_times import FROM_FLOPS
 
 
 def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """The least over the witness's shapes; None where it is malformed or another plan's."""
+    """The least bound over the witness's shapes; None if it is malformed or of another plan."""
     if not _is_straight(plan) or plan.compute_times.source != FROM_FLOPS:
         return None
-    if plan.averages_for:  # all but averaging is the same on the devices that hold stages
+    if plan.averages_for:  # aggregators only affect averaging
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
     does = plan.recompute
@@ -45,7 +45,7 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
 
 
 def _is_straight(plan: TrainingPlan) -> bool:
-    """Whether all microbatches go along rows of the grid, evenly shared, in every schedule."""
+    """Whether in every schedule the paths are the grid's rows with equal microbatch counts."""
     grid = plan.assignment.grid
     if grid is None:
         return False
@@ -70,13 +70,13 @@ def _shape_bound_s(
     if len(again) != stages:
         raise ValueError("recompute")
     if plan.sync.delayed:
-        raise ValueError("rounds beside the next step")
+        raise ValueError("delayed averaging")
     every = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
     averages = _one_step_s(plan, layers, samples, again, shares)
     if every == 1:
         return averages
-    # devices of a stage end by themselves then, as where shares are not known
+    # without averaging, devices of a stage end independently, as with unknown shares
     return (averages + (every - 1) * _one_step_s(plan, layers, samples, again, None)) / every
 
 
@@ -87,7 +87,7 @@ def _one_step_s(
     again: list[bool],
     shares: str | None,
 ) -> float:
-    """From one step's end to the next one's, with averaging by such shares or without."""
+    """Time between step ends, with averaging by ``shares`` or, if None, without."""
     n, stages = len(plan.cluster), len(layers)
     pipelines = n // stages
     microbatches = plan.workload.batch_samples // samples
@@ -102,7 +102,7 @@ def _one_step_s(
         ]
     slowest_member = [sorted(row)[pipelines - 1] for row in averaging]
     least = math.inf
-    # a single pipeline does not average: its first stage is the last to end
+    # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
         home = [_home_s(plan, layers, samples, again, begin, q, count) for q in range(stages)]
         found = [home[q] + slowest_member[q] for q in range(stages)]
@@ -122,7 +122,7 @@ def _home_s(
     home: int,
     count: int,
 ) -> float:
-    """From the common begin of a stage until ``home`` has done its last backward pass."""
+    """Time from stage ``begin``'s begin to the end of stage ``home``'s last backward pass."""
     w, last = plan.workload, len(layers) - 1
     speed = max(float(flops) for flops in plan.cluster.flops)
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else last
@@ -133,7 +133,7 @@ def _home_s(
     backward = [(3 if twice else 2) * one for one, twice in zip(forward, again, strict=True)]
     head = 3 * w.head.forward_flops * samples / speed
     hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
-    # the walk of one microbatch, as (what, seconds)
+    # the path of one microbatch, as (operation, seconds)
     walk: list[tuple[str, float]] = []
     for j in range(begin, last + 1):
         walk.append((f"F{j}", forward[j]))
@@ -161,7 +161,7 @@ def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
 
 
 def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
-    """The worst-connected device's best pair carries all of its pipeline's messages one way."""
+    """Time of one pipeline's messages on the best pair of the worst-connected device."""
     message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
     rate = pair_rates(plan)
     np.fill_diagonal(rate, 0.0)
@@ -169,8 +169,8 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 
 
 def _shares(plan: TrainingPlan) -> str | None:
-    """``"equal"``, ``"any"`` or ``"helped"`` in one round of all; None: devices end apart."""
-    # that of what two stages share comes after theirs
+    """``"equal"``, ``"any"`` or ``"helped"`` for one round of all; None otherwise."""
+    # entries after the stages' own average what two stages share
     own = plan.averaging[: len(plan.stage_layers)]
     if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in own):
         return None
@@ -183,7 +183,7 @@ def _shares(plan: TrainingPlan) -> str | None:
 
 
 def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> list[float]:
-    """Bytes of every stage's gradients on the wire."""
+    """Bytes on the wire of every stage's gradients."""
     w = plan.workload
     parameters = [sum(w.layers[k].parameters for k in range(a, b)) for a, b in layers]
     parameters[0] += w.stem.parameters
@@ -198,7 +198,7 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
 
 
 def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares: str) -> float:
-    """Seconds of a round with device ``d`` in a group of so many, the partners at their best."""
+    """Least seconds of a round for device ``d`` in a group of ``members``."""
     network, others = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
     away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in others)
     out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in others), reverse=True)
@@ -207,7 +207,7 @@ def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])
     partners = members - 1
-    if shares == "helped":  # by aggregators anywhere; a member sends and gets the whole at least
+    if shares == "helped":  # a member sends and receives at least the whole vector
         return vector / min(up, down)
     if shares == "equal":
         share = vector / members

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
-from planner.checker.step_simulation import clock_times
+from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.aggregators import moved
@@ -202,7 +202,7 @@ def test_round_yields_to_later_messages() -> None:
     assert ends.tolist() == pytest.approx([11.0, 20.0, 29.0, 37.0])
     predicted, _ = simulate_cycle(plan)
     assert predicted.step_s == pytest.approx(9.0)
-    found = clock_times(plan)
+    found = simulated_times(plan)
     assert found is not None and found.step_s == pytest.approx(9.0)
 
 
@@ -227,7 +227,7 @@ def test_checker_times_are_equal_where_rounding_is_amplified() -> None:
     columns = [tuple(rng.uniform(0.01, 0.1, n).tolist()) for _ in range(4)]
     times = ComputeTimes("by chance", columns[0], columns[1], columns[2], columns[3])
     plan = plan.replace(schedules=(mixed,), compute_times=times)
-    found, predicted = clock_times(plan), predict(plan)
+    found, predicted = simulated_times(plan), predict(plan)
     assert found is not None
     assert tuple(found) == (predicted.pipeline_s, predicted.averaging_s, predicted.step_s)
 
@@ -260,7 +260,7 @@ def test_aggregator_averages_from_the_begin_of_each_step() -> None:
     helped = plan.replace(averaging=(((back,),),))
     assert not list(contradictions(helped))
     assert simulate(helped).step_s == pytest.approx(3 + 4 + 1)
-    found = clock_times(helped)
+    found = simulated_times(helped)
     assert found is not None and found.step_s == pytest.approx(3 + 4 + 1)
     closing = simulate(helped).closing
     assert sorted(op.device for op in closing) == [0, 1, 2, 3]
@@ -289,7 +289,7 @@ def test_delayed_averaging_overlaps_with_the_next_step(
     late = plan.replace(sync=Sync(1, OuterOptimizer(), delayed=True))
     for each, step in ((plan, usual), (late, delayed)):
         assert simulate(each).step_s == pytest.approx(step)
-        found = clock_times(each)
+        found = simulated_times(each)
         assert found is not None and found.step_s == pytest.approx(step)
     ends = _Simulation.of(late, None, None, "queued", None).run([0] * 3, True).times.step_end
     first = 3 + update_s
@@ -314,7 +314,7 @@ def test_delayed_averaging_in_rounds_of_pairs() -> None:
     # device 3 works 5 s, the others 3; all of it hides in two rounds of 4 s. From rest the first
     # pair begins after 3 s, and the last one is through 5 + 4 + 4 s after the begin
     expected = ((5 + 8) / 2, 10.0)
-    for found in (predict(plan), clock_times(plan)):
+    for found in (predict(plan), simulated_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(expected)
 
@@ -342,7 +342,7 @@ def test_checker_simulates_the_same_times(seed: int, delayed: bool) -> None:
     if delayed:
         # a norm is known where every step averages gradients: a plan has one or the other
         plan = plan.replace(sync=Sync(1 + seed % 3, OuterOptimizer(), delayed=True), clip=None)
-    found, predicted = clock_times(plan), simulate_cycle(plan)[0]
+    found, predicted = simulated_times(plan), simulate_cycle(plan)[0]
     assert found is not None
     for name in ("pipeline_s", "averaging_s", "step_s"):
         assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)
