@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 """Relative, between a stored and a recomputed time."""
 
 
-def same(
+def compare_stored(
     actual: float,
     stored: float | None,
     rule: str,
@@ -19,11 +19,11 @@ def same(
     tolerance: float = TOLERANCE,
     *,
     unit: str = "s",
-    said: str = "recomputed",
+    label: str = "recomputed",
 ) -> Iterator[Violation]:
     """Report a stored value that differs from the recomputed one."""
     if stored is None or not abs(actual - stored) <= tolerance * max(abs(actual), 1e-12):
-        yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
+        yield Violation(rule, where, f"{label} {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:

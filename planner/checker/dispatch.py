@@ -12,7 +12,7 @@ from typing import Any
 from planner.checker.answer_types import answer_form, result_form
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
-from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
@@ -164,13 +164,13 @@ def _objective(result: Result[Any], problem: Any) -> Iterator[Violation]:
         cost = assignment_cost_s(
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
-        yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+        yield from compare_stored(cost, result.objective, "eq. 1", "result.objective", 1e-9)
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         seconds = paths.makespan_s
         if isinstance(result.plan, ArrangedPathPlan) and problem.averaging is not None:
             seconds = stage_spans_s(result.plan, problem)
-        yield from same(seconds, result.objective, "timeline", "result.objective", 1e-9)
+        yield from compare_stored(seconds, result.objective, "timeline", "result.objective", 1e-9)
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

@@ -42,10 +42,10 @@ def whole_step_bound_s(
     try:
         if not _is_about(witness, plan):
             return None
-        devices = _Devices.of(witness)
+        devices = _WitnessDevices.of(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
             return None
-        stages, steps = _Stages(devices, witness, plan), plan.sync.every_steps
+        stages, steps = _StagePrices(devices, witness, plan), plan.sync.every_steps
         if stages.excluded(steps * claimed_s * (1 - PRECISION)):
             return claimed_s
         low, high = 0.0, steps * claimed_s
@@ -117,7 +117,7 @@ Kind = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class _Devices:
+class _WitnessDevices:
     """The witness's device classes, least latencies, fastest link and prices."""
 
     classes: Counter[Kind]
@@ -127,7 +127,7 @@ class _Devices:
     price: tuple[float, float, float]
 
     @classmethod
-    def of(cls, witness: Mapping[str, Any]) -> _Devices:
+    def of(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
         classes: Counter[Kind] = Counter()
         for row in witness["devices"]:
             key = tuple(
@@ -164,7 +164,7 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _covers(devices: _Devices, plan: TrainingPlan, measured: bool) -> bool:
+def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
     off = ~np.eye(n, dtype=bool)
@@ -235,42 +235,45 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
     return found
 
 
-class _Stages:
+class _StagePrices:
     """All possible stages (ranges of layers)."""
 
-    def __init__(self, devices: _Devices, witness: Mapping[str, Any], plan: TrainingPlan) -> None:
+    def __init__(
+        self, devices: _WitnessDevices, witness: Mapping[str, Any], plan: TrainingPlan
+    ) -> None:
         self.devices, self.workload = devices, plan.workload
         self.samples = int(witness["microbatch_samples"])
-        self.again = (False, True) if witness["recompute"] is True else (False,)
-        self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
-        self.helped = witness.get("helped") is True
+        self.recompute_options = (False, True) if witness["recompute"] is True else (False,)
+        self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.has_aggregators = witness.get("helped") is True
         self.regions = int(witness.get("regions", 0))
-        self.levels = witness.get("levels") is True or self.regions > 0
-        self.every = plan.sync.every_steps
+        self.hierarchical = witness.get("levels") is True or self.regions > 0
+        self.every_steps = plan.sync.every_steps
         # whether tied weights are averaged separately; older plans do not
         splits = len(plan.stage_layers) > 1 and plan.workload.tied_parameters > 0
-        self.apart = self.every == 1 and plan.sync.outer is None
-        self.apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
+        self.averages_tied_apart = self.every_steps == 1 and plan.sync.outer is None
+        self.averages_tied_apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
         # H steps between two global averages count as one step
-        self.count = plan.workload.batch_samples * plan.sync.every_steps // self.samples
-        self.last = len(plan.workload.layers)
+        self.microbatches = plan.workload.batch_samples * plan.sync.every_steps // self.samples
+        self.num_layers = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
         # before an exchange ends some may have received nothing, but all have sent their vector
         both = [
-            key[2] if self.levels else min(key[2], key[3]) for key in devices.classes.elements()
+            key[2] if self.hierarchical else min(key[2], key[3])
+            for key in devices.classes.elements()
         ]
-        self.line = np.sort(np.array(both))[::-1]
+        self.line_rate = np.sort(np.array(both))[::-1]
         # sums over the m best and the m worst devices
-        self.all_lines, self.all_down = self.line.cumsum(), self.down.cumsum()
-        self.most_speed, self.most_up = self.speed.cumsum(), self.up.cumsum()
-        self.least_speed, self.least_up = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
+        self.total_line_rate, self.total_download = self.line_rate.cumsum(), self.down.cumsum()
+        self.highest_speeds, self.highest_uploads = self.speed.cumsum(), self.up.cumsum()
+        self.lowest_speeds, self.lowest_uploads = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
         self.m = np.arange(1, len(self.speed) + 1)
-        self.top = float(self.speed[0])
-        self.whole = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
-        self.known = {
-            (a, b): _Stage(self, a, b)
-            for a in range(self.last)
-            for b in range(a + 1, self.last + 1)
+        self.max_speed = float(self.speed[0])
+        self.totals = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
+        self.stages = {
+            (a, b): _StagePrice(self, a, b)
+            for a in range(self.num_layers)
+            for b in range(a + 1, self.num_layers + 1)
         }
 
     def forward(self, a: int, b: int) -> float:
@@ -283,77 +286,94 @@ class _Stages:
         """Whether no split is cheap enough for a step of ``limit`` seconds."""
         # dynamic program over layer prefixes: without the stage that ends the step, with it, and
         # with stage 0 as that stage
-        before, beyond, first = ([math.inf] * (self.last + 1) for _ in range(3))
+        before, beyond, first = ([math.inf] * (self.num_layers + 1) for _ in range(3))
         before[0] = first[0] = 0.0
-        for b in range(1, self.last + 1):
+        for b in range(1, self.num_layers + 1):
             for a in range(b):
-                stage = self.known[a, b]
+                stage = self.stages[a, b]
                 first[b] = min(first[b], first[a] + stage.cost(limit, "first"))
                 beyond[b] = min(beyond[b], beyond[a] + stage.cost(limit, "beyond"))
                 if a > 0:
                     beyond[b] = min(beyond[b], before[a] + stage.cost(limit, "ends"))
-                if b < self.last:
+                if b < self.num_layers:
                     before[b] = min(before[b], before[a] + stage.cost(limit, "before"))
-        return min(first[self.last], beyond[self.last]) > 1 + 1e-12
+        return min(first[self.num_layers], beyond[self.num_layers]) > 1 + 1e-12
 
 
-class _Stage:
+class _StagePrice:
     """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, of: _Stages, a: int, b: int) -> None:
-        self.of, self.first = of, a == 0
-        w, dev, m, samples = of.workload, of.devices, of.m, of.samples
-        self.f = of.forward(a, b)
-        self.h = 3 * w.head.forward_flops * samples if b == of.last else 0.0
-        self.come = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
-        self.go = w.layers[b - 1].output_bytes * samples if b < of.last else 0.0
-        owned = sum(x.parameters for x in w.layers[a:b])
-        owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
-        owned += w.tied_parameters if a > 0 and b == of.last else 0
+    def __init__(self, common: _StagePrices, a: int, b: int) -> None:
+        self.common, self.first = common, a == 0
+        w, dev, m, samples = common.workload, common.devices, common.m, common.samples
+        self.forward_flops = common.forward(a, b)
+        self.head_flops = 3 * w.head.forward_flops * samples if b == common.num_layers else 0.0
+        self.input_bytes = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
+        self.output_bytes = w.layers[b - 1].output_bytes * samples if b < common.num_layers else 0.0
+        owned = sum(layer.parameters for layer in w.layers[a:b])
+        owned += (w.stem.parameters if a == 0 else 0) + (
+            w.head.parameters if b == common.num_layers else 0
+        )
+        owned += w.tied_parameters if a > 0 and b == common.num_layers else 0
         # tied weights are averaged after the stages' own parameters
-        split = of.apart and (a == 0) != (b == of.last)
-        vector = (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * of.wire
+        split = common.averages_tied_apart and (a == 0) != (b == common.num_layers)
+        vector = (
+            (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * common.wire_ratio
+        )
         # with aggregators the members still send m vectors in total if they reduce nothing; the
         # same holds until sites have exchanged
-        least = of.helped or of.levels
-        self.averaged = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
-        slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
-        if of.regions:
+        least = common.has_aggregators or common.hierarchical
+        self.averaged_bytes = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
+        slowest = np.maximum(
+            self.averaged_bytes / common.total_line_rate, vector / common.line_rate
+        )
+        if common.regions:
             # the exchange sends least between two regions, although averaging within regions sends
             # least with more of them: both minima are valid bounds
-            slowest = 2 * vector / of.all_lines
-            near = np.minimum(m, of.regions)
+            slowest = 2 * vector / common.total_line_rate
+            near = np.minimum(m, common.regions)
             inside = 2 * (m - near) * owned * w.gradient_bytes_per_parameter
-            self.averaged = 2 * (near - 1) * vector + of.every * inside
+            self.averaged_bytes = 2 * (near - 1) * vector + common.every_steps * inside
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # on the fastest device: a first microbatch's way to this stage, the last one's way back,
         # and one's way through the last layers and back, with at least one transfer
-        hop_in = dev.hop_s + self.come / dev.hop_rate if self.come else 0.0
-        self.lag = dev.hop_s if self.come else 0.0
-        self.from_start = of.forward(0, a) / of.top
-        self.from_near = of.forward(a - 1, a) / of.top if a else 0.0
-        self.hop_in = hop_in
-        self.homeward = 2 * self.from_start
-        self.hop_out = dev.hop_s + self.go / dev.hop_rate if self.go else 0.0
-        turn = of.forward(of.last - 1, of.last) + 3 * w.head.forward_flops * samples
-        self.turn = (turn + 2 * of.forward(b, of.last)) / of.top
-        self.close = np.maximum(self.averaging_s, hop_in + self.homeward)
+        hop_in = dev.hop_s + self.input_bytes / dev.hop_rate if self.input_bytes else 0.0
+        self.input_latency_s = dev.hop_s if self.input_bytes else 0.0
+        self.way_in_s = common.forward(0, a) / common.max_speed
+        self.previous_layer_s = common.forward(a - 1, a) / common.max_speed if a else 0.0
+        self.input_s = hop_in
+        self.way_back_s = 2 * self.way_in_s
+        self.output_s = dev.hop_s + self.output_bytes / dev.hop_rate if self.output_bytes else 0.0
+        turn = (
+            common.forward(common.num_layers - 1, common.num_layers)
+            + 3 * w.head.forward_flops * samples
+        )
+        self.turnaround_s = (turn + 2 * common.forward(b, common.num_layers)) / common.max_speed
+        self.closing_s = np.maximum(self.averaging_s, hop_in + self.way_back_s)
         # only a round with bytes to send waits for messages on its links
-        self.still = np.where((m > 1) & (vector > 0), dev.back_s, self.lag + self.homeward)
+        self.round_latency_s = np.where(
+            (m > 1) & (vector > 0), dev.back_s, self.input_latency_s + self.way_back_s
+        )
         self._memory(a, b)
 
     def _memory(self, a: int, b: int) -> None:
         """Microbatches that each device can hold, with and without recomputation."""
-        of, w = self.of, self.of.workload
-        self.keeps = {}
-        for again in of.again:
-            needs = stage_memory(w, a, b, runs_head=b == of.last, recomputes=again)
-            have = of.memory * (1 + MEMORY_ROUNDING) - needs.state
-            each, left = needs.saved, have - needs.operation
-            fits = np.floor(left / each) if each > 0 else np.where(left >= 0, math.inf, 0.0)
-            self.keeps[again] = np.clip(fits, 0, of.count)
-        some = max(keep[0] for keep in self.keeps.values()) >= 1
-        self.possible = (have >= 0).cumsum() >= of.m if some else np.zeros(len(have), dtype=bool)
+        common, w = self.common, self.common.workload
+        self.max_live = {}
+        for recompute in common.recompute_options:
+            needs = stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
+            have = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+            microbatch_bytes, remaining_bytes = needs.saved, have - needs.operation
+            fits = (
+                np.floor(remaining_bytes / microbatch_bytes)
+                if microbatch_bytes > 0
+                else np.where(remaining_bytes >= 0, math.inf, 0.0)
+            )
+            self.max_live[recompute] = np.clip(fits, 0, common.microbatches)
+        some = max(live[0] for live in self.max_live.values()) >= 1
+        self.fits_memory = (
+            (have >= 0).cumsum() >= common.m if some else np.zeros(len(have), dtype=bool)
+        )
 
     def cost(self, limit: float, role: str) -> float:
         """The least price of this stage's devices in a step of ``limit`` seconds."""
@@ -362,63 +382,97 @@ class _Stage:
 
     def _all(self, limit: float, role: str) -> Iterator[Floats]:
         """Prices if F, H and B follow the step end; the ending stage may have its inputs."""
-        of = self.of
-        start = {"first": self.from_start, "beyond": self.from_near, "ends": 0.0}[role]
-        hop, lag, messages = (self.hop_in, self.lag, self.come + self.go)
-        good = self.possible
+        common = self.common
+        start = {"first": self.way_in_s, "beyond": self.previous_layer_s, "ends": 0.0}[role]
+        hop, lag, messages = (
+            self.input_s,
+            self.input_latency_s,
+            self.input_bytes + self.output_bytes,
+        )
+        feasible = self.fits_memory
         if role == "ends":
             # a group of one does not average: the previous stage ends no earlier
-            hop, lag, messages, good = 0.0, 0.0, self.go, good & (of.m > 1)
-        begin, each = start + hop, 3 * self.f + self.h
-        left = limit - begin - self.close
-        good = good & (np.ceil(of.count / of.m) * each / of.top <= left)
-        good &= of.count * messages <= (limit - start - lag - self.close) * of.all_down
-        sends = of.count * (self.come + self.go) + self.averaged
-        quiet = begin + self.f / of.top + self.still
-        yield self._price(good, [(of.count * each, left)], sends, limit - quiet)
+            hop, lag, messages, feasible = 0.0, 0.0, self.output_bytes, feasible & (common.m > 1)
+        begin, each = start + hop, 3 * self.forward_flops + self.head_flops
+        remaining_s = limit - begin - self.closing_s
+        feasible = feasible & (
+            np.ceil(common.microbatches / common.m) * each / common.max_speed <= remaining_s
+        )
+        feasible &= (
+            common.microbatches * messages
+            <= (limit - start - lag - self.closing_s) * common.total_download
+        )
+        sent_bytes = (
+            common.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
+        )
+        idle_s = begin + self.forward_flops / common.max_speed + self.round_latency_s
+        yield self._price(
+            feasible, [(common.microbatches * each, remaining_s)], sent_bytes, limit - idle_s
+        )
 
     def _before(self, limit: float) -> Iterator[Floats]:
         """Prices if B, and F beyond what memory holds, follow the step end."""
-        of = self.of
-        x = np.ceil(of.count / of.m)
-        for again, keep in self.keeps.items():
-            back = (3 if again else 2) * self.f
-            more = np.maximum(of.count - keep.cumsum(), 0)
-            begin = self.turn + self.hop_out
-            left = limit - self.close
-            good = self.possible & (x * back / of.top <= left - begin)
-            good &= (x * back + np.maximum(x - keep[0], 0) * self.f) / of.top <= left
-            good &= of.count * self.go <= (left - self.turn) * of.all_down
-            sends = of.count * self.come + more * self.go + self.averaged
-            quiet = np.where(more > 0, 0.0, begin + back / of.top) + self.still
-            works = [(of.count * back + more * self.f, left), (of.count * back, left - begin)]
-            yield self._price(good, works, sends, limit - quiet)
+        common = self.common
+        microbatches_per_device = np.ceil(common.microbatches / common.m)
+        for recompute, live in self.max_live.items():
+            backward_flops = (3 if recompute else 2) * self.forward_flops
+            extra_forward = np.maximum(common.microbatches - live.cumsum(), 0)
+            begin = self.turnaround_s + self.output_s
+            remaining_s = limit - self.closing_s
+            feasible = self.fits_memory & (
+                microbatches_per_device * backward_flops / common.max_speed <= remaining_s - begin
+            )
+            feasible &= (
+                microbatches_per_device * backward_flops
+                + np.maximum(microbatches_per_device - live[0], 0) * self.forward_flops
+            ) / common.max_speed <= remaining_s
+            feasible &= (
+                common.microbatches * self.output_bytes
+                <= (remaining_s - self.turnaround_s) * common.total_download
+            )
+            sent_bytes = (
+                common.microbatches * self.input_bytes
+                + extra_forward * self.output_bytes
+                + self.averaged_bytes
+            )
+            idle_s = (
+                np.where(extra_forward > 0, 0.0, begin + backward_flops / common.max_speed)
+                + self.round_latency_s
+            )
+            flops_within = [
+                (
+                    common.microbatches * backward_flops + extra_forward * self.forward_flops,
+                    remaining_s,
+                ),
+                (common.microbatches * backward_flops, remaining_s - begin),
+            ]
+            yield self._price(feasible, flops_within, sent_bytes, limit - idle_s)
 
     def _price(
         self,
-        good: NDArray[np.bool_],
-        works: list[tuple[Any, Floats]],
-        sends: Any,
-        open_s: Any,
+        feasible: NDArray[np.bool_],
+        flops_within: list[tuple[Any, Floats]],
+        sent_bytes: Any,
+        sending_s: Any,
     ) -> Floats:
-        of = self.of
-        good = good & (open_s > 0)
-        speed = np.zeros(len(of.m))
-        for _, left in works:
-            good &= left > 0
-        for flops, left in works:
-            speed = np.maximum(speed, flops / np.where(good, left, 1.0))
-        rate = sends / np.where(good, open_s, 1.0)
-        good &= (speed <= of.most_speed) & (rate <= of.most_up)
+        common = self.common
+        feasible = feasible & (sending_s > 0)
+        speed = np.zeros(len(common.m))
+        for _, remaining_s in flops_within:
+            feasible &= remaining_s > 0
+        for flops, remaining_s in flops_within:
+            speed = np.maximum(speed, flops / np.where(feasible, remaining_s, 1.0))
+        rate = sent_bytes / np.where(feasible, sending_s, 1.0)
+        feasible &= (speed <= common.highest_speeds) & (rate <= common.highest_uploads)
         parts = zip(
-            of.devices.price,
+            common.devices.price,
             (
-                np.maximum(speed, of.least_speed),
-                np.maximum(rate, of.least_up),
-                of.m,
+                np.maximum(speed, common.lowest_speeds),
+                np.maximum(rate, common.lowest_uploads),
+                common.m,
             ),
-            of.whole,
+            common.totals,
             strict=True,
         )
         price = sum(weight * need / all_of_it for weight, need, all_of_it in parts if weight > 0)
-        return np.where(good, price, math.inf)
+        return np.where(feasible, price, math.inf)

@@ -107,7 +107,7 @@ class _TraceSimulation:
             events.setdefault(time_s, []).append((kind, change))
         number = 0
         for time_s in sorted({*moves, *events}):
-            self._until(time_s)
+            self._advance_to(time_s)
             for kind, change in events.get(time_s, ()):
                 self._event(kind, change)
             for move in moves.get(time_s, ()):
@@ -118,7 +118,7 @@ class _TraceSimulation:
                     return [Violation("peers", f"moves[{number}]", found)]
                 self._move(move)
                 number += 1
-        self._until(problem.end_s)
+        self._advance_to(problem.end_s)
         return []
 
     def _move(self, move: TimedMove) -> None:
@@ -145,7 +145,7 @@ class _TraceSimulation:
             here = self.peers[stage][kind]
             del here[int(b * len(here))]
 
-    def _until(self, time_s: float) -> None:
+    def _advance_to(self, time_s: float) -> None:
         """Advance to ``time_s``; peers whose downloads end before begin to serve."""
         while True:
             first_s = min(

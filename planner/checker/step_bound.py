@@ -27,18 +27,18 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     if plan.averages_for:  # aggregators only affect averaging
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
-    does = plan.recompute
+    plan_recompute = plan.recompute
     found: list[float] = []
     seen = False
     try:
         for shape in witness["shapes"]:
             layers = [[int(a), int(b)] for a, b in shape["layers"]]
             samples = int(shape["microbatch_samples"])
-            again = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
+            recompute = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
             seen |= (layers, samples) == own and all(
-                not claimed or mine for claimed, mine in zip(again, does, strict=True)
+                not claimed or mine for claimed, mine in zip(recompute, plan_recompute, strict=True)
             )
-            found.append(_shape_bound_s(plan, layers, samples, again))
+            found.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return min(found) if seen else None
@@ -58,7 +58,7 @@ def _is_straight(plan: TrainingPlan) -> bool:
 
 
 def _shape_bound_s(
-    plan: TrainingPlan, layers: list[list[int]], samples: int, again: list[bool]
+    plan: TrainingPlan, layers: list[list[int]], samples: int, recompute: list[bool]
 ) -> float:
     w, n, stages = plan.workload, len(plan.cluster), len(layers)
     if n % stages or layers[0][0] != 0 or layers[-1][1] != len(w.layers):
@@ -67,24 +67,24 @@ def _shape_bound_s(
         layers[j][1] != layers[j + 1][0] for j in range(stages - 1)
     ):
         raise ValueError("layers")
-    if len(again) != stages:
+    if len(recompute) != stages:
         raise ValueError("recompute")
     if plan.sync.delayed:
         raise ValueError("delayed averaging")
     every = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
-    averages = _one_step_s(plan, layers, samples, again, shares)
+    averages = _one_step_s(plan, layers, samples, recompute, shares)
     if every == 1:
         return averages
     # without averaging, devices of a stage end independently, as with unknown shares
-    return (averages + (every - 1) * _one_step_s(plan, layers, samples, again, None)) / every
+    return (averages + (every - 1) * _one_step_s(plan, layers, samples, recompute, None)) / every
 
 
 def _one_step_s(
     plan: TrainingPlan,
     layers: list[list[int]],
     samples: int,
-    again: list[bool],
+    recompute: list[bool],
     shares: str | None,
 ) -> float:
     """Time between step ends, with averaging by ``shares`` or, if None, without."""
@@ -104,7 +104,7 @@ def _one_step_s(
     least = math.inf
     # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
-        home = [_home_s(plan, layers, samples, again, begin, q, count) for q in range(stages)]
+        home = [_home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)]
         found = [home[q] + slowest_member[q] for q in range(stages)]
         found += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
         if shares is not None and stages > 1:
@@ -117,7 +117,7 @@ def _home_s(
     plan: TrainingPlan,
     layers: list[list[int]],
     samples: int,
-    again: list[bool],
+    recompute: list[bool],
     begin: int,
     home: int,
     count: int,
@@ -130,27 +130,27 @@ def _home_s(
     for j, (a, b) in enumerate(layers):
         flops = sum(w.layers[k].forward_flops for k in range(a, b))
         forward.append((flops + (w.stem.forward_flops if j == 0 else 0.0)) * samples / speed)
-    backward = [(3 if twice else 2) * one for one, twice in zip(forward, again, strict=True)]
+    backward = [(3 if twice else 2) * one for one, twice in zip(forward, recompute, strict=True)]
     head = 3 * w.head.forward_flops * samples / speed
     hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
     # the path of one microbatch, as (operation, seconds)
-    walk: list[tuple[str, float]] = []
+    chain: list[tuple[str, float]] = []
     for j in range(begin, last + 1):
-        walk.append((f"F{j}", forward[j]))
-        walk.append(("hop", hop[j] if j < last else 0.0))
-    walk.append(("H", head))
+        chain.append((f"F{j}", forward[j]))
+        chain.append(("hop", hop[j] if j < last else 0.0))
+    chain.append(("H", head))
     for j in range(last, -1, -1):
-        walk.append((f"B{j}", backward[j]))
-        walk.append(("hop", hop[j - 1] if j > 0 else 0.0))
-    names = [name for name, _ in walk]
+        chain.append((f"B{j}", backward[j]))
+        chain.append(("hop", hop[j - 1] if j > 0 else 0.0))
+    names = [name for name, _ in chain]
     longest = 0.0
     for m in range(home, last + 1):
         queue = backward[m]
         first = names.index(f"F{m}" if m >= begin else f"B{m}")
         if m >= begin:
             queue += forward[m] + (head if m == head_stage else 0.0)
-        before = sum(seconds for _, seconds in walk[:first])
-        after = walk[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
+        before = sum(seconds for _, seconds in chain[:first])
+        after = chain[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
         longest = max(longest, before + count * queue + sum(seconds for _, seconds in after))
     return longest
 

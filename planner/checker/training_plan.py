@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
-from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
 from planner.checker.cost import cost_violations
 from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
@@ -110,8 +110,8 @@ def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
 
 
 def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
-    where, said = "certificates.step.objective", "must be predicted.step_s,"
-    yield from same(plan.predicted.step_s, c.objective, "step time", where, said=said)
+    where, label = "certificates.step.objective", "must be predicted.step_s,"
+    yield from compare_stored(plan.predicted.step_s, c.objective, "step time", where, label=label)
     if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
         yield Violation(
             "bound",
@@ -127,7 +127,7 @@ def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation
     if mean is None:
         yield Violation("order", where, "devices wait for each other: a deadlock")
         return
-    yield from same(mean, c.objective, "timeline", f"{where}.objective")
+    yield from compare_stored(mean, c.objective, "timeline", f"{where}.objective")
     if c.bound is not None and not 0 <= c.bound <= mean * (1 + TOLERANCE):
         yield Violation(
             "bound", f"{where}.bound", f"must be 0 to the makespan {mean:g} s, found {c.bound:g} s"
@@ -154,7 +154,7 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
             ("update_s", 0.0),
         ):
             stored = getattr(plan.compute_times, name)[d]
-            yield from same(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
+            yield from compare_stored(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
 
 
 def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
@@ -171,7 +171,9 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     ]
     gradients = [gradient_bytes(plan, j) for j in range(len(plan.stage_layers))]
     cost = assignment_cost_s(plan.assignment.groups, plan.cluster.network, activations, gradients)
-    yield from same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
+    yield from compare_stored(
+        cost, certificate.objective, "eq. 1", "certificates.assignment.objective"
+    )
     if certificate.bound is not None and not 0 <= certificate.bound <= cost * (1 + TOLERANCE):
         yield Violation(
             "bound",
@@ -235,10 +237,14 @@ def _visits(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
-    found, said = simulated_times(plan), plan.predicted
+    found, stored_times = simulated_times(plan), plan.predicted
     if found is None:
         yield Violation("order", "paths.schedules", "devices wait for each other: a deadlock")
         return
-    yield from same(found.pipeline_s, said.pipeline_s, "timeline", "predicted.pipeline_s")
-    yield from same(found.averaging_s, said.averaging_s, "averaging", "predicted.averaging_s")
-    yield from same(found.step_s, said.step_s, "step time", "predicted.step_s")
+    yield from compare_stored(
+        found.pipeline_s, stored_times.pipeline_s, "timeline", "predicted.pipeline_s"
+    )
+    yield from compare_stored(
+        found.averaging_s, stored_times.averaging_s, "averaging", "predicted.averaging_s"
+    )
+    yield from compare_stored(found.step_s, stored_times.step_s, "step time", "predicted.step_s")

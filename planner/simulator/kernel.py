@@ -564,9 +564,7 @@ def _has_more(operations: Any, options: Any, devices: Any, d: int) -> bool:
 
 
 @inlined
-def _finish_step(
-    operations: Any, options: Any, rounds: Any, devices: Any, times: Any, d: int, now: float
-) -> None:
+def _finish_step(options: Any, devices: Any, times: Any, d: int, now: float) -> None:
     t = devices.step[d]
     times.step_end[t] = max(times.step_end[t], now)
     if t < options.recorded:
@@ -668,7 +666,7 @@ def _advance_delayed_averaging(
         devices.delayed_step[d] = NONE
     if devices.current[d] == AVERAGING and devices.delayed_step[d] == NONE:
         t = devices.step[d]
-        _finish_step(operations, options, rounds, devices, times, d, now)
+        _finish_step(options, devices, times, d, now)
         if options.averages[t] and rounds.device_ptr[d] < rounds.device_ptr[d + 1]:
             devices.delayed_step[d] = t
     if devices.delayed_step[d] != NONE and not devices.in_round[d]:
@@ -739,7 +737,7 @@ def _advance_device(
                 pairs, operations, rounds, options, devices, flows, averaging, queue, times, d, now
             )
         else:
-            _finish_step(operations, options, rounds, devices, times, d, now)
+            _finish_step(options, devices, times, d, now)
 
 
 @inlined
@@ -948,7 +946,7 @@ def run(
                 if options.delayed:
                     devices.current[subject] = AVERAGING
                 else:
-                    _finish_step(operations, options, rounds, devices, times, subject, now)
+                    _finish_step(options, devices, times, subject, now)
                 num_dirty = _mark_dirty(devices, num_dirty, subject)
         if flows.changed[0] > 0:
             _update_round_rates(pairs, rounds, flows, averaging, queue, now)
