@@ -237,16 +237,16 @@ def trajectory(
     problem: AssignmentProblem, method: str, seed: int, iterations: int
 ) -> list[tuple[int, float]]:
     """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on."""
+    from planner.genetic.data import assignment_data
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS
-    from planner.genetic.tables import tables_of
     from planner.problems.assignment_method import Method
     from planner.search.arrays import Ints
     from planner.search.incumbent import Incumbent
 
     run = MaxIterations(iterations).start()
     incumbent: Incumbent[Ints] = Incumbent(run, problem, method=method, seed=seed)
-    evolution = Evolution(tables_of(problem), incumbent, EVOLUTIONS[Method(method)])
+    evolution = Evolution(assignment_data(problem), incumbent, EVOLUTIONS[Method(method)])
     evolution.run()
     first = evolution.trace[0][1]
     return [(1, first), *evolution.trace, (iterations, incumbent.objective)]

@@ -37,7 +37,7 @@ from planner.bench.averaging_instances import (
 from planner.bench.stamp import stamp
 from planner.lp.groups import group_size_table
 from planner.lp.lp5 import solve_relaxed
-from planner.lp.paper_model import literal_model
+from planner.lp.paper_model import build_paper_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime
@@ -189,14 +189,14 @@ def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
     def scalar(problem: AveragingProblem) -> None:
         scalar_bandwidth_shares(problem)
 
-    def literal(solver: str) -> Callable[[AveragingProblem], float | None]:
+    def paper_model(solver: str) -> Callable[[AveragingProblem], float | None]:
         def solve(problem: AveragingProblem) -> None:
-            literal_model(problem).solve(solver)
+            build_paper_model(problem).solve(solver)
 
         return solve
 
     # the first calls load SciPy, HiGHS and PuLP
-    for warm in (exact(10.0), relaxed, scalar, literal("highs"), literal("cbc")):
+    for warm in (exact(10.0), relaxed, scalar, paper_model("highs"), paper_model("cbc")):
         warm(instance(8, 0, 1.0))
     ratios = (0.8,) if quick else RATIOS
     sizes = (24,) if quick else (24, 100)
@@ -211,7 +211,7 @@ def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
         yield timed("scalar-bandwidth LP", peers, 0.8, seeds, scalar)
     for solver in ("highs", "cbc"):
         yield timed(
-            f"LP (5), literal, {solver}", 8 if quick else 24, 0.8, seeds[:2], literal(solver)
+            f"LP (5), literal, {solver}", 8 if quick else 24, 0.8, seeds[:2], paper_model(solver)
         )
     if not quick:
         for peers, factor in ((24, 0.05), (64, 0.02)):

@@ -25,7 +25,7 @@ from benchmarks.link_rates import Flow, fair_shares, goodput
 from planner.bench.stamp import stamp
 from planner.emulate.links import EmulatedLinks, links_of
 from planner.emulate.network import EmulatedNetwork, emulated, package_path
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
 from planner.lp.rates import best_rates
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -186,7 +186,7 @@ def measure(
 ) -> tuple[list[Loaded], list[Measured]]:
     """The links by themselves; then our shares and equal shares of those who compute."""
     problem = setup.problem(4.0 * values)
-    ours = best_rates(Limits(problem), problem.contributors)
+    ours = best_rates(BandwidthLimits(problem), problem.contributors)
     even = np.array(setup.computes, dtype=float) / sum(setup.computes)
     found = []
     with emulated(setup.links()) as network:

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from planner.lp.lp5 import lp_bound
-from planner.lp.paper_model import literal_model
+from planner.lp.paper_model import build_paper_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import StoppingCriterion
@@ -42,7 +42,7 @@ def promises(
     relaxed = solve_averaging(problem, "relaxed")
     return Promises(
         lp_bound(problem),
-        literal_model(problem, binary=True).solve().xi if eq2 else None,
+        build_paper_model(problem, binary=True).solve().xi if eq2 else None,
         exact.objective or 0.0,
         math.inf if exact.bound is None else exact.bound,
         relaxed.objective or 0.0,

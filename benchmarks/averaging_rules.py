@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.bench.averaging_baselines import scalar_bandwidth_shares
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
 from planner.lp.rates import attained_rates, best_rates
 from planner.problems import AveragingProblem
 
@@ -31,7 +31,7 @@ def parameter_server_s(problem: AveragingProblem) -> float:
 
 def adaptive_s(problem: AveragingProblem) -> float:
     """Seconds of the best executable plan in which every peer that can compute contributes."""
-    return _seconds(problem, best_rates(Limits(problem), problem.contributors).rates)
+    return _seconds(problem, best_rates(BandwidthLimits(problem), problem.contributors).rates)
 
 
 def scalar_bandwidth_s(problem: AveragingProblem) -> float:

@@ -26,7 +26,7 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
     ``main`` can, and exits with 130.
     """
     try:
-        with INTERRUPTS.heeded("writes what is measured so far; a third interrupt does not wait"):
+        with INTERRUPTS.handling("writes what is measured so far; a third interrupt does not wait"):
             code = main(sys.argv[1:])
     except ValueError as error:
         code = 2
@@ -36,4 +36,4 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
         print("interrupted", file=sys.stderr)
     finally:
         PROGRESS.clear()
-    sys.exit(128 + INTERRUPTS.number if INTERRUPTS.asked else code)
+    sys.exit(128 + INTERRUPTS.number if INTERRUPTS.requested else code)

@@ -83,7 +83,7 @@ for name in ("aws", "skyplane"):
         return trials / (time.process_time() - began)
     run()
     found[f"layouts, {len(classes)} classes: trials/s"] = run()
-moves = counted(search, "anneal", lambda given: given[1].moves)
+moves = counted(search, "anneal", lambda given: given[1][0])
 for name, problem in (("20 devices", paths._reference()), ("100 devices", paths.hundred())):
     solve = lambda: solve_paths(problem, pl.Effort(1), 0)
     found[f"paths, {name}: moves/s"] = rate(moves, solve)

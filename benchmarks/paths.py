@@ -28,7 +28,7 @@ from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import shortest_chain_s
-from planner.mapf.timing import timed_by_rank
+from planner.mapf.schedule_by_rank import schedule_by_rank
 from planner.network.catalogue import load_network
 from planner.network.network import Network
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
@@ -175,7 +175,7 @@ SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures", "links")
 def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
     """The same paths with every device working in the same order, on the problem's links."""
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
-    made = timed_by_rank(problem, plan.paths, rank)
+    made = schedule_by_rank(problem, plan.paths, rank)
     assert made is not None
     return made
 

@@ -391,7 +391,7 @@ def _measured(
                 same = same or seedless(problem)
                 baselines = same | seeded(problem, args.rule_effort)
                 row = measure(name, request, stop, seed, asked, baselines)
-                if INTERRUPTS.asked:
+                if INTERRUPTS.requested:
                     return
                 if args.results is not None:
                     with args.results.open("a") as file:

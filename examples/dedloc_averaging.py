@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 import planner as pl
-from planner.lp.paper_model import literal_model
+from planner.lp.paper_model import build_paper_model
 
 network = pl.load_network("gcp12_skippipe_2025_repaired")
 n = len(network)
@@ -39,8 +39,8 @@ relaxed = pl.solve_averaging(problem, method="relaxed")
 print("the paper's rule:  ", relaxed)
 
 # LP (5) as printed in the paper, with n^3 rows: an upper bound on the rate of any averaging
-literal = literal_model(problem)
-print(f"LP (5) as printed:  at most {literal.solve('cbc').xi:.6g} steps/s (CBC)")
+paper_model = build_paper_model(problem)
+print(f"LP (5) as printed:  at most {paper_model.solve('cbc').xi:.6g} steps/s (CBC)")
 
 # all-reduce: every peer contributes and sums an equal share, as fast as the limits allow
 everybody, ones = problem.contributors, np.ones(n)

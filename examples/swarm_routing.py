@@ -13,7 +13,7 @@ import planner as pl
 from benchmarks.swarm.queueing import Change, Scenario, routers, simulate_queues
 from planner.simulator.resources import LinkResources
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime
+from planner.swarm.rebalancing import NoMoves, SwarmPolicy
 from planner.swarm.replay import Enter, ReplayConfig, replay
 from planner.swarm.traces import Market
 
@@ -46,7 +46,7 @@ download_s = 120.0
 setting = ReplayConfig(trace, np.ones(4), np.ones(1), download_s, enter=Enter.RANDOM)
 for name, policy in (
     ("nobody moves", NoMoves()),
-    ("Algorithm 2, T = 300 s", OneAtATime(300.0)),
+    ("Algorithm 2, T = 300 s", SwarmPolicy(300.0)),
     ("planned together", PlannedMoves(300.0, download_s=download_s)),
 ):
     played = replay(setting, policy, seed=0)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, StageRates
-from planner.swarm.replay import Enter, Leave, ReplayConfig, Replayed, replay
+from planner.swarm.rebalancing import NoMoves, RebalancePolicy, SwarmPolicy, SwarmState
+from planner.swarm.replay import Enter, Leave, ReplayConfig, ReplayResult, replay
 from planner.swarm.traces import HOUR_S, Market, Trace, load_trace
 from planner.utils.atomic_write import write_picture
 
@@ -36,7 +36,7 @@ class Row:
     """Some seeds of a policy."""
 
     name: str
-    runs: tuple[Replayed, ...]
+    runs: tuple[ReplayResult, ...]
 
     @property
     def shares(self) -> Floats:
@@ -58,7 +58,7 @@ class Row:
         )
 
 
-def policies(download_s: float) -> dict[str, Policy]:
+def policies(download_s: float) -> dict[str, RebalancePolicy]:
     """Those of the tables."""
 
     def ours(every_s: float, keep: float = 1.0) -> PlannedMoves:
@@ -68,8 +68,8 @@ def policies(download_s: float) -> dict[str, Policy]:
 
     return {
         "none": NoMoves(),
-        "T = 300": OneAtATime(300.0),
-        "T = 60": OneAtATime(60.0),
+        "T = 300": SwarmPolicy(300.0),
+        "T = 60": SwarmPolicy(60.0),
         **{f"planned, every 60 s, {100 * keep:g}% kept": ours(60.0, keep) for keep in KEPT},
         "planned, every 60 s": ours(60.0),
         "planned, after every event": ours(0.0),
@@ -82,7 +82,7 @@ def played(
     stages: int,
     download_s: float,
     enter: Enter,
-    chosen: dict[str, Policy] | None = None,
+    chosen: dict[str, RebalancePolicy] | None = None,
     leave: Leave = Leave.STAGE,
 ) -> list[Row]:
     """Every policy on the same traces."""
@@ -305,10 +305,10 @@ def scale(seed: int, say: Callable[[str], None]) -> list[str]:
     return [*lines, ""]
 
 
-def _torn(peers: Sequence[int], speed: Floats, seed: int) -> StageRates:
+def _torn(peers: Sequence[int], speed: Floats, seed: int) -> SwarmState:
     """A hundred stages of unequal work, whose peers were even before some left."""
     rng = np.random.default_rng(seed)
     work = rng.uniform(0.5, 2.0, 100)
     even = np.outer(work / work.sum(), peers)
     left = np.maximum(1, np.floor(even * rng.uniform(0.7, 1.0, (100, 1)))).astype(np.int64)
-    return StageRates(left, np.zeros_like(left), work, speed)
+    return SwarmState(left, np.zeros_like(left), work, speed)

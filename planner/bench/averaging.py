@@ -19,7 +19,7 @@ from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.world import world
 from planner.lp.rates import attained_rates
-from planner.lp.solve import plan_of, solve_averaging
+from planner.lp.solve import build_plan, solve_averaging
 from planner.network.catalogue import load_network
 from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
@@ -125,7 +125,7 @@ def _solver(method: str) -> Any:
 def _with_shares(problem: AveragingProblem, shares: NDArray[np.float64]) -> AveragingPlan:
     """Everyone with gradients gives them; the rate that these shares attain."""
     who = problem.contributors
-    return plan_of(problem, who, attained_rates(problem, who, shares))
+    return build_plan(problem, who, attained_rates(problem, who, shares))
 
 
 def all_reduce(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:

@@ -12,7 +12,7 @@ from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
 from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.checker.result_bounds import bound_violations
-from planner.checker.step_simulation import clock_times
+from planner.checker.step_simulation import simulated_times
 from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
@@ -122,7 +122,7 @@ def _step_s(plan: TrainingPlan) -> float:
     """On the checker's clock, with the compute times that follow: a file's are near to them."""
     groups, layers = plan.assignment.groups, plan.stage_layers
     exact = ComputeTimes.from_flops(plan.cluster, plan.workload, groups, layers, plan.recompute)
-    times = clock_times(plan.replace(compute_times=exact))
+    times = simulated_times(plan.replace(compute_times=exact))
     assert times is not None
     return times.step_s
 

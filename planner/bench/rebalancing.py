@@ -10,7 +10,7 @@ from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_counts
+from planner.swarm.rebalancing import NoMoves, RebalancePolicy, SwarmPolicy, optimal_counts
 from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
@@ -133,7 +133,7 @@ INSTANCES = (
 )
 
 
-def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
+def played(problem: RebalancingProblem, policy: RebalancePolicy) -> RebalancingPlan:
     """The moves that a policy makes, which sees stages as they are and nothing of what comes."""
     kinds = tuple(f"kind{k}" for k in range(len(problem.speed)))
     trace = Trace(
@@ -148,7 +148,7 @@ def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
         trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM
     )
     drawn = RandomDraws(problem.serving, problem.leaves, problem.enters)
-    made = replay(setting, policy, drawn=drawn).made
+    made = replay(setting, policy, draws=drawn).move_log
     return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in made))
 
 
@@ -173,7 +173,7 @@ METHODS = (
         "planned moves after every event",
         lambda problem: PlannedMoves(0.0, horizon_s=1800.0, download_s=problem.download_s),
     ),
-    _policy("SWARM, T = 60", MethodKind.PAPER, "Algorithm 2", lambda _: OneAtATime(60.0)),
-    _policy("SWARM, T = 300", MethodKind.PAPER, "Algorithm 2", lambda _: OneAtATime(300.0)),
+    _policy("SWARM, T = 60", MethodKind.PAPER, "Algorithm 2", lambda _: SwarmPolicy(60.0)),
+    _policy("SWARM, T = 300", MethodKind.PAPER, "Algorithm 2", lambda _: SwarmPolicy(300.0)),
     _policy("no moves", MethodKind.RULE, "peers stay where they entered", lambda _: NoMoves()),
 )

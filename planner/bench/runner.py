@@ -42,7 +42,7 @@ def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
             raise Interrupted from None
         finally:
             signal.signal(signal.SIGINT, before)
-        if asked or INTERRUPTS.asked:
+        if asked or INTERRUPTS.requested:
             raise Interrupted
         yield done
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from planner.bench.problem import ProblemFamily
 from planner.checker.dispatch import check
-from planner.genetic.incumbent_stop import plan_of as assignment_of
-from planner.genetic.tables import tables_of
-from planner.lp.solve import plan_of as averaging_of
+from planner.genetic.data import assignment_data
+from planner.genetic.incumbent import build_plan as assignment_of
+from planner.lp.solve import build_plan as averaging_of
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole
@@ -105,7 +105,9 @@ def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:
     for violation in check(bare, problem):
         if violation.rule != "grid":
             raise AnswerError(str(violation))
-    return assignment_of(problem, tables_of(problem), np.concatenate([np.array(g) for g in groups]))
+    return assignment_of(
+        problem, assignment_data(problem), np.concatenate([np.array(g) for g in groups])
+    )
 
 
 def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> AveragingPlan:

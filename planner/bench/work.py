@@ -20,7 +20,7 @@ from planner.bench.rows import BenchRow
 from planner.bench.solution_files import AnswerError, answer_data, read_solution
 from planner.cli.time_budget import TimeLeft
 from planner.search.incumbent import WrongBoundError
-from planner.search.stop import OutOfTime
+from planner.search.stop import TimeLimitReached
 
 WARM_EFFORT = 0.01
 
@@ -96,7 +96,7 @@ def run_task(task: Task) -> TaskResult:
                 answer = read_solution(task.solution)["answer"]
             else:
                 answer = method.run(problem, task.seed, task.effort)
-    except OutOfTime:
+    except TimeLimitReached:
         reason = f"cut off after {task.guard_s:g} s"
     except WrongBoundError:
         raise

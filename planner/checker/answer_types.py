@@ -1,4 +1,4 @@
-"""Type checks of answers, which may come from anywhere."""
+"""Type checks of plans and results, whose origin is not trusted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from planner.utils.type_check import TypeMismatch, type_mismatch
 
 
 def answer_form(answer: Any, kind: type) -> list[Violation]:
-    """The first field of an answer that is something else than it must be."""
+    """Report the first field of an answer that has a wrong type."""
     wrong = type_mismatch(answer, kind) or next(_dimensions(answer), None)
     return _violations(wrong)
 
 
 def result_form(result: Result[Any]) -> list[Violation]:
-    """The same of what surrounds it, but for history and candidates, from which nothing follows."""
+    """Report the first field of a `Result` that has a wrong type."""
     wrong = type_mismatch(result, Result)
-    if wrong is None and not is_json(result.witness):  # goes into files
+    if wrong is None and not is_json(result.witness):  # it is written to plan files
         wrong = TypeMismatch(".witness", "what JSON can hold", result.witness)
     return _violations(wrong)
 
@@ -33,7 +33,7 @@ def _violations(wrong: TypeMismatch | None) -> list[Violation]:
 
 
 def _dimensions(plan: Any) -> Iterator[TypeMismatch]:
-    """Those of arrays, which annotations do not say."""
+    """Arrays with a wrong number of dimensions, which annotations cannot express."""
     wanted: tuple[tuple[str, int, str], ...] = ()
     if isinstance(plan, AssignmentPlan):
         wanted = (("grid", 2, "rows and columns"),)

@@ -21,7 +21,7 @@ TOLERANCE = 1e-9
 
 
 def check_assignment(plan: AssignmentPlan, problem: AssignmentProblem) -> list[Violation]:
-    """Every rule of the assignment problem that a plan breaks.
+    """Report every rule of the assignment problem that a plan breaks.
 
     References
     ----------
@@ -144,7 +144,7 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
 def grid_violations(
     plan: AssignmentPlan, network: Network, activation_bytes: Sequence[float]
 ) -> Iterator[Violation]:
-    """Whether the columns are the groups and the rows realise the bottleneck matchings."""
+    """Check that columns are the groups and that rows realise the bottleneck matchings."""
     grid = plan.grid
     assert grid is not None
     if tuple(tuple(sorted(column)) for column in grid.T.tolist()) != tuple(

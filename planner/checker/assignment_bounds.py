@@ -21,7 +21,7 @@ def recomputed_bound_s(
     activation_bytes: Sequence[float],
     gradient_bytes: Sequence[float],
 ) -> float | None:
-    """What a witness proves about eq. 1, computed from the problem alone."""
+    """The bound on eq. 1 that a witness proves, computed from the problem alone."""
     sizes, n = list(stage_sizes), len(network)
     fits = (
         bool(sizes)
@@ -42,62 +42,62 @@ def recomputed_bound_s(
 def _star_s(
     latency: Floats, bandwidth: Floats, sizes: Sequence[int], gradient_bytes: Sequence[float]
 ) -> float:
-    """Eq. 2: the dearest device, in the stage and with the partners that are cheapest for it."""
-    dearest = 0.0
+    """Bound on eq. 2: the most expensive device in its cheapest stage with cheapest partners."""
+    max_cost_s = 0.0
     for d in range(len(latency)):
-        cheapest = np.inf
+        min_cost_s = np.inf
         for size, gradient in {*zip(sizes, gradient_bytes, strict=True)}:
-            pays = 2 * (latency[d] + gradient / (size * bandwidth[d]))
-            partners = sorted(np.delete(pays, d).tolist())[: size - 1]
-            cheapest = min(cheapest, sum(partners))
-        dearest = max(dearest, cheapest)
-    return float(dearest)
+            pair_s = 2 * (latency[d] + gradient / (size * bandwidth[d]))
+            partners = sorted(np.delete(pair_s, d).tolist())[: size - 1]
+            min_cost_s = min(min_cost_s, sum(partners))
+        max_cost_s = max(max_cost_s, min_cost_s)
+    return float(max_cost_s)
 
 
 def _forest_s(
     latency: Floats, bandwidth: Floats, sizes: Sequence[int], activation_bytes: Sequence[float]
 ) -> float:
-    """Eq. 4: links are laid from the fastest on, and boundaries fill up as early as they could.
+    """Bound on eq. 4: add links from the fastest on; boundaries fill as early as possible.
 
     The hops of a plan form disjoint paths. So c devices that are linked with each other hold at
     most c - 1 of them, and at most half as many as they have ends, of which a device has two.
     """
-    waiting = sorted(min(a, b) for a, b in pairwise(sizes))
-    if not waiting:
+    boundary_sizes = sorted(min(a, b) for a, b in pairwise(sizes))
+    if not boundary_sizes:
         return 0.0
     n = len(latency)
     hop = 2 * (latency + min(activation_bytes) / bandwidth)
     rows, columns = np.triu_indices(n, 1)
-    prices = hop[rows, columns]
-    leader, members, ends, degree = list(range(n)), [1] * n, [0] * n, [0] * n
+    hop_s = hop[rows, columns]
+    parent, members, ends, degree = list(range(n)), [1] * n, [0] * n, [0] * n
 
-    def lead(d: int) -> int:
-        while leader[d] != d:
-            leader[d] = leader[leader[d]]
-            d = leader[d]
+    def find(d: int) -> int:
+        while parent[d] != d:
+            parent[d] = parent[parent[d]]
+            d = parent[d]
         return d
 
-    def room(d: int) -> int:
+    def capacity(d: int) -> int:
         return min(members[d] - 1, ends[d] // 2)
 
     total = 0.0
-    held, needed, filled = 0, waiting[0], 0
-    for at in np.argsort(prices, kind="stable").tolist():
+    num_hops, num_needed, num_filled = 0, boundary_sizes[0], 0
+    for at in np.argsort(hop_s, kind="stable").tolist():
         a, b = int(rows[at]), int(columns[at])
-        x, y = lead(a), lead(b)
-        held -= room(x) + (room(y) if x != y else 0)
-        for d, leads in ((a, x), (b, y)):
-            ends[leads] += degree[d] < 2
+        x, y = find(a), find(b)
+        num_hops -= capacity(x) + (capacity(y) if x != y else 0)
+        for d, root in ((a, x), (b, y)):
+            ends[root] += degree[d] < 2
             degree[d] += 1
         if x != y:
-            leader[y] = x
+            parent[y] = x
             members[x] += members[y]
             ends[x] += ends[y]
-        held += room(x)
-        while held >= needed:
-            total += float(prices[at])
-            filled += 1
-            if filled == len(waiting):
+        num_hops += capacity(x)
+        while num_hops >= num_needed:
+            total += float(hop_s[at])
+            num_filled += 1
+            if num_filled == len(boundary_sizes):
                 return total
-            needed += waiting[filled]
+            num_needed += boundary_sizes[num_filled]
     return total

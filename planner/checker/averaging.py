@@ -18,7 +18,7 @@ TOLERANCE = 1e-9
 
 
 def check_averaging(plan: AveragingPlan, problem: AveragingProblem) -> list[Violation]:
-    """Everything that is wrong with the plan; empty if it is valid and attains what it says.
+    """Report every violation; empty if the plan is valid and attains its stated rate.
 
     References
     ----------
@@ -59,7 +59,7 @@ def check_averaging(plan: AveragingPlan, problem: AveragingProblem) -> list[Viol
 
 
 def _roles(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Violation]:
-    """c_i = 0 and r_i = 0 where the peer cannot."""
+    """Check c_i = 0 and r_i = 0 for peers that cannot compute or aggregate."""
     wrong = []
     for i in range(n):
         if plan.computes[i] and not (problem.can_compute[i] and problem.samples_per_s[i] > 0):
@@ -71,7 +71,7 @@ def _roles(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viola
 
 
 def _flows(plan: AveragingPlan, n: int) -> list[Violation]:
-    """a_ki = c_k r_i, g_ij = r_i, and eq. 6: shares in proportion to the rates."""
+    """Check a_ki = c_k r_i, g_ij = r_i, and eq. 6: shares in proportion to the rates."""
     wrong = []
     rates = np.array(plan.rates, dtype=float)
     total = math.fsum(rates)
@@ -93,7 +93,7 @@ def _flows(plan: AveragingPlan, n: int) -> list[Violation]:
 
 
 def _limits(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Violation]:
-    """The limits of eq. 1; what stays on a peer is free."""
+    """Check the limits of eq. 1; a peer's traffic with itself is free."""
     wrong = []
     a, g = np.array(plan.a, dtype=float), np.array(plan.g, dtype=float)
     links = problem.link_bytes_per_s
@@ -115,7 +115,7 @@ def _limits(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viol
 
 
 def _totals(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Violation]:
-    """The objective of eq. 1 and what each peer is expected to compute."""
+    """Check the objective of eq. 1 and the samples that each peer is expected to compute."""
     wrong = []
     speed = math.fsum(float(problem.samples_per_s[i]) for i in range(n) if plan.computes[i])
     rate = math.inf if n == 1 else math.fsum(float(r) for r in plan.rates)

@@ -9,7 +9,7 @@ from planner.problems import AveragingProblem
 
 
 def recomputed_bound(witness: Mapping[str, Any], problem: AveragingProblem) -> float | None:
-    """Steps per second that no plan exceeds, from a witness; None where it proves nothing.
+    """Upper bound on steps per second from a witness; None if it proves none.
 
     ``kind`` "everyone": all peers that can compute do, and every peer gets the whole average. One
     that is not the only contributor downloads R or more: what it does not sum itself, and at least

@@ -1,4 +1,4 @@
-"""What the bounds of a plan rest on: recomputed, or taken from a solver."""
+"""Basis of a plan's bounds: recomputed from a witness, or stated by a solver."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from planner.training_plan.model import TrainingPlan
 
 @dataclass(frozen=True)
 class BoundBasis:
-    """One certificate's bound.
+    """Basis of one certificate's bound.
 
     Attributes
     ----------
     bound
-        As stored, None where there is none.
+        Stored bound; None if there is none.
     recomputed
-        The checker's own figure from the witness; None where the solver's word stands.
+        Bound that the checker recomputes from the witness; None without a witness.
     basis
-        What the file says of it.
+        Free text of the file.
     argument
-        What its witness says.
+        Description of the witness.
     """
 
     part: str
@@ -41,15 +41,15 @@ class BoundBasis:
         return f"{bound} recomputed: {self.argument}"
 
 
-def argument_of(witness: Witness | None) -> str:
-    """A witness in words; free text of the file is not repeated for what was recomputed."""
+def describe_witness(witness: Witness | None) -> str:
+    """Describe a witness in words."""
     found = witness or {}
     kind = str(found.get("kind"))
     if isinstance(found.get("shapes"), list):
         count = len(found["shapes"])
         return f"{kind}, the least of {count} shapes" if count > 1 else kind
     if isinstance(found.get("schedules"), list):
-        parts = [argument_of(part) for part in found["schedules"]]
+        parts = [describe_witness(part) for part in found["schedules"]]
         limits = f"at most {found.get('max_swaps')} swaps"
         if found.get("in_flight") is not None:
             limits += f", {found['in_flight']} in flight"
@@ -63,9 +63,9 @@ def argument_of(witness: Witness | None) -> str:
 
 
 def bound_bases(plan: TrainingPlan) -> Iterator[BoundBasis]:
-    """One for each certificate of a valid plan."""
+    """Yield one basis for each certificate of a valid plan."""
     for part, certificate in plan.certificates.items():
         again = None if certificate.witness is None else recomputed_s(plan, part)
         yield BoundBasis(
-            part, certificate.bound, again, certificate.basis, argument_of(certificate.witness)
+            part, certificate.bound, again, certificate.basis, describe_witness(certificate.witness)
         )

@@ -1,4 +1,4 @@
-"""What every certificate must satisfy: gap and status follow from objective and bound."""
+"""Rules of every certificate: gap and status follow from objective and bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 """Relative, between a stored and a recomputed time."""
 
 
-def same(
+def compare_stored(
     actual: float,
     stored: float | None,
     rule: str,
@@ -19,15 +19,15 @@ def same(
     tolerance: float = TOLERANCE,
     *,
     unit: str = "s",
-    said: str = "recomputed",
+    label: str = "recomputed",
 ) -> Iterator[Violation]:
-    """A stored figure that is not the recomputed one."""
+    """Report a stored value that differs from the recomputed one."""
     if stored is None or not abs(actual - stored) <= tolerance * max(abs(actual), 1e-12):
-        yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
+        yield Violation(rule, where, f"{label} {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
-    """A gap or a status that does not follow from objective and bound."""
+    """Report a gap or a status that does not follow from objective and bound."""
     for name, value in (("objective", c.objective), ("bound", c.bound)):
         if value is not None and not value >= 0:
             yield Violation(name, f"{where}.{name}", f"must be at least 0, found {value}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.certificates import TOLERANCE, same
+from planner.checker.certificates import TOLERANCE, compare_stored
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.plan_network import averaged_bytes
 from planner.checker.violation import Violation
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
-    """Dollars and bytes that are not those of the plan's messages, prices and step."""
+    """Report dollars and bytes that do not follow from the messages, prices and step time."""
     cost, hourly = plan.cost, plan.cluster.devices.usd_per_hour
     if cost is None:
         if "cost" in plan.certificates:
@@ -34,20 +34,20 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
         return
     regions = plan.cluster.network.regions
     paid = dollars = 0.0
-    for (d, e), size in _sent(plan).items():
+    for (d, e), size in _sent_bytes(plan).items():
         price = _price(cost.prices, regions[d], regions[e])
         paid += size if price > 0 else 0.0
         dollars += size * price / 1e9
     devices = sum(float(price) for price in np.asarray(hourly)) * plan.predicted.step_s / 3600
     where = "cost.devices_usd", "cost.messages_usd", "cost.paid_bytes"
-    for name, found, said, unit in zip(
+    for name, found, stored, unit in zip(
         where,
         (devices, dollars, paid),
         (cost.devices_usd, cost.messages_usd, cost.paid_bytes),
         ("$", "$", "bytes"),
         strict=True,
     ):
-        yield from same(found, said, "cost", name, unit=unit)
+        yield from compare_stored(found, stored, "cost", name, unit=unit)
     arch = plan.workload.architecture
     tokens = None if arch is None else plan.workload.batch_samples * arch.sequence
     if (tokens is None) != (cost.usd_per_billion_tokens is None):
@@ -57,13 +57,13 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
     elif tokens is not None:
         each = (devices + dollars) / tokens * 1e9
         stated = cost.usd_per_billion_tokens
-        yield from same(each, stated, "cost", "cost.usd_per_billion_tokens", unit="$")
+        yield from compare_stored(each, stated, "cost", "cost.usd_per_billion_tokens", unit="$")
     certificate = plan.certificates.get("cost")
     if certificate is None:
         return
     least = devices + dollars + cost.hour_usd * plan.predicted.step_s / 3600
     objective = "certificates.cost.objective"
-    yield from same(least, certificate.objective, "cost", objective, unit="$")
+    yield from compare_stored(least, certificate.objective, "cost", objective, unit="$")
     bound = certificate.bound
     if bound is not None and not 0 <= bound <= least * (1 + TOLERANCE):
         yield Violation(
@@ -98,8 +98,8 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     return dollars
 
 
-def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
-    """Bytes of a step by pair, in the mean."""
+def _sent_bytes(plan: TrainingPlan) -> dict[tuple[int, int], float]:
+    """Mean bytes per step by pair."""
     w, sent = plan.workload, dict[tuple[int, int], float]()
 
     def add(d: int, e: int, size: float) -> None:
@@ -108,22 +108,22 @@ def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
 
     stage_of = plan.stage_of
     last = [w.layers[stop - 1] for _, stop in plan.stage_layers]
-    given = [layer.output_bytes * w.microbatch_samples for layer in last]
+    output_bytes = [layer.output_bytes * w.microbatch_samples for layer in last]
     for k in plan.cycle:
         schedule = plan.schedules[k]
         for path in schedule.paths:
-            way = list(path)
+            route = list(path)
             if schedule.head is Head.FIRST:
-                way.append(path[0])
-            for d, e in pairwise(way):
-                size = given[stage_of[d]] / len(plan.cycle)
+                route.append(path[0])
+            for d, e in pairwise(route):
+                size = output_bytes[stage_of[d]] / len(plan.cycle)
                 add(d, e, size)
                 add(e, d, size)
     for stage, rounds in enumerate(plan.averaging):
         for groups in rounds:
             for group in groups:
-                rarely = 1 if group.phase is Phase.WITHIN else plan.sync.every_steps
-                each = averaged_bytes(plan, stage, group) / rarely
+                period_steps = 1 if group.phase is Phase.WITHIN else plan.sync.every_steps
+                each = averaged_bytes(plan, stage, group) / period_steps
                 for i, d in enumerate(group.members):
                     for j, e in enumerate(group.members):
                         add(d, e, float(each[i, j]))
@@ -131,7 +131,7 @@ def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
 
 
 def _price(prices: Prices, here: str, there: str) -> float:
-    """Dollars a gigabyte: the first rule that fits, else by region and provider."""
+    """Dollars per gigabyte: the first rule that matches, else by region and provider."""
     fits = [
         price
         for a, b, price in prices.rules

@@ -12,7 +12,7 @@ from typing import Any
 from planner.checker.answer_types import answer_form, result_form
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
-from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
@@ -39,7 +39,7 @@ ANSWERS: dict[type, type] = {
     RebalancingPlan: RebalancingProblem,
     TrainingPlan: Cluster,
 }
-"""What each kind of plan is checked against."""
+"""Problem type that each plan type is checked against."""
 
 
 def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
@@ -67,7 +67,7 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
             f"{type(subject).__name__} is checked against {wanted.__name__}, found "
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
-    # a plan's own constructor has looked at it
+    # validated by the plan's constructor
     own = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
     if isinstance(plan, Result):
         return list(own or result_form(plan) or _result(plan, problem_or_cluster))
@@ -113,7 +113,7 @@ def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
 
 
 def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
-    """A whole plan's result says what the certificate of its step says."""
+    """Check that a plan's result agrees with the certificate of its step."""
     step = plan.certificates.get("step")
     for name in ("objective", "bound", "status", "witness"):
         found = getattr(result, name)
@@ -123,7 +123,7 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _side(result: Result[Any]) -> Iterator[Violation]:
-    """No answer is better than what none can be better than."""
+    """Check that the bound is on the right side of the objective."""
     if result.objective is None or result.bound is None:
         return
     rates = isinstance(result.plan, AveragingPlan | RebalancingPlan)
@@ -154,23 +154,23 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         return
     yield from _side(result)
     yield from bound_violations(result.bound, result.witness, problem)
-    if not wrong:  # else there may be nothing to price
+    if not wrong:  # the objective of an invalid plan may be undefined
         yield from _objective(result, problem)
 
 
 def _objective(result: Result[Any], problem: Any) -> Iterator[Violation]:
-    """A part's objective is what the part, valid itself, comes to."""
+    """Check a result's objective against the recomputed one of its (valid) plan."""
     if isinstance(result.plan, AssignmentPlan):
         cost = assignment_cost_s(
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
-        yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+        yield from compare_stored(cost, result.objective, "eq. 1", "result.objective", 1e-9)
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         seconds = paths.makespan_s
         if isinstance(result.plan, ArrangedPathPlan) and problem.averaging is not None:
             seconds = stage_spans_s(result.plan, problem)
-        yield from same(seconds, result.objective, "timeline", "result.objective", 1e-9)
+        yield from compare_stored(seconds, result.objective, "timeline", "result.objective", 1e-9)
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

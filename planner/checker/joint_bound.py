@@ -1,10 +1,10 @@
-"""Recomputes the bound on the step of every plan.
+"""Recomputes the bound on the step time over all plans.
 
-The witness says what devices there are and at which price each counts. A step of D seconds is
-excluded if, however the layers are split into stages, what the stages need between two step ends
-costs more than all devices. Some stage's round ends the step; from there on, stages behind it do
-all of the next step's work after that moment, those before it at least their backward passes, and
-forward passes beyond what memory keeps.
+The witness lists the devices and prices (dual weights) of compute, upload and device count. A step
+of D seconds is excluded if, for every split of the layers into stages, the resources that the
+stages need between two step ends cost more than all devices provide. Some stage's averaging round
+ends the step. Stages behind it do all of the next step's work after that moment; stages before it
+do at least their backward passes and the forward passes that memory cannot hold in advance.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from planner.workload.compute_times import FROM_FLOPS
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
-CLOSER = 1e-9
-"""Relative: what is shown is that no plan is faster than a bound by more than this."""
-HALVINGS = 30
+PRECISION = 1e-9
+"""Relative precision: a plan may be faster than a bound by at most this."""
+BISECTIONS = 30
 MEMORY_ROUNDING = 1e-6
 MOST_DEVICES = 100_000
-"""A witness with more is not looked at."""
+"""A witness with more devices is rejected."""
 
 
 def whole_step_bound_s(
     witness: Mapping[str, Any], plan: TrainingPlan, claimed_s: float
 ) -> float | None:
-    """What a witness proves about all plans on its devices."""
+    """The bound that a witness proves for all plans on its devices."""
     try:
         if not _is_about(witness, plan):
             return None
-        devices = _Devices.of(witness)
+        devices = _WitnessDevices.of(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
             return None
-        stages, steps = _Stages(devices, witness, plan), plan.sync.every_steps
-        if stages.excluded(steps * claimed_s * (1 - CLOSER)):
+        stages, steps = _StagePrices(devices, witness, plan), plan.sync.every_steps
+        if stages.excluded(steps * claimed_s * (1 - PRECISION)):
             return claimed_s
         low, high = 0.0, steps * claimed_s
-        for _ in range(HALVINGS):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if stages.excluded(middle) else (low, middle)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
@@ -79,7 +79,7 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if not isinstance(regions, int) or (regions > 0) != plan.two_frequency:
         return False
     if regions:
-        # the fewer regions, the more is sent in all
+        # with fewer regions more bytes are sent
         own = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
         alone = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
         return max(map(len, own)) <= regions and all(
@@ -99,7 +99,7 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
 
 
 def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase) -> bool:
-    """Whether a stage averages hierarchically, and every site has a part in every exchange."""
+    """Whether a stage averages hierarchically with one member of every site per exchange."""
     if [{group.phase for group in groups} for groups in rounds] != [
         {first},
         {Phase.EXCHANGE},
@@ -117,8 +117,8 @@ Kind = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class _Devices:
-    """What a witness says of the devices, one entry each; lists in no order."""
+class _WitnessDevices:
+    """The witness's device classes, least latencies, fastest link and prices."""
 
     classes: Counter[Kind]
     back_s: Floats
@@ -127,7 +127,7 @@ class _Devices:
     price: tuple[float, float, float]
 
     @classmethod
-    def of(cls, witness: Mapping[str, Any]) -> _Devices:
+    def of(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
         classes: Counter[Kind] = Counter()
         for row in witness["devices"]:
             key = tuple(
@@ -142,13 +142,13 @@ class _Devices:
         for m, seconds in witness["return_s"]:
             back[int(m) - 1 :] = float(seconds)
         price = tuple(float(weight) for weight in witness["price"])
-        if len(price) != 3 or min(price) < 0 or abs(sum(price) - 1) > CLOSER:
+        if len(price) != 3 or min(price) < 0 or abs(sum(price) - 1) > PRECISION:
             raise ValueError("price")
         if min(classes.values()) < 1 or not all(x > 0 for key in classes for x in key):
             raise ValueError("devices")
         hop_s, hop_rate = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
         numbers = [*(x for key in classes for x in key), hop_rate]
-        # a device that is alone has no links, so they cannot have a price
+        # a single device has no links, so links must have price 0
         if n == 1 and price[1] == 0:
             numbers = [x for key in classes for x in key[:2]]
         if not (np.isfinite([*numbers, *back, hop_s]).all() and hop_s >= 0 and hop_rate > 0):
@@ -156,7 +156,7 @@ class _Devices:
         return cls(classes, back, hop_s, hop_rate, price)
 
     def each(self, k: int) -> Floats:
-        """Column k of all devices, the largest first."""
+        """Column k of `Kind` for all devices, descending."""
         return np.sort(np.array([key[k] for key in self.classes.elements()]))[::-1]
 
 
@@ -164,8 +164,8 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _covers(devices: _Devices, plan: TrainingPlan, measured: bool) -> bool:
-    """Whether the plan's devices are among these, or no faster, and no better linked."""
+def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
+    """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
     off = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
@@ -188,13 +188,13 @@ def _covers(devices: _Devices, plan: TrainingPlan, measured: bool) -> bool:
     if (pair_rates(plan)[both][apart] > devices.hop_rate).any():
         return False
     away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
-    # one that trains has a group's m - 1 others to talk to, an aggregator has m
+    # a device with a stage has m - 1 partners in a group, an aggregator has m
     less = devices.back_s[1:k]
     return not ((away[trains, : k - 1] < less).any() or (away[helps, 1:k] < less).any())
 
 
 def _are_no_faster(own: Counter[Kind], classes: Counter[Kind]) -> bool:
-    """Whether each is one of those with its memory and lines, which has as many FLOP/s or more."""
+    """Whether each device matches one with the same memory and links and at least its FLOP/s."""
     theirs: dict[tuple[float, ...], list[float]] = {}
     for flops, *rest in sorted(classes.elements(), reverse=True):
         theirs.setdefault(tuple(rest), []).append(flops)
@@ -202,26 +202,26 @@ def _are_no_faster(own: Counter[Kind], classes: Counter[Kind]) -> bool:
     for flops, *rest in sorted(own.elements(), reverse=True):
         fastest = theirs.get(tuple(rest), [])
         k = turn[tuple(rest)]
-        if k >= len(fastest) or flops > fastest[k] * (1 + CLOSER):
+        if k >= len(fastest) or flops > fastest[k] * (1 + PRECISION):
             return False
         turn[tuple(rest)] += 1
     return True
 
 
 def _measured_flops(plan: TrainingPlan) -> Floats:
-    """``float[N]``: the most FLOP/s that F, B or H have in the plan's times; 0 without a stage."""
+    """``float[N]``: the highest FLOP/s of F, B or H in the plan's times; 0 without a stage."""
     w, times = plan.workload, plan.compute_times
     found = np.zeros(len(plan.cluster))
     for d, j in plan.stage_of.items():
         start, stop = plan.stage_layers[j]
         forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
         forward += w.stem.forward_flops if start == 0 else 0.0
-        # where activations were not kept, B runs F first
+        # with recomputation, B includes F
         works = [
             (forward, times.forward_s[d]),
             (2 * forward, times.backward_s[d] - plan.recompute[j] * times.forward_s[d]),
         ]
-        # other plans may have the head here
+        # the head may run on this stage in other plans
         if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
             works.append((3 * w.head.forward_flops, times.head_s[d]))
         found[d] = max(
@@ -235,190 +235,244 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
     return found
 
 
-class _Stages:
-    """Every possible stage, in every role."""
+class _StagePrices:
+    """All possible stages (ranges of layers)."""
 
-    def __init__(self, devices: _Devices, witness: Mapping[str, Any], plan: TrainingPlan) -> None:
+    def __init__(
+        self, devices: _WitnessDevices, witness: Mapping[str, Any], plan: TrainingPlan
+    ) -> None:
         self.devices, self.workload = devices, plan.workload
         self.samples = int(witness["microbatch_samples"])
-        self.again = (False, True) if witness["recompute"] is True else (False,)
-        self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
-        self.helped = witness.get("helped") is True
+        self.recompute_options = (False, True) if witness["recompute"] is True else (False,)
+        self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.has_aggregators = witness.get("helped") is True
         self.regions = int(witness.get("regions", 0))
-        self.levels = witness.get("levels") is True or self.regions > 0
-        self.every = plan.sync.every_steps
-        # whether two stages average what they share apart; only older plans' do not
+        self.hierarchical = witness.get("levels") is True or self.regions > 0
+        self.every_steps = plan.sync.every_steps
+        # whether tied weights are averaged separately; older plans do not
         splits = len(plan.stage_layers) > 1 and plan.workload.tied_parameters > 0
-        self.apart = self.every == 1 and plan.sync.outer is None
-        self.apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
-        # from one averaging to the next, as if it were one step
-        self.count = plan.workload.batch_samples * plan.sync.every_steps // self.samples
-        self.last = len(plan.workload.layers)
+        self.averages_tied_apart = self.every_steps == 1 and plan.sync.outer is None
+        self.averages_tied_apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
+        # H steps between two global averages count as one step
+        self.microbatches = plan.workload.batch_samples * plan.sync.every_steps // self.samples
+        self.num_layers = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
-        # before an exchange is over some may have got nothing, but all have sent their vector
+        # before an exchange ends some may have received nothing, but all have sent their vector
         both = [
-            key[2] if self.levels else min(key[2], key[3]) for key in devices.classes.elements()
+            key[2] if self.hierarchical else min(key[2], key[3])
+            for key in devices.classes.elements()
         ]
-        self.line = np.sort(np.array(both))[::-1]
-        # of the best m devices together, and of the least
-        self.all_lines, self.all_down = self.line.cumsum(), self.down.cumsum()
-        self.most_speed, self.most_up = self.speed.cumsum(), self.up.cumsum()
-        self.least_speed, self.least_up = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
+        self.line_rate = np.sort(np.array(both))[::-1]
+        # sums over the m best and the m worst devices
+        self.total_line_rate, self.total_download = self.line_rate.cumsum(), self.down.cumsum()
+        self.highest_speeds, self.highest_uploads = self.speed.cumsum(), self.up.cumsum()
+        self.lowest_speeds, self.lowest_uploads = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
         self.m = np.arange(1, len(self.speed) + 1)
-        self.top = float(self.speed[0])
-        self.whole = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
-        self.known = {
-            (a, b): _Stage(self, a, b)
-            for a in range(self.last)
-            for b in range(a + 1, self.last + 1)
+        self.max_speed = float(self.speed[0])
+        self.totals = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
+        self.stages = {
+            (a, b): _StagePrice(self, a, b)
+            for a in range(self.num_layers)
+            for b in range(a + 1, self.num_layers + 1)
         }
 
     def forward(self, a: int, b: int) -> float:
-        """FLOPs of one microbatch from layer a to before b."""
+        """Forward FLOPs of one microbatch through layers a to b - 1."""
         w: Workload = self.workload
         stem = w.stem.forward_flops if a == 0 < b else 0.0
         return (stem + math.fsum(x.forward_flops for x in w.layers[a:b])) * self.samples
 
     def excluded(self, limit: float) -> bool:
-        """Whether no split is cheap enough for steps of so many seconds."""
-        # the cheapest splits of the first layers: all before the stage that ends the step; with it;
-        # and with stage 0 as that
-        before, beyond, first = ([math.inf] * (self.last + 1) for _ in range(3))
+        """Whether no split is cheap enough for a step of ``limit`` seconds."""
+        # dynamic program over layer prefixes: without the stage that ends the step, with it, and
+        # with stage 0 as that stage
+        before, beyond, first = ([math.inf] * (self.num_layers + 1) for _ in range(3))
         before[0] = first[0] = 0.0
-        for b in range(1, self.last + 1):
+        for b in range(1, self.num_layers + 1):
             for a in range(b):
-                stage = self.known[a, b]
+                stage = self.stages[a, b]
                 first[b] = min(first[b], first[a] + stage.cost(limit, "first"))
                 beyond[b] = min(beyond[b], beyond[a] + stage.cost(limit, "beyond"))
                 if a > 0:
                     beyond[b] = min(beyond[b], before[a] + stage.cost(limit, "ends"))
-                if b < self.last:
+                if b < self.num_layers:
                     before[b] = min(before[b], before[a] + stage.cost(limit, "before"))
-        return min(first[self.last], beyond[self.last]) > 1 + 1e-12
+        return min(first[self.num_layers], beyond[self.num_layers]) > 1 + 1e-12
 
 
-class _Stage:
-    """Layers a to before b as a stage of 1 to N devices."""
+class _StagePrice:
+    """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, of: _Stages, a: int, b: int) -> None:
-        self.of, self.first = of, a == 0
-        w, dev, m, samples = of.workload, of.devices, of.m, of.samples
-        self.f = of.forward(a, b)
-        self.h = 3 * w.head.forward_flops * samples if b == of.last else 0.0
-        self.come = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
-        self.go = w.layers[b - 1].output_bytes * samples if b < of.last else 0.0
-        owned = sum(x.parameters for x in w.layers[a:b])
-        owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
-        owned += w.tied_parameters if a > 0 and b == of.last else 0
-        # a matrix of two stages is averaged after what each has to itself
-        split = of.apart and (a == 0) != (b == of.last)
-        vector = (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * of.wire
-        # with aggregators those who train still send m vectors in all, if they sum nothing
-        # themselves; so do they until sites have exchanged
-        least = of.helped or of.levels
-        self.averaged = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
-        slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
-        if of.regions:
-            # two regions that exchange by many devices send least then, though each step a
-            # region's devices send what one with fewer would
-            slowest = 2 * vector / of.all_lines
-            near = np.minimum(m, of.regions)
+    def __init__(self, common: _StagePrices, a: int, b: int) -> None:
+        self.common, self.first = common, a == 0
+        w, dev, m, samples = common.workload, common.devices, common.m, common.samples
+        self.forward_flops = common.forward(a, b)
+        self.head_flops = 3 * w.head.forward_flops * samples if b == common.num_layers else 0.0
+        self.input_bytes = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
+        self.output_bytes = w.layers[b - 1].output_bytes * samples if b < common.num_layers else 0.0
+        owned = sum(layer.parameters for layer in w.layers[a:b])
+        owned += (w.stem.parameters if a == 0 else 0) + (
+            w.head.parameters if b == common.num_layers else 0
+        )
+        owned += w.tied_parameters if a > 0 and b == common.num_layers else 0
+        # tied weights are averaged after the stages' own parameters
+        split = common.averages_tied_apart and (a == 0) != (b == common.num_layers)
+        vector = (
+            (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * common.wire_ratio
+        )
+        # with aggregators the members still send m vectors in total if they reduce nothing; the
+        # same holds until sites have exchanged
+        least = common.has_aggregators or common.hierarchical
+        self.averaged_bytes = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
+        slowest = np.maximum(
+            self.averaged_bytes / common.total_line_rate, vector / common.line_rate
+        )
+        if common.regions:
+            # the exchange sends least between two regions, although averaging within regions sends
+            # least with more of them: both minima are valid bounds
+            slowest = 2 * vector / common.total_line_rate
+            near = np.minimum(m, common.regions)
             inside = 2 * (m - near) * owned * w.gradient_bytes_per_parameter
-            self.averaged = 2 * (near - 1) * vector + of.every * inside
+            self.averaged_bytes = 2 * (near - 1) * vector + common.every_steps * inside
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
-        # the way of a first microbatch here, of the last one home, and of one through the last
-        # layers and back, over one hop at least, all on the fastest device
-        hop_in = dev.hop_s + self.come / dev.hop_rate if self.come else 0.0
-        self.lag = dev.hop_s if self.come else 0.0
-        self.from_start = of.forward(0, a) / of.top
-        self.from_near = of.forward(a - 1, a) / of.top if a else 0.0
-        self.hop_in = hop_in
-        self.homeward = 2 * self.from_start
-        self.hop_out = dev.hop_s + self.go / dev.hop_rate if self.go else 0.0
-        turn = of.forward(of.last - 1, of.last) + 3 * w.head.forward_flops * samples
-        self.turn = (turn + 2 * of.forward(b, of.last)) / of.top
-        self.close = np.maximum(self.averaging_s, hop_in + self.homeward)
-        # only a round that sends something waits for messages in its way
-        self.still = np.where((m > 1) & (vector > 0), dev.back_s, self.lag + self.homeward)
+        # on the fastest device: a first microbatch's way to this stage, the last one's way back,
+        # and one's way through the last layers and back, with at least one transfer
+        hop_in = dev.hop_s + self.input_bytes / dev.hop_rate if self.input_bytes else 0.0
+        self.input_latency_s = dev.hop_s if self.input_bytes else 0.0
+        self.way_in_s = common.forward(0, a) / common.max_speed
+        self.previous_layer_s = common.forward(a - 1, a) / common.max_speed if a else 0.0
+        self.input_s = hop_in
+        self.way_back_s = 2 * self.way_in_s
+        self.output_s = dev.hop_s + self.output_bytes / dev.hop_rate if self.output_bytes else 0.0
+        turn = (
+            common.forward(common.num_layers - 1, common.num_layers)
+            + 3 * w.head.forward_flops * samples
+        )
+        self.turnaround_s = (turn + 2 * common.forward(b, common.num_layers)) / common.max_speed
+        self.closing_s = np.maximum(self.averaging_s, hop_in + self.way_back_s)
+        # only a round with bytes to send waits for messages on its links
+        self.round_latency_s = np.where(
+            (m > 1) & (vector > 0), dev.back_s, self.input_latency_s + self.way_back_s
+        )
         self._memory(a, b)
 
     def _memory(self, a: int, b: int) -> None:
-        """How many microbatches each device keeps, recomputing or not."""
-        of, w = self.of, self.of.workload
-        self.keeps = {}
-        for again in of.again:
-            needs = stage_memory(w, a, b, runs_head=b == of.last, recomputes=again)
-            have = of.memory * (1 + MEMORY_ROUNDING) - needs.state
-            each, left = needs.saved, have - needs.operation
-            fits = np.floor(left / each) if each > 0 else np.where(left >= 0, math.inf, 0.0)
-            self.keeps[again] = np.clip(fits, 0, of.count)
-        some = max(keep[0] for keep in self.keeps.values()) >= 1
-        self.possible = (have >= 0).cumsum() >= of.m if some else np.zeros(len(have), dtype=bool)
+        """Microbatches that each device can hold, with and without recomputation."""
+        common, w = self.common, self.common.workload
+        self.max_live = {}
+        for recompute in common.recompute_options:
+            needs = stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
+            have = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+            microbatch_bytes, remaining_bytes = needs.saved, have - needs.operation
+            fits = (
+                np.floor(remaining_bytes / microbatch_bytes)
+                if microbatch_bytes > 0
+                else np.where(remaining_bytes >= 0, math.inf, 0.0)
+            )
+            self.max_live[recompute] = np.clip(fits, 0, common.microbatches)
+        some = max(live[0] for live in self.max_live.values()) >= 1
+        self.fits_memory = (
+            (have >= 0).cumsum() >= common.m if some else np.zeros(len(have), dtype=bool)
+        )
 
     def cost(self, limit: float, role: str) -> float:
-        """The least price of devices that do this stage's work in such a step."""
+        """The least price of this stage's devices in a step of ``limit`` seconds."""
         options = self._before(limit) if role == "before" else self._all(limit, role)
         return min(float(found.min()) for found in options)
 
     def _all(self, limit: float, role: str) -> Iterator[Floats]:
-        """F, H and B after T; the stage that ends the step may have its messages already."""
-        of = self.of
-        start = {"first": self.from_start, "beyond": self.from_near, "ends": 0.0}[role]
-        hop, lag, messages = (self.hop_in, self.lag, self.come + self.go)
-        good = self.possible
+        """Prices if F, H and B follow the step end; the ending stage may have its inputs."""
+        common = self.common
+        start = {"first": self.way_in_s, "beyond": self.previous_layer_s, "ends": 0.0}[role]
+        hop, lag, messages = (
+            self.input_s,
+            self.input_latency_s,
+            self.input_bytes + self.output_bytes,
+        )
+        feasible = self.fits_memory
         if role == "ends":
-            # a group of one does not average: a stage before this one ends no earlier
-            hop, lag, messages, good = 0.0, 0.0, self.go, good & (of.m > 1)
-        begin, each = start + hop, 3 * self.f + self.h
-        left = limit - begin - self.close
-        good = good & (np.ceil(of.count / of.m) * each / of.top <= left)
-        good &= of.count * messages <= (limit - start - lag - self.close) * of.all_down
-        sends = of.count * (self.come + self.go) + self.averaged
-        quiet = begin + self.f / of.top + self.still
-        yield self._price(good, [(of.count * each, left)], sends, limit - quiet)
+            # a group of one does not average: the previous stage ends no earlier
+            hop, lag, messages, feasible = 0.0, 0.0, self.output_bytes, feasible & (common.m > 1)
+        begin, each = start + hop, 3 * self.forward_flops + self.head_flops
+        remaining_s = limit - begin - self.closing_s
+        feasible = feasible & (
+            np.ceil(common.microbatches / common.m) * each / common.max_speed <= remaining_s
+        )
+        feasible &= (
+            common.microbatches * messages
+            <= (limit - start - lag - self.closing_s) * common.total_download
+        )
+        sent_bytes = (
+            common.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
+        )
+        idle_s = begin + self.forward_flops / common.max_speed + self.round_latency_s
+        yield self._price(
+            feasible, [(common.microbatches * each, remaining_s)], sent_bytes, limit - idle_s
+        )
 
     def _before(self, limit: float) -> Iterator[Floats]:
-        """All of B after T, and F beyond what memory keeps."""
-        of = self.of
-        x = np.ceil(of.count / of.m)
-        for again, keep in self.keeps.items():
-            back = (3 if again else 2) * self.f
-            more = np.maximum(of.count - keep.cumsum(), 0)
-            begin = self.turn + self.hop_out
-            left = limit - self.close
-            good = self.possible & (x * back / of.top <= left - begin)
-            good &= (x * back + np.maximum(x - keep[0], 0) * self.f) / of.top <= left
-            good &= of.count * self.go <= (left - self.turn) * of.all_down
-            sends = of.count * self.come + more * self.go + self.averaged
-            quiet = np.where(more > 0, 0.0, begin + back / of.top) + self.still
-            works = [(of.count * back + more * self.f, left), (of.count * back, left - begin)]
-            yield self._price(good, works, sends, limit - quiet)
+        """Prices if B, and F beyond what memory holds, follow the step end."""
+        common = self.common
+        microbatches_per_device = np.ceil(common.microbatches / common.m)
+        for recompute, live in self.max_live.items():
+            backward_flops = (3 if recompute else 2) * self.forward_flops
+            extra_forward = np.maximum(common.microbatches - live.cumsum(), 0)
+            begin = self.turnaround_s + self.output_s
+            remaining_s = limit - self.closing_s
+            feasible = self.fits_memory & (
+                microbatches_per_device * backward_flops / common.max_speed <= remaining_s - begin
+            )
+            feasible &= (
+                microbatches_per_device * backward_flops
+                + np.maximum(microbatches_per_device - live[0], 0) * self.forward_flops
+            ) / common.max_speed <= remaining_s
+            feasible &= (
+                common.microbatches * self.output_bytes
+                <= (remaining_s - self.turnaround_s) * common.total_download
+            )
+            sent_bytes = (
+                common.microbatches * self.input_bytes
+                + extra_forward * self.output_bytes
+                + self.averaged_bytes
+            )
+            idle_s = (
+                np.where(extra_forward > 0, 0.0, begin + backward_flops / common.max_speed)
+                + self.round_latency_s
+            )
+            flops_within = [
+                (
+                    common.microbatches * backward_flops + extra_forward * self.forward_flops,
+                    remaining_s,
+                ),
+                (common.microbatches * backward_flops, remaining_s - begin),
+            ]
+            yield self._price(feasible, flops_within, sent_bytes, limit - idle_s)
 
     def _price(
         self,
-        good: NDArray[np.bool_],
-        works: list[tuple[Any, Floats]],
-        sends: Any,
-        open_s: Any,
+        feasible: NDArray[np.bool_],
+        flops_within: list[tuple[Any, Floats]],
+        sent_bytes: Any,
+        sending_s: Any,
     ) -> Floats:
-        of = self.of
-        good = good & (open_s > 0)
-        speed = np.zeros(len(of.m))
-        for _, left in works:
-            good &= left > 0
-        for flops, left in works:
-            speed = np.maximum(speed, flops / np.where(good, left, 1.0))
-        rate = sends / np.where(good, open_s, 1.0)
-        good &= (speed <= of.most_speed) & (rate <= of.most_up)
+        common = self.common
+        feasible = feasible & (sending_s > 0)
+        speed = np.zeros(len(common.m))
+        for _, remaining_s in flops_within:
+            feasible &= remaining_s > 0
+        for flops, remaining_s in flops_within:
+            speed = np.maximum(speed, flops / np.where(feasible, remaining_s, 1.0))
+        rate = sent_bytes / np.where(feasible, sending_s, 1.0)
+        feasible &= (speed <= common.highest_speeds) & (rate <= common.highest_uploads)
         parts = zip(
-            of.devices.price,
+            common.devices.price,
             (
-                np.maximum(speed, of.least_speed),
-                np.maximum(rate, of.least_up),
-                of.m,
+                np.maximum(speed, common.lowest_speeds),
+                np.maximum(rate, common.lowest_uploads),
+                common.m,
             ),
-            of.whole,
+            common.totals,
             strict=True,
         )
         price = sum(weight * need / all_of_it for weight, need, all_of_it in parts if weight > 0)
-        return np.where(good, price, math.inf)
+        return np.where(feasible, price, math.inf)

@@ -15,7 +15,7 @@ from planner.workload.workload import Workload
 
 
 class StageMemory(NamedTuple):
-    """Bytes: of the state, of each microbatch between its F and its B, of the largest operation."""
+    """Bytes of the state, of each microbatch between F and B, and of the largest operation."""
 
     state: float
     saved: float
@@ -25,16 +25,16 @@ class StageMemory(NamedTuple):
 def stage_memory(
     workload: Workload, start: int, stop: int, *, runs_head: bool, recomputes: bool
 ) -> StageMemory:
-    """Memory of layers ``start`` to ``stop - 1``; layer 0 brings the embedding."""
+    """Memory of layers ``start`` to ``stop - 1``; the embedding belongs to layer 0."""
     w, samples, first = workload, workload.microbatch_samples, start == 0
     owned = sum(layer.parameters for layer in w.layers[start:stop])
     embedding = w.stem.parameters if first else 0
-    # a head on another stage has a copy of what it shares with the embedding
+    # a head on another stage has a copy of the tied weights
     head = w.head.parameters + (0 if first else w.tied_parameters) if runs_head else 0
     state = (owned + embedding + head) * w.state_bytes_per_parameter
     activations = sum(layer.saved_bytes for layer in w.layers[start:stop])
     activations += w.stem.saved_bytes if first else 0.0
-    # what a codec took in, not what it sent
+    # a codec's input, not its output
     outputs = [layer.output_bytes / w.boundary_ratio for layer in w.layers]
     given = 0.0 if first else outputs[start - 1]
     made = outputs[stop - 1]
@@ -54,7 +54,7 @@ def stage_memory(
     again = activations * samples if recomputes else 0.0
     operations = [compute * (tokens * _gradients(w) + _matrix(w)) + again]
     if first:
-        # its stage's activations are freed by then
+        # the stage's activations are freed by then
         freed = 0.0 if recomputes else activations * samples
         table = arch.vocabulary * arch.hidden
         operations.append(4.0 * table + 20.0 * tokens * arch.hidden - freed)
@@ -73,7 +73,7 @@ def stage_memory(
 
 
 def _gradients(workload: Workload) -> float:
-    """Elements of a token alive at the worst moment of the backward pass of one layer.
+    """Peak number of live elements per token in the backward pass of one layer.
 
     Counted tensor by tensor, in the feed-forward part and in attention.
     """
@@ -81,7 +81,7 @@ def _gradients(workload: Workload) -> float:
     assert arch is not None
     hidden, query = [arch.hidden], [arch.attention_size * arch.heads]
     inner = [_feed_forward_width(workload)]
-    # what GELU took in and its gradient; the layer's gradient, the norm's and the residual
+    # GELU's input and its gradient; the layer's gradient, the norm's and the residual
     gelu = inner * 2 + hidden * 3
     # gate, up and a gradient of each; the layer's gradient and the residual
     swiglu = inner * 4 + hidden * 2
@@ -92,7 +92,7 @@ def _gradients(workload: Workload) -> float:
 
 
 def _feed_forward_width(workload: Workload) -> int:
-    """Of one token in one layer: that of all experts it goes to, or of the dense one."""
+    """Feed-forward width of a token in one layer, summed over the experts it is routed to."""
     arch = workload.architecture
     assert arch is not None
     if arch.experts is None:
@@ -102,7 +102,7 @@ def _feed_forward_width(workload: Workload) -> int:
 
 
 def _matrix(workload: Workload) -> float:
-    """Elements of the largest weight of a layer: rows by columns of each."""
+    """Elements of the largest weight matrix of a layer."""
     arch = workload.architecture
     assert arch is not None
     size, hidden = arch.attention_size, arch.hidden

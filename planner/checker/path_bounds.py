@@ -1,7 +1,7 @@
 """Recomputes bounds on paths from their witnesses.
 
-Written from the definitions of `PathProblem`, plainly and slowly. A witness only says where to
-look: which start device, or which stage. All numbers come from the problem.
+A direct, slow implementation from the definitions of `PathProblem`. A witness only names a start
+device or a stage; all numbers come from the problem.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.problems import ArrangedPathProblem, PathProblem
 
 
 def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem) -> float | None:
-    """The bound that a witness stands for, seconds."""
+    """The bound in seconds that a witness proves; None if it proves none."""
     if not isinstance(witness, Mapping):
         return None
     kind = witness.get("kind")
@@ -41,7 +41,7 @@ def _index(value: Any, size: int) -> int | None:
 
 
 def _turnover_s(problem: PathProblem, device: int) -> float | None:
-    """What a device of stage 0 needs for its microbatches: memory, F and B in each other's way."""
+    """Least time of a start device for its microbatches, given its memory and sequential work."""
     if device not in problem.stage_devices[0]:
         return None
     count = problem.microbatches_per_start
@@ -53,24 +53,26 @@ def _turnover_s(problem: PathProblem, device: int) -> float | None:
 
 
 def _span_s(count: int, memory: int, work: tuple[float, float, float], chain_s: float) -> float:
-    """Least time in which one device begins and ends so many microbatches."""
+    """Least time in which one device begins and ends ``count`` microbatches."""
     f, h, b = work
-    before = _soonest(count, memory, f, b, chain_s)
-    # time reversed, B is what begins and F what ends
-    behind = _soonest(count, memory, b, f, chain_s)
-    # who begins j-th may end at any place: the largest waits in front meet the least behind
+    before = _earliest_begins_s(count, memory, f, b, chain_s)
+    # the same with time reversed: B begins and F ends
+    behind = _earliest_begins_s(count, memory, b, f, chain_s)
+    # begin and end order may differ: pair the longest waits before with the shortest after
     pairs = zip(sorted(before), sorted(behind, reverse=True), strict=True)
     return max(max(a + chain_s + c for a, c in pairs), count * (f + h + b))
 
 
-def _soonest(count: int, memory: int, first_s: float, last_s: float, chain_s: float) -> list[float]:
-    """When the j-th microbatch to begin can begin, by the longest way through what must precede.
+def _earliest_begins_s(
+    count: int, memory: int, first_s: float, last_s: float, chain_s: float
+) -> list[float]:
+    """Earliest begin of the j-th microbatch: longest paths in a precedence graph.
 
     A microbatch occupies the device for ``first_s`` when it begins and for ``last_s`` when it
     ends, ``chain_s`` after its begin or later. The j-th to end is no earlier than a chain after
-    the j-th begin. With the device full, the j-th begins after ``j - memory + 1`` have ended;
-    of those, whoever ends after the r-th costs the device its end, and the begin of one that had
-    to wait for the r-th end.
+    the j-th begin. With full memory, the j-th begins after ``j - memory + 1`` have ended; each of
+    those that ends after the r-th occupies the device for its end and for the begin of one that
+    had to wait for the r-th end.
     """
     rules: list[tuple[tuple[str, int], tuple[str, int], float]] = []
     for j in range(count):
@@ -93,9 +95,9 @@ def _soonest(count: int, memory: int, first_s: float, last_s: float, chain_s: fl
 
 
 def _shortest_path_s(problem: PathProblem, start: int) -> float:
-    """F, H and B of the quickest path from a start device, alone in the network (CC1, CC2).
+    """Seconds of the quickest path from a start device on an idle network (CC1, CC2).
 
-    Block by block: a block is one stage, or two neighbouring stages in reverse.
+    Enumerated by blocks: one stage, or two neighbouring stages in reverse order.
     """
     way = _both_ways_s(problem)
     busy: list[float] = (problem.forward_s + problem.backward_s).tolist()
@@ -106,7 +108,7 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
 
     @cache
     def rest(at: int, top: int, left: int, swaps: int) -> float:
-        """Least seconds after ``at`` with so many stages to come, all above ``top``."""
+        """Least seconds after device ``at`` with ``left`` more stages, all above ``top``."""
         if left == 0:
             return way(at, start)
         best = math.inf
@@ -126,16 +128,16 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
 
 
 def _both_ways_s(problem: PathProblem | ArrangedPathProblem) -> Callable[[int, int], float]:
-    """Seconds there and back between two devices, none for staying."""
+    """Round-trip transfer seconds between two devices, 0 on the same device."""
     seconds = problem.transfer_s.tolist()
     return lambda u, v: 0.0 if u == v else float(seconds[u][v] + seconds[v][u])
 
 
 def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
-    """Time in which a stage's devices can take the fewest visits that it must have (CC3).
+    """Least time in which a stage's devices can serve the fewest visits required by CC3.
 
-    A device that takes v of them works v times on F and B, and on one visit waits for H between
-    them; before that a microbatch has to come there, after it to go home.
+    A device with v visits runs F and B v times, and in one visit H lies between them; before that
+    a microbatch has to reach the device, and afterwards to return.
     """
     visits = _fewest_visits(problem, stage)
     if visits == 0:
@@ -153,7 +155,7 @@ def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
 
 
 def _fewest_visits(problem: PathProblem, stage: int) -> int:
-    """CC3; none for stage 0, which is not skipped."""
+    """Fewest visits by CC3; 0 for stage 0, which is never skipped."""
     if stage == 0:
         return 0
     microbatches = len(problem.stage_devices[0]) * problem.microbatches_per_start
@@ -161,7 +163,7 @@ def _fewest_visits(problem: PathProblem, stage: int) -> int:
 
 
 def _paths_through(problem: PathProblem, device: int) -> int:
-    """Most paths through a device (TC1)."""
+    """Most paths through a device by TC1."""
     room = int(problem.memory[device])
     if problem.live_memory:
         return len(problem.stage_devices[0]) * problem.microbatches_per_start if room > 0 else 0
@@ -177,7 +179,7 @@ def _ways_s(problem: PathProblem) -> tuple[Callable[[int], float], Callable[[int
 
     @cache
     def out(d: int, hops: int) -> float:
-        """Least seconds before F can begin on a device, over so many hops at most."""
+        """Least seconds before F can begin on a device, over at most ``hops`` transfers."""
         best = min(f[s] + hop[s][d] for s in starts)
         if hops > 1:
             best = min(best, min(out(v, hops - 1) + f[v] + hop[v][d] for v in every))
@@ -185,7 +187,7 @@ def _ways_s(problem: PathProblem) -> tuple[Callable[[int], float], Callable[[int
 
     @cache
     def home(d: int, hops: int) -> float:
-        """Least seconds after B has ended there."""
+        """Least seconds after B has ended on a device."""
         best = min(hop[d][s] + b[s] for s in starts)
         if hops > 1:
             best = min(best, min(hop[d][v] + b[v] + home(v, hops - 1) for v in every))
@@ -195,11 +197,11 @@ def _ways_s(problem: PathProblem) -> tuple[Callable[[int], float], Callable[[int
 
 
 def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> float | None:
-    """When all messages out of (into) a start device or a stage can have been dealt with.
+    """Least time for all messages out of (into) a start device or a stage.
 
-    Each way of a microbatch through a device is two messages out and two in: forward and back. A
-    link's v-th message has left v times its busy seconds after F can first have ended on the
-    sender; then the rest of its transfer, a B, and the way home.
+    A microbatch's visit causes two messages out and two in: forward and backward. A link's v-th
+    message has been sent v times the busy seconds after the first F can end on the sender; then
+    follow the rest of the transfer, a B, and the return.
     """
     if problem.link_s is None or problem.path_stages == 1:
         return None
@@ -233,7 +235,7 @@ def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> flo
 
 
 def _work_s(problem: ArrangedPathProblem) -> float:
-    """All visits, shared by devices that work without pause, each on its quickest stage."""
+    """All visits shared by devices that never idle, each on its fastest stage."""
     visits = problem.stage_sizes[0] * problem.microbatches_per_start * problem.path_stages
     busy = [
         min(float(f + b) for f, b in zip(forward, backward, strict=True))
@@ -243,7 +245,7 @@ def _work_s(problem: ArrangedPathProblem) -> float:
 
 
 def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
-    """The turnover of the slowest start device, if those that turn over soonest are chosen."""
+    """Turnover of the slowest start device if those with the least turnover are chosen."""
     n, each = len(problem.transfer_s), problem.microbatches_per_start
     wanted = problem.stage_sizes[0]
     way = _both_ways_s(problem)
@@ -273,7 +275,7 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
 def _closed_walk_s(
     way: Callable[[int, int], float], busy: list[float], start: int, devices: int
 ) -> float:
-    """Least seconds from a device over so many others, not all different, and back."""
+    """Least seconds of a closed walk over ``devices`` other devices, repetitions allowed."""
 
     @cache
     def rest(at: int, left: int) -> float:

@@ -12,17 +12,17 @@ from planner.problems import ArrangedPathProblem, PathProblem
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 
 TOLERANCE = 1e-9
-"""Of the makespan: intervals may touch or overlap by rounding."""
+"""Relative to the makespan: intervals may overlap this much by rounding."""
 
 
 def check_paths(plan: PathPlan, problem: PathProblem) -> list[Violation]:
-    """Every constraint that a plan breaks."""
+    """Report every constraint that a plan breaks."""
     wrong = list(_paths(plan, problem)) or list(_not_finite(plan))
     return wrong if wrong else list(_timeline(plan, problem))
 
 
 def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> list[Violation]:
-    """Whether every device holds one stage, and the stages have the sizes they must have."""
+    """Check that every device holds one stage and that stages have the required sizes."""
     wrong = []
     held = sorted(d for group in plan.groups for d in group)
     if held != list(range(len(problem))):
@@ -37,7 +37,7 @@ def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> l
 
 
 def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float:
-    """The longest from a stage's first operation to the end of its round."""
+    """The longest time from a stage's first operation to the end of its averaging round."""
     given = problem.averaging
     assert given is not None
     longest = 0.0
@@ -45,7 +45,7 @@ def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float
         vector, m = float(given.vector_bytes[s]), len(group)
         uses = [0.0]
         for d in group:
-            # to and from m - 1 others their shares and its own
+            # send and receive m - 1 times a share in each of two phases
             uses.append(2 * (m - 1) * vector / m * float(given.line_s_per_byte[d]))
             uses += [2 * vector / m * float(given.pair_s_per_byte[d, e]) for e in group if e != d]
         away = max((float(given.away_s[d, e]) for d in group for e in group), default=0.0)
@@ -103,7 +103,7 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
 def even_visits_violations(
     paths: Sequence[Sequence[int]], stage_of: Mapping[int, int], stages: int
 ) -> Iterator[Violation]:
-    """CC3: every stage but the first is visited by the floor or the ceiling of the mean."""
+    """CC3: every stage but the first has the floor or ceiling of the mean visits."""
     visits = Counter(stage_of[d] for path in paths for d in path)
     del visits[0]
     others = stages - 1
@@ -118,7 +118,7 @@ def even_visits_violations(
 
 
 def swaps_of(stages: Sequence[int]) -> int | None:
-    """Pairs s + 1, s among otherwise ascending stages; None if the order is something else."""
+    """Number of swapped pairs s + 1, s in an otherwise ascending order; None for other orders."""
     order = list(stages)
     swaps = k = 0
     while k + 1 < len(order):
@@ -132,7 +132,7 @@ def swaps_of(stages: Sequence[int]) -> int | None:
 
 
 def _not_finite(plan: PathPlan) -> Iterator[Violation]:
-    """Times that are none: every comparison with NaN is false, so no other rule would see them."""
+    """Report times that are not finite: comparisons with NaN would pass all other rules."""
     for op in plan.ops:
         if not (math.isfinite(op.start_s) and math.isfinite(op.end_s)):
             yield Violation(
@@ -204,7 +204,7 @@ def _collisions(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[
 def _queues(
     plan: PathPlan, link_s: list[list[float]], transfer_s: list[list[float]], slack: float
 ) -> Iterator[Violation]:
-    """Links carry one message at a time: no operation begins before its message is there."""
+    """Links carry one message at a time: no operation begins before its message arrives."""
     ops = {(op.microbatch, op.kind, op.device): op for op in plan.ops}
     sent: dict[tuple[int, int], list[tuple[float, PathOp]]] = defaultdict(list)
     for b, path in enumerate(plan.paths):
@@ -230,7 +230,7 @@ def _queues(
 def _in_turn(
     messages: Sequence[tuple[float, PathOp]], slack: float
 ) -> Iterator[tuple[float, PathOp]]:
-    """By hand-over; of those handed over together, the one that is needed first."""
+    """Messages in queue order; of those queued together, the one that is needed first."""
     together: list[tuple[float, PathOp]] = []
     for message in sorted(messages, key=lambda m: m[0]):
         if together and message[0] > together[0][0] + slack:
@@ -247,7 +247,7 @@ def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator
             if op.device == d and op.kind == "F":
                 events.append((op.start_s + slack, 1))
             elif op.device == d and op.kind == "B":
-                # half-open: what ends makes room for what starts at the same time
+                # half-open intervals: an end frees memory for a start at the same time
                 events.append((op.end_s - slack, -1))
         live = most = 0
         for _, change in sorted(events):

@@ -21,11 +21,11 @@ from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 
 EXCESS = 1e-9
-"""Relative excess of a stored bound over the recomputed one that is rounding."""
+"""Relative excess of a stored bound over the recomputed one that counts as rounding."""
 
 
 def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
-    """The bound of a certificate with a witness; None where the witness says nothing."""
+    """The bound that a certificate's witness proves; None if it proves none."""
     witness = plan.certificates[part].witness or {}
     kind = witness.get("kind")
     if part == "step" and kind == "straight step":
@@ -43,7 +43,7 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
 
 
 def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """The mean over the cycle of what each schedule's own witness proves about its paths.
+    """The mean over the cycle of the bounds that the schedules' witnesses prove.
 
     ``in_flight`` and ``max_swaps`` are limits that were asked for; the bound holds within them.
     """
@@ -52,7 +52,7 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
         return None
     if not isinstance(swaps, int) or not (in_flight is None or isinstance(in_flight, int)):
         return None
-    # a limit that the plan itself does not keep to proves nothing about it
+    # a witness whose limits the plan exceeds proves nothing about it
     if in_flight is not None and any(most_live(s) > in_flight for s in plan.schedules):
         return None
     stage_of = plan.stage_of
@@ -75,7 +75,7 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
 def _path_problem(
     plan: TrainingPlan, schedule: int, in_flight: int | None, max_swaps: int
 ) -> PathProblem | None:
-    """The question that a schedule with skipped stages answers, from the plan's own numbers."""
+    """The path problem of a schedule with skipped stages, from the plan's numbers."""
     n, groups = len(plan.cluster), plan.assignment.groups
     paths = plan.schedules[schedule].paths
     away, rate = mean_links(plan)
@@ -105,7 +105,7 @@ def _path_problem(
 
 
 def _room(plan: TrainingPlan, d: int) -> int:
-    """Microbatches that a device's memory holds beside its stage."""
+    """Microbatches that fit into a device's memory beside its stage."""
     w, j = plan.workload, plan.stage_of[d]
     needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0, recomputes=plan.recompute[j])
     left = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
@@ -114,7 +114,7 @@ def _room(plan: TrainingPlan, d: int) -> int:
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """On the plan's own stages and bytes."""
+    """The bound on eq. 1 with the plan's stages and bytes."""
     w = plan.workload
     gradients = [sum(layer.parameters for layer in w.layers[a:b]) for a, b in plan.stage_layers]
     gradients[0] += w.stem.parameters
@@ -130,7 +130,7 @@ def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float
 
 
 def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
-    """Witnesses that prove less than the certificate claims."""
+    """Report certificates that claim more than their witnesses prove."""
     for part, certificate in plan.certificates.items():
         if certificate.witness is None or certificate.bound is None:
             continue

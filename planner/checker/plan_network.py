@@ -1,4 +1,4 @@
-"""Messages between a plan's devices, and what devices hold, from the definitions."""
+"""Messages between a plan's devices, and the contents of devices, from the definitions."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
     Returns
     -------
     tuple[ndarray, ndarray]
-        Each ``float[N, N]``: seconds, and bytes per second; their diagonals say nothing.
+        Each ``float[N, N]``: seconds, and bytes per second; the diagonals are meaningless.
     """
     latency, rate = plan.cluster.network.latency_s, pair_rates(plan)
     return np.asarray((latency + latency.T) / 2), np.asarray((rate + rate.T) / 2)
 
 
 def largest_message_bytes(plan: TrainingPlan) -> float:
-    """Of SkipPipe's transfer: the largest layer output's.
+    """Bytes of a transfer in SkipPipe's model: the largest layer output.
 
     References
     ----------
@@ -77,7 +77,7 @@ def largest_message_bytes(plan: TrainingPlan) -> float:
 
 
 def most_live(schedule: Schedule) -> int:
-    """Microbatches that a device holds between their F and B, at most."""
+    """Most microbatches between their F and B, by device."""
     most = 0
     for ops in schedule.order:
         live = 0
@@ -88,24 +88,24 @@ def most_live(schedule: Schedule) -> int:
 
 
 def stage_parameters(plan: TrainingPlan, stage: int) -> int:
-    """Of a stage, embedding with the first and head where the schedule puts it."""
+    """Parameters of a stage; the first has the embedding, the head's stage the head."""
     w, (a, b) = plan.workload, plan.stage_layers[stage]
     count = sum(layer.parameters for layer in w.layers[a:b])
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else -1
     count += w.stem.parameters if stage == 0 else 0
     if stage == head_stage % len(plan.stage_layers):
-        # what it shares with the embedding is there once, or a second time elsewhere
+        # tied weights count once, or twice if the head is on another stage
         count += w.head.parameters + (w.tied_parameters if stage > 0 else 0)
     return count
 
 
 def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
-    """Of a stage."""
+    """Bytes of a stage's gradients."""
     return stage_parameters(plan, stage) * plan.workload.gradient_bytes_per_parameter
 
 
 def vector_bytes(plan: TrainingPlan, entry: int) -> float:
-    """Of what an entry of the plan's averaging is about: a stage, or what two of them share."""
+    """Bytes that an entry of the plan's averaging covers: a stage, or tied weights."""
     stages = len(plan.stage_layers)
     shared = plan.workload.tied_parameters if len(plan.averaging) > stages else 0
     if entry == stages:
@@ -116,7 +116,7 @@ def vector_bytes(plan: TrainingPlan, entry: int) -> float:
 
 
 def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Floats:
-    """Bytes that each member of a round sends each other: its part, and sums.
+    """Bytes that each member of a round sends to each other member.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
         ``float[m, m]``, by place in the group.
     """
     # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-    # within sites sums stay as they are
+    # within sites sums are not compressed
     coded = plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
     wire = 1028 / 4096 if coded else 1.0
     sent = vector_bytes(plan, stage) * wire * averaged_parts(group)
@@ -133,7 +133,7 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
 
 
 def averaged_parts(group: AveragingGroup) -> Floats:
-    """What of the vector each member of a round gives each other, sums included.
+    """Part of the vector that each member of a round sends to each other member.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Independent check of moves between stages: plays the trace from the problem's definition.
+"""Independent check of moves between stages: replays the trace from the definition.
 
 Every peer is a row here, where solvers count peers by stage and kind.
 """
@@ -17,7 +17,7 @@ from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, Ti
 
 
 def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> list[Violation]:
-    """The first rule that the moves break.
+    """Report the first rule that the moves break.
 
     References
     ----------
@@ -29,16 +29,16 @@ def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> lis
 
 
 def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
-    """Microbatches a second in the mean over the trace."""
+    """Mean microbatches per second over the trace."""
     play = _TraceSimulation(problem)
     play.run(plan)
     return play.done / problem.end_s
 
 
 def mean_rate_bound(problem: RebalancingProblem) -> float:
-    """What no moves exceed: at every moment all peers, downloading or not, spread at best.
+    """Upper bound: at every moment all peers, downloading or not, are distributed optimally.
 
-    Of one kind: one more peer to the slowest stage, again and again. Of several: perfectly even.
+    With one kind of peers, greedily to the slowest stage; with several, fractionally.
     """
     there = problem.serving.sum(axis=0).astype(float)
     begin_s, total = 0.0, 0.0
@@ -53,7 +53,7 @@ def mean_rate_bound(problem: RebalancingProblem) -> float:
 def _best_rate(problem: RebalancingProblem, there: NDArray[np.float64]) -> float:
     if len(problem.speed) > 1:
         return float(there @ problem.speed / problem.work_s.sum())
-    # of (N - S) peers each stage has its part at least, rounded down: what is left goes one by one
+    # each stage has at least its floored share of N - S peers; assign the rest greedily
     stages = len(problem.work_s)
     peers = int(there[0])
     if peers < stages:
@@ -84,12 +84,12 @@ def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violat
 
 
 class _TraceSimulation:
-    """Peers one by one: ``ready_s`` is when a peer serves; who serves is -inf."""
+    """Replay with individual peers, each given by the time it begins to serve."""
 
     def __init__(self, problem: RebalancingProblem) -> None:
         self.problem = problem
         stages, kinds = problem.serving.shape
-        # [stage][kind]: when each peer is ready, who serves first, then in the order of beginning
+        # [stage][kind]: when each peer begins to serve, -inf if it serves; in order of begin
         self.peers = [
             [[-math.inf] * int(problem.serving[s, k]) for k in range(kinds)] for s in range(stages)
         ]
@@ -107,7 +107,7 @@ class _TraceSimulation:
             events.setdefault(time_s, []).append((kind, change))
         number = 0
         for time_s in sorted({*moves, *events}):
-            self._until(time_s)
+            self._advance_to(time_s)
             for kind, change in events.get(time_s, ()):
                 self._event(kind, change)
             for move in moves.get(time_s, ()):
@@ -118,7 +118,7 @@ class _TraceSimulation:
                     return [Violation("peers", f"moves[{number}]", found)]
                 self._move(move)
                 number += 1
-        self._until(problem.end_s)
+        self._advance_to(problem.end_s)
         return []
 
     def _move(self, move: TimedMove) -> None:
@@ -145,8 +145,8 @@ class _TraceSimulation:
             here = self.peers[stage][kind]
             del here[int(b * len(here))]
 
-    def _until(self, time_s: float) -> None:
-        """Serve until then; downloads that end on the way begin to serve."""
+    def _advance_to(self, time_s: float) -> None:
+        """Advance to ``time_s``; peers whose downloads end before begin to serve."""
         while True:
             first_s = min(
                 (r for stage in self.peers for of in stage for r in of if r > -math.inf),
@@ -159,7 +159,7 @@ class _TraceSimulation:
                 return
             for stage in self.peers:
                 for of in stage:
-                    # who is ready joins those who serve; the rest stay in their order
+                    # stable sort: ready peers join the serving ones, the rest keep their order
                     of.sort(key=lambda r: 0 if r <= stop_s else 1)
                     of[:] = [-math.inf if r <= stop_s else r for r in of]
 

@@ -11,11 +11,11 @@ from planner.problems import AssignmentProblem, AveragingProblem
 from planner.search.certificate import Witness
 
 EXCESS = 1e-9
-"""Relative distance between two computations of a bound that is rounding."""
+"""Relative difference between two computations of a bound that counts as rounding."""
 
 
 def recomputed_bound(witness: Witness, problem: Any) -> float | None:
-    """What a witness proves about a problem; None where it proves nothing."""
+    """The bound that a witness proves for a problem; None if it proves none."""
     if isinstance(problem, AveragingProblem):
         return averaging_bounds.recomputed_bound(witness, problem)
     if isinstance(problem, AssignmentProblem):
@@ -32,7 +32,7 @@ def recomputed_bound(witness: Witness, problem: Any) -> float | None:
 def bound_violations(
     bound: float | None, witness: Witness | None, problem: Any
 ) -> Iterator[Violation]:
-    """A bound that claims more than its witness proves."""
+    """Report a bound that claims more than its witness proves."""
     if bound is None or witness is None:
         return
     again = recomputed_bound(witness, problem)

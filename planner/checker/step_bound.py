@@ -1,8 +1,8 @@
 """Recomputes the bound on a straight plan's step.
 
-Between two step ends: the devices of some stage begin together at the first of them. One microbatch
-walks from there to the last stage and home; at one stage of the walk all microbatches queue. Then
-every device averages, at best with the partners that suit it most.
+The bound covers the time between two step ends. At the first of them, the devices of some stage
+begin together. One microbatch goes from there to the last stage and back; at one stage on its way
+all microbatches queue. Then every device averages, at best with its best connected partners.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from planner.workload.compute_times import FROM_FLOPS
 
 
 def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
-    """The least over the witness's shapes; None where it is malformed or another plan's."""
+    """The least bound over the witness's shapes; None if it is malformed or of another plan."""
     if not _is_straight(plan) or plan.compute_times.source != FROM_FLOPS:
         return None
-    if plan.averages_for:  # all but averaging is the same on the devices that hold stages
+    if plan.averages_for:  # aggregators only affect averaging
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
-    does = plan.recompute
+    plan_recompute = plan.recompute
     found: list[float] = []
     seen = False
     try:
         for shape in witness["shapes"]:
             layers = [[int(a), int(b)] for a, b in shape["layers"]]
             samples = int(shape["microbatch_samples"])
-            again = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
+            recompute = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
             seen |= (layers, samples) == own and all(
-                not claimed or mine for claimed, mine in zip(again, does, strict=True)
+                not claimed or mine for claimed, mine in zip(recompute, plan_recompute, strict=True)
             )
-            found.append(_shape_bound_s(plan, layers, samples, again))
+            found.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return min(found) if seen else None
 
 
 def _is_straight(plan: TrainingPlan) -> bool:
-    """Whether all microbatches go along rows of the grid, evenly shared, in every schedule."""
+    """Whether in every schedule the paths are the grid's rows with equal microbatch counts."""
     grid = plan.assignment.grid
     if grid is None:
         return False
@@ -58,7 +58,7 @@ def _is_straight(plan: TrainingPlan) -> bool:
 
 
 def _shape_bound_s(
-    plan: TrainingPlan, layers: list[list[int]], samples: int, again: list[bool]
+    plan: TrainingPlan, layers: list[list[int]], samples: int, recompute: list[bool]
 ) -> float:
     w, n, stages = plan.workload, len(plan.cluster), len(layers)
     if n % stages or layers[0][0] != 0 or layers[-1][1] != len(w.layers):
@@ -67,27 +67,27 @@ def _shape_bound_s(
         layers[j][1] != layers[j + 1][0] for j in range(stages - 1)
     ):
         raise ValueError("layers")
-    if len(again) != stages:
+    if len(recompute) != stages:
         raise ValueError("recompute")
     if plan.sync.delayed:
-        raise ValueError("rounds beside the next step")
+        raise ValueError("delayed averaging")
     every = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
-    averages = _one_step_s(plan, layers, samples, again, shares)
+    averages = _one_step_s(plan, layers, samples, recompute, shares)
     if every == 1:
         return averages
-    # devices of a stage end by themselves then, as where shares are not known
-    return (averages + (every - 1) * _one_step_s(plan, layers, samples, again, None)) / every
+    # without averaging, devices of a stage end independently, as with unknown shares
+    return (averages + (every - 1) * _one_step_s(plan, layers, samples, recompute, None)) / every
 
 
 def _one_step_s(
     plan: TrainingPlan,
     layers: list[list[int]],
     samples: int,
-    again: list[bool],
+    recompute: list[bool],
     shares: str | None,
 ) -> float:
-    """From one step's end to the next one's, with averaging by such shares or without."""
+    """Time between step ends, with averaging by ``shares`` or, if None, without."""
     n, stages = len(plan.cluster), len(layers)
     pipelines = n // stages
     microbatches = plan.workload.batch_samples // samples
@@ -102,9 +102,9 @@ def _one_step_s(
         ]
     slowest_member = [sorted(row)[pipelines - 1] for row in averaging]
     least = math.inf
-    # a single pipeline does not average: its first stage is the last to end
+    # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
-        home = [_home_s(plan, layers, samples, again, begin, q, count) for q in range(stages)]
+        home = [_home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)]
         found = [home[q] + slowest_member[q] for q in range(stages)]
         found += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
         if shares is not None and stages > 1:
@@ -117,12 +117,12 @@ def _home_s(
     plan: TrainingPlan,
     layers: list[list[int]],
     samples: int,
-    again: list[bool],
+    recompute: list[bool],
     begin: int,
     home: int,
     count: int,
 ) -> float:
-    """From the common begin of a stage until ``home`` has done its last backward pass."""
+    """Time from stage ``begin``'s begin to the end of stage ``home``'s last backward pass."""
     w, last = plan.workload, len(layers) - 1
     speed = max(float(flops) for flops in plan.cluster.flops)
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else last
@@ -130,27 +130,27 @@ def _home_s(
     for j, (a, b) in enumerate(layers):
         flops = sum(w.layers[k].forward_flops for k in range(a, b))
         forward.append((flops + (w.stem.forward_flops if j == 0 else 0.0)) * samples / speed)
-    backward = [(3 if twice else 2) * one for one, twice in zip(forward, again, strict=True)]
+    backward = [(3 if twice else 2) * one for one, twice in zip(forward, recompute, strict=True)]
     head = 3 * w.head.forward_flops * samples / speed
     hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
-    # the walk of one microbatch, as (what, seconds)
-    walk: list[tuple[str, float]] = []
+    # the path of one microbatch, as (operation, seconds)
+    chain: list[tuple[str, float]] = []
     for j in range(begin, last + 1):
-        walk.append((f"F{j}", forward[j]))
-        walk.append(("hop", hop[j] if j < last else 0.0))
-    walk.append(("H", head))
+        chain.append((f"F{j}", forward[j]))
+        chain.append(("hop", hop[j] if j < last else 0.0))
+    chain.append(("H", head))
     for j in range(last, -1, -1):
-        walk.append((f"B{j}", backward[j]))
-        walk.append(("hop", hop[j - 1] if j > 0 else 0.0))
-    names = [name for name, _ in walk]
+        chain.append((f"B{j}", backward[j]))
+        chain.append(("hop", hop[j - 1] if j > 0 else 0.0))
+    names = [name for name, _ in chain]
     longest = 0.0
     for m in range(home, last + 1):
         queue = backward[m]
         first = names.index(f"F{m}" if m >= begin else f"B{m}")
         if m >= begin:
             queue += forward[m] + (head if m == head_stage else 0.0)
-        before = sum(seconds for _, seconds in walk[:first])
-        after = walk[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
+        before = sum(seconds for _, seconds in chain[:first])
+        after = chain[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
         longest = max(longest, before + count * queue + sum(seconds for _, seconds in after))
     return longest
 
@@ -161,7 +161,7 @@ def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
 
 
 def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
-    """The worst-connected device's best pair carries all of its pipeline's messages one way."""
+    """Time of one pipeline's messages on the best pair of the worst-connected device."""
     message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
     rate = pair_rates(plan)
     np.fill_diagonal(rate, 0.0)
@@ -169,8 +169,8 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 
 
 def _shares(plan: TrainingPlan) -> str | None:
-    """``"equal"``, ``"any"`` or ``"helped"`` in one round of all; None: devices end apart."""
-    # that of what two stages share comes after theirs
+    """``"equal"``, ``"any"`` or ``"helped"`` for one round of all; None otherwise."""
+    # entries after the stages' own average what two stages share
     own = plan.averaging[: len(plan.stage_layers)]
     if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in own):
         return None
@@ -183,7 +183,7 @@ def _shares(plan: TrainingPlan) -> str | None:
 
 
 def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> list[float]:
-    """Bytes of every stage's gradients on the wire."""
+    """Bytes on the wire of every stage's gradients."""
     w = plan.workload
     parameters = [sum(w.layers[k].parameters for k in range(a, b)) for a, b in layers]
     parameters[0] += w.stem.parameters
@@ -198,7 +198,7 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
 
 
 def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares: str) -> float:
-    """Seconds of a round with device ``d`` in a group of so many, the partners at their best."""
+    """Least seconds of a round for device ``d`` in a group of ``members``."""
     network, others = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
     away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in others)
     out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in others), reverse=True)
@@ -207,7 +207,7 @@ def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])
     partners = members - 1
-    if shares == "helped":  # by aggregators anywhere; a member sends and gets the whole at least
+    if shares == "helped":  # a member sends and receives at least the whole vector
         return vector / min(up, down)
     if shares == "equal":
         share = vector / members

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
-from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
 from planner.checker.cost import cost_violations
 from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
 from planner.checker.plan_network import gradient_bytes
-from planner.checker.step_simulation import clock_times, paths_clock_s
+from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
@@ -25,11 +25,11 @@ from planner.workload.compute_times import FROM_FLOPS
 
 
 def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
-    """Every rule that a plan breaks; ``cluster`` is the one it is meant for, None: its own."""
+    """Report every rule that a plan breaks on a cluster; None: the plan's own."""
     for text in contradictions(plan):
         where, _, message = text.partition(": ")
         yield Violation("form", where, message)
-        return  # the rest presumes a plan that hangs together
+        return  # the other rules need a consistent plan
     if cluster is not None:
         yield from _same_cluster(plan, cluster)
     yield from _assignment(plan)
@@ -52,7 +52,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
 
 
 def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
-    """The plan's devices are some of the given ones, by name, and the same there as here."""
+    """Check that the plan's devices are a subset of the cluster's, with equal data."""
     own, names = plan.cluster, plan.cluster.network.ids
     place = {name: d for d, name in enumerate(given.network.ids)}
     other = Violation(
@@ -75,7 +75,7 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
         yield other
         return
     there = [place[name] for name in names]
-    # where times were measured, FLOP/s are what follows from them
+    # FLOP/s of measured times are derived from them
     flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
     for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
         theirs: Any = getattr(given.devices, name)
@@ -99,7 +99,7 @@ def _other_devices(name: str) -> Violation:
 
 
 def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
-    """A device's limit, or what the simulator takes for it: its fastest measured pair."""
+    """Devices' limits; by default those of the simulator, their fastest measured pairs."""
     stated = getattr(cluster.devices, name)
     if stated is not None:
         return np.asarray(stated, dtype=np.float64)
@@ -110,8 +110,8 @@ def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
 
 
 def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
-    where, said = "certificates.step.objective", "must be predicted.step_s,"
-    yield from same(plan.predicted.step_s, c.objective, "step time", where, said=said)
+    where, label = "certificates.step.objective", "must be predicted.step_s,"
+    yield from compare_stored(plan.predicted.step_s, c.objective, "step time", where, label=label)
     if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
         yield Violation(
             "bound",
@@ -121,13 +121,13 @@ def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]
 
 
 def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
-    """Mean makespan over the cycle in the path solver's seconds: both directions averaged."""
+    """Check the mean makespan over the cycle in the path solver's model."""
     where = "certificates.paths"
-    mean = paths_clock_s(plan)
+    mean = paths_makespan_s(plan)
     if mean is None:
         yield Violation("order", where, "devices wait for each other: a deadlock")
         return
-    yield from same(mean, c.objective, "timeline", f"{where}.objective")
+    yield from compare_stored(mean, c.objective, "timeline", f"{where}.objective")
     if c.bound is not None and not 0 <= c.bound <= mean * (1 + TOLERANCE):
         yield Violation(
             "bound", f"{where}.bound", f"must be 0 to the makespan {mean:g} s, found {c.bound:g} s"
@@ -135,7 +135,7 @@ def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation
 
 
 def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
-    """Where times are said to follow from FLOPs, they must."""
+    """Check compute times whose source is FLOPs."""
     if plan.compute_times.source != FROM_FLOPS:
         return
     w = plan.workload
@@ -145,7 +145,7 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
         flops += w.stem.forward_flops if j == 0 else 0.0
         forward = flops * w.microbatch_samples / float(plan.cluster.flops[d])
         head = 3 * w.head.forward_flops * w.microbatch_samples / float(plan.cluster.flops[d])
-        # the forward pass once more where its activations were not kept
+        # with recomputation the backward pass includes a forward pass
         backward = (3 if plan.recompute[j] else 2) * forward
         for name, value in (
             ("forward_s", forward),
@@ -154,7 +154,7 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
             ("update_s", 0.0),
         ):
             stored = getattr(plan.compute_times, name)[d]
-            yield from same(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
+            yield from compare_stored(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
 
 
 def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
@@ -162,7 +162,7 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     certificate = plan.certificates.get("assignment")
     if certificate is None:
         return
-    # eq. 1 is about pipelines; where groups are equal the grid says which
+    # eq. 1 applies to pipelines; with equal groups they are the grid's rows
     if grid is None and len({len(group) for group in plan.assignment.groups}) == 1:
         yield Violation("grid", "assignment.grid", "equal groups need a grid, found none")
     samples = plan.workload.microbatch_samples
@@ -171,7 +171,9 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     ]
     gradients = [gradient_bytes(plan, j) for j in range(len(plan.stage_layers))]
     cost = assignment_cost_s(plan.assignment.groups, plan.cluster.network, activations, gradients)
-    yield from same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
+    yield from compare_stored(
+        cost, certificate.objective, "eq. 1", "certificates.assignment.objective"
+    )
     if certificate.bound is not None and not 0 <= certificate.bound <= cost * (1 + TOLERANCE):
         yield Violation(
             "bound",
@@ -183,7 +185,7 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _formats(plan: TrainingPlan) -> Iterator[Violation]:
-    """No device emulates the format of compute."""
+    """Check that every device supports the number format of compute."""
     compute = plan.workload.precision.compute
     for d in plan.cluster.lacks(compute):
         if d in plan.stage_of:
@@ -197,7 +199,7 @@ def _formats(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _memory(plan: TrainingPlan) -> Iterator[Violation]:
-    """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
+    """Check TC1 with live memory: activations between F and B, weights, optimizer state."""
     w = plan.workload
     stage_of = plan.stage_of
     for k, s in enumerate(plan.schedules):
@@ -209,7 +211,7 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
                 most = max(most, live)
-            # devices of one stage have the same parameters, whether they run H or not
+            # devices of one stage hold the same parameters, whether they run H or not
             runs_head = j == plan.head_stage
             recomputes = plan.recompute[j]
             needs = stage_memory(
@@ -227,7 +229,7 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _visits(plan: TrainingPlan) -> Iterator[Violation]:
-    """CC3, where paths skip stages."""
+    """Check CC3 for paths that skip stages."""
     stages = len(plan.stage_layers)
     for k, s in enumerate(plan.schedules):
         for v in even_visits_violations(s.paths, plan.stage_of, stages):
@@ -235,10 +237,14 @@ def _visits(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
-    found, said = clock_times(plan), plan.predicted
+    found, stored_times = simulated_times(plan), plan.predicted
     if found is None:
         yield Violation("order", "paths.schedules", "devices wait for each other: a deadlock")
         return
-    yield from same(found.pipeline_s, said.pipeline_s, "timeline", "predicted.pipeline_s")
-    yield from same(found.averaging_s, said.averaging_s, "averaging", "predicted.averaging_s")
-    yield from same(found.step_s, said.step_s, "step time", "predicted.step_s")
+    yield from compare_stored(
+        found.pipeline_s, stored_times.pipeline_s, "timeline", "predicted.pipeline_s"
+    )
+    yield from compare_stored(
+        found.averaging_s, stored_times.averaging_s, "averaging", "predicted.averaging_s"
+    )
+    yield from compare_stored(found.step_s, stored_times.step_s, "step time", "predicted.step_s")

@@ -26,12 +26,12 @@ from planner.search.compiled import compiled_ahead
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
+    Deadline,
     DelegatingCriterion,
     Effort,
     MaxRuntime,
     StoppingCriterion,
     StopRun,
-    Until,
 )
 from planner.utils.text import joined
 from planner.utils.validate import real
@@ -413,7 +413,7 @@ def stop_of(
     if args.seconds is not None:
         MaxRuntime(args.seconds)  # says what is wrong with it
         left = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
-        rules.append(Until(time.perf_counter() + (left or 0.0)))
+        rules.append(Deadline(time.perf_counter() + (left or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
     compiles = "" if compiled_ahead() else ": a new installation compiles first, about a minute"

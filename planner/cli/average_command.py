@@ -56,7 +56,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rate, bound, strategy and a line a peer."""
     from planner.lp.model_file import labels
-    from planner.lp.paper_model import literal_model
+    from planner.lp.paper_model import build_paper_model
     from planner.lp.solve import solve_averaging
     from planner.lp.strategy import recognise
     from planner.planning.peers_plan import peers_plan
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                 f"--programme {args.programme}: LP (5) is of averaging beside computing, "
                 f"{other} of one after the other; leave one of them out"
             )
-        literal_model(problem, names=labels(peers.names)).write(args.programme)
+        build_paper_model(problem, names=labels(peers.names)).write(args.programme)
     result = solve_averaging(problem, args.method, stop_of(args))
     data = result_data(result)
     if result.plan is None:

@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     usual(message, category, *where)
 
             warnings.showwarning = cast(Any, told)
-            with INTERRUPTS.heeded(f"planner {args.command}: {ENDING}"):
+            with INTERRUPTS.handling(f"planner {args.command}: {ENDING}"):
                 return _run(args)
     finally:
         PROGRESS.clear()
@@ -142,7 +142,7 @@ def _run(args: argparse.Namespace) -> int:
             code = int(args.run(args))
         sys.stdout.flush()
         # what was found is told and written, but it is not all that was asked for
-        ended = INTERRUPTS.asked and code in (0, INTERRUPTED)
+        ended = INTERRUPTS.requested and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if ended else code
     except ValueError as error:
         say(f"planner {args.command}: {error}")
@@ -161,10 +161,10 @@ def _run(args: argparse.Namespace) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         say(f"planner {args.command}: interrupted")
-        return 128 + INTERRUPTS.number if INTERRUPTS.asked else INTERRUPTED
+        return 128 + INTERRUPTS.number if INTERRUPTS.requested else INTERRUPTED
     except Exception as error:
         # libraries make other errors of an interrupt that comes while they load or compile
-        if not INTERRUPTS.asked:
+        if not INTERRUPTS.requested:
             raise
         say(f"planner {args.command}: interrupted ({type(error).__name__})")
         return 128 + INTERRUPTS.number
@@ -182,7 +182,7 @@ def _optional_packages() -> Iterator[None]:
             if frame.f_code.co_name == "<module>"
         ]
         if broken := next((one for one in map(_package, loaded) if one in OPTIONAL), None):
-            if INTERRUPTS.asked:
+            if INTERRUPTS.requested:
                 raise
             said = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(

@@ -142,7 +142,7 @@ def _text(data: Mapping[str, Any]) -> str:
 
 def _spare(out: Path, asked: PathsRequest) -> Spare:
     """Paths without a certificate: a search under way has none."""
-    from planner.mapf.incumbent import FoundPaths
+    from planner.mapf.incumbent import IncumbentPaths
 
     problem = asked.problem or asked.free
     assert problem is not None
@@ -150,12 +150,12 @@ def _spare(out: Path, asked: PathsRequest) -> Spare:
     def whole(found: object) -> bool:
         # on an arrangement, and with all microbatches: waves are solved by themselves
         return (
-            isinstance(found, FoundPaths)
+            isinstance(found, IncumbentPaths)
             and isinstance(found.problem, PathProblem)
             and found.problem.microbatches_per_start == problem.microbatches_per_start
         )
 
-    def text(found: FoundPaths) -> str:
+    def text(found: IncumbentPaths) -> str:
         assert isinstance(found.problem, PathProblem)
         answer = PathsAnswer.on(asked, found.problem, found.path_plan())
         return _text({"format": FORMAT, **answer.data()})

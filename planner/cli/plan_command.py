@@ -53,7 +53,7 @@ from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
-from planner.search.stop import OutOfTime
+from planner.search.stop import TimeLimitReached
 from planner.simulator.timeline import Timeline
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec, Head, OuterStep, RouterFeedback
@@ -431,11 +431,11 @@ def run(args: argparse.Namespace) -> int:
     def part(doing: str, words: str, do: Callable[[], None]) -> None:
         PROGRESS.show(doing)
         try:
-            if INTERRUPTS.asked:
+            if INTERRUPTS.requested:
                 raise KeyboardInterrupt
             with INTERRUPTS.may_raise(), time_left.cut():
                 do()
-        except OutOfTime:
+        except TimeLimitReached:
             data["no_time_for"].append(words)
             data["not_done"].append(f"{words}: {time_left.more()}")
         except KeyboardInterrupt:

@@ -29,7 +29,7 @@ from planner.executor.launch.options import (
 )
 from planner.executor.runtime.flops_counter import summary
 from planner.report.figures import samples
-from planner.simulator.host_prediction import as_executed, predict_on_host, require_memory
+from planner.simulator.host_prediction import executable_workload, predict_on_host, require_memory
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
@@ -263,7 +263,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         require_weights(begin, arch)
     if end is not None:
         Export(end, plan, begin)
-    workload = as_executed(plan)
+    workload = executable_workload(plan)
     violations = check(plan)
     if violations:
         raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")

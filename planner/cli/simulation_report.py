@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.network.cluster import Cluster
 from planner.simulator.resources import assumed_limits, tight_limits
-from planner.simulator.simulator import unlike_steps_s
+from planner.simulator.simulator import steps_by_averaging_s
 from planner.simulator.timeline import Timeline
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
@@ -21,7 +21,7 @@ MOST_INSTEAD = 4
 def sync_data(plan: TrainingPlan) -> dict[str, Any]:
     """How often a plan averages, and what its steps would take with other numbers; JSON-ready."""
     every, outer = plan.sync.every_steps, plan.sync.outer
-    alone_s, averages_s = unlike_steps_s(plan)
+    alone_s, averages_s = steps_by_averaging_s(plan)
     other = [h for h in ASKED_INSTEAD if h < every][-MOST_INSTEAD:]
     words = None
     if outer is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from planner.search.stop import OutOfTime
+from planner.search.stop import TimeLimitReached
 
 OVER, OVER_S = 1.1, 1.0
 """Parts are cut off this factor and so many seconds beyond what was asked: ends take a while."""
@@ -42,7 +42,7 @@ class TimeLeft:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Something that raises `OutOfTime` in itself a little after what is left is spent.
+        """Something that raises `TimeLimitReached` in itself a little after what is left is spent.
 
         Only in the main thread, and where the system has alarms; elsewhere it takes what it takes.
         """
@@ -52,7 +52,7 @@ class TimeLeft:
             return
         most_s = OVER * self.seconds + OVER_S - self.spent_s
         if most_s <= 0:
-            raise OutOfTime
+            raise TimeLimitReached
         before = signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, most_s)
         try:
@@ -67,4 +67,4 @@ class TimeLeft:
 
 
 def _ring(_: int, __: FrameType | None) -> None:
-    raise OutOfTime
+    raise TimeLimitReached

@@ -15,7 +15,7 @@ from planner.emulate.network import SwitchStats, emulated
 from planner.emulate.prediction import Prediction, predict, predict_here
 from planner.emulate.processors import ProcessorUsage
 from planner.emulate.ranks import RunSettings, run_ranks
-from planner.simulator.host_prediction import as_executed, require_memory
+from planner.simulator.host_prediction import executable_workload, require_memory
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
@@ -110,7 +110,7 @@ def resolve_settings(
     """Settle how a plan is run here."""
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
-        require_memory(plan, as_executed(plan))
+        require_memory(plan, executable_workload(plan))
         return RunSettings(0, steps, real_compute=True, jitter_s=settings.jitter_s)
     need = need_of(plan, links_of(plan.cluster))
     rate = need.rate_bytes_per_s * settings.speed

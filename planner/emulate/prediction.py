@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.simulator.host_prediction import as_executed
+from planner.simulator.host_prediction import executable_workload
 from planner.simulator.simulator import simulate_cycle
 from planner.simulator.timeline import Timeline
 from planner.training_plan.model import Predicted, TrainingPlan
@@ -34,7 +34,7 @@ def predict(plan: TrainingPlan) -> Prediction:
 
 def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
     """The plan on its own network, computed by all ranks on this machine's processors."""
-    workload, ids = as_executed(plan), plan.cluster.network.ids
+    workload, ids = executable_workload(plan), plan.cluster.network.ids
     times = calibration.compute_times(
         ids,
         workload,

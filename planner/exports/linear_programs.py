@@ -19,13 +19,13 @@ def flow_programme(form: str) -> Write:
     @_refusing
     def write(plan: TrainingPlan, _: ExportOptions) -> str:
         # solvers load when they are asked for
-        from planner.lp.flow import last_programme
+        from planner.lp.flow import flow_linear_program
         from planner.lp.flow_model import ABOUT, flow_model
         from planner.lp.model_file import ModelFormat, model_text
         from planner.planning.linear_programs import flow_of_plan
 
         flow, microbatches, names = flow_of_plan(plan)
-        programme = last_programme(flow, microbatches)
+        programme = flow_linear_program(flow, microbatches)
         return model_text(flow_model(flow, programme, names), ModelFormat(form), ABOUT)
 
     return write
@@ -37,11 +37,11 @@ def averaging_programme(form: str) -> Write:
     @_refusing
     def write(plan: TrainingPlan, options: ExportOptions) -> str:
         from planner.lp.model_file import ModelFormat
-        from planner.lp.paper_model import literal_model
+        from planner.lp.paper_model import build_paper_model
         from planner.planning.linear_programs import averaging_of_stage
 
         problem, names = averaging_of_stage(plan, options.stage)
-        return literal_model(problem, names=names).text(ModelFormat(form))
+        return build_paper_model(problem, names=names).text(ModelFormat(form))
 
     return write
 

@@ -1,4 +1,4 @@
-"""Device assignment (DT-FM, section 3): which device holds which stage, in which pipeline."""
+"""Device assignment (DT-FM, section 3): the stage and the pipeline of every device."""
 
 from planner.genetic.solve import solve_assignment
 from planner.genetic.stage_sizes import stage_sizes_for_skip

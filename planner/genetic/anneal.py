@@ -1,15 +1,15 @@
-"""Simulated annealing over slots and matchings, compiled. Moves:
+"""Compiled simulated annealing over slots and matchings. Moves:
 
 - exchange the tails of two pipelines at a boundary (two slots swap their partners),
-- reverse a run of stages (with its outer matchings solved anew),
+- reverse a sequence of stages (and recompute the matchings at its ends),
 - exchange the devices of two slots.
 
-The objective of eq. 1 takes maxima and so has plateaus. The search sees a smoothed one:
-``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums; the caller
+The objective of eq. 1 takes maxima and so has plateaus. The search uses a smoothed objective,
+``(1 - w) max + w mean`` of the links of every boundary and of the data-parallel sums; the caller
 lowers w together with the temperature.
 
-A move is drawn, priced against the running sums of `AnnealState`, and made if it costs at most
-``slack`` more: Metropolis' rule with the random number drawn first.
+A move is evaluated incrementally on the sums of `AnnealState`, and accepted if its cost increase is
+at most ``threshold``: the Metropolis criterion with the random number drawn first.
 """
 
 from __future__ import annotations
@@ -20,73 +20,75 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.genetic.arrangement import Arrangement, solve_boundary
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
 from planner.search.arrays import Floats, Floats2, Ints, Words
 from planner.search.compiled import allocating, allocating_entry, force_inlined
 from planner.search.rng import next_below, next_unit
 
 
-class Stint(NamedTuple):
-    """One stretch of annealing.
+class AnnealParams(NamedTuple):
+    """Parameters of one phase of annealing.
 
     Attributes
     ----------
-    hot, cold
-        The temperature in seconds goes geometrically from one to the other.
-    smooth
-        w, the share of the means in the objective.
-    tails
+    t_start, t_end
+        First and last temperature in seconds; it decreases geometrically.
+    mean_weight
+        w, the weight of the means in the objective.
+    tail_share
         Share of moves that exchange the tails of two pipelines.
-    reversals
-        Share of moves that reverse stages, times N: such a move costs about N others.
+    reversal_share
+        Share of moves that reverse stages, times N: such a move costs about as much as N others.
     """
 
     moves: int
-    hot: float
-    cold: float
-    smooth: float
-    tails: float
-    reversals: float
+    t_start: float
+    t_end: float
+    mean_weight: float
+    tail_share: float
+    reversal_share: float
 
 
 class AnnealState(NamedTuple):
-    """An arrangement with the sums and maxima that its cost is made of.
+    """An arrangement with the sums and maxima of its cost.
 
     Attributes
     ----------
     slot_of
         ``int[N]``, the inverse of ``device_at``.
-    load
-        ``float[S, N]``: the sum of eq. 2 that device d pays, or would pay, in group j.
+    next_slot, prev_slot
+        As in `Arrangement`.
+    dp_sums
+        ``float[S, N]``: the sum of eq. 2 of device d in group j, whether or not it is a member.
     group_max, group_sum
-        ``float[S]``: largest and sum of ``load`` over a group's own devices.
-    hop_at
-        ``float[N]``: cost of the hop that leaves a slot.
-    hop_max, hop_sum
-        ``float[S - 1]``: largest and sum of the hops over a boundary.
+        ``float[S]``: largest and sum of ``dp_sums`` over a group's own devices.
+    link_cost
+        ``float[N]``: pipeline cost of the link from a slot to its next one.
+    boundary_max, boundary_sum
+        ``float[S - 1]``: maximum and sum of the link costs over a boundary.
     """
 
     device_at: Ints
-    after: Ints
-    before: Ints
+    next_slot: Ints
+    prev_slot: Ints
     slot_of: Ints
-    load: Floats2
+    dp_sums: Floats2
     group_max: Floats
     group_sum: Floats
-    hop_at: Floats
-    hop_max: Floats
-    hop_sum: Floats
+    link_cost: Floats
+    boundary_max: Floats
+    boundary_sum: Floats
 
 
 class SlotChange(NamedTuple):
-    """What an exchange of two devices would change; room that is used again for every move.
+    """Effect of an exchange of two devices; buffers that are reused for every move.
 
     Attributes
     ----------
     slot, value
-        The at most four hops that change, by their left slot, and their new costs.
-    boundary, level, added
-        The boundaries they belong to, with the new largest hop and what is added to the sum.
+        The at most four links that change, by their left slot, and their new costs.
+    boundary, new_max, sum_delta
+        Their boundaries, with the new maximum and the change of the sum.
     group_max
         ``group_max`` of `AnnealState` after the exchange.
     """
@@ -94,47 +96,49 @@ class SlotChange(NamedTuple):
     slot: Ints
     value: Floats
     boundary: Ints
-    level: Floats
-    added: Floats
+    new_max: Floats
+    sum_delta: Floats
     group_max: Floats
 
 
 @allocating_entry
 def anneal(
-    tables: Tables,
+    data: AssignmentData,
     arrangement: Arrangement,
     best: Ints,
     best_cost: float,
-    word: Words,
-    stint: Stint,
+    rng_state: Words,
+    params: AnnealParams,
 ) -> float:
-    """Anneal in place; keep the best slots seen in ``best`` and return their cost.
+    """Anneal in place, store the best slots in ``best`` and return their cost.
 
     Parameters
     ----------
     best
-        ``int[N]``, the best slots so far; changed in place.
-    word
+        ``int[N]``, the best slots so far; updated in place.
+    rng_state
         ``uint64[1]``, state of the random generator.
     """
-    n, stages = len(best), len(tables.sizes)
-    state = _weighed(tables, arrangement)
-    change = _room(stages)
-    temperature = stint.hot
-    for move in range(stint.moves):
+    n, stages = len(best), len(data.sizes)
+    state = _build_state(data, arrangement)
+    change = _allocate_change(stages)
+    temperature = params.t_start
+    for move in range(params.moves):
         if move % 256 == 0:
-            share = move / stint.moves
-            temperature = stint.hot * (stint.cold / stint.hot) ** share
-        slack = -temperature * math.log(1.0 - next_unit(word))
-        draw = next_unit(word)
-        if stages > 1 and draw < stint.tails:
-            touched = _exchange_tails(tables, state, word, stint.smooth, slack)
-        elif stages > 2 and draw > 1 - stint.reversals / n:
-            touched = _reverse_stages(tables, state, word, stint.smooth, slack)
+            share = move / params.moves
+            temperature = params.t_start * (params.t_end / params.t_start) ** share
+        threshold = -temperature * math.log(1.0 - next_unit(rng_state))
+        draw = next_unit(rng_state)
+        if stages > 1 and draw < params.tail_share:
+            touched = _exchange_tails(data, state, rng_state, params.mean_weight, threshold)
+        elif stages > 2 and draw > 1 - params.reversal_share / n:
+            touched = _reverse_stages(data, state, rng_state, params.mean_weight, threshold)
         else:
-            touched = _exchange_devices(tables, state, change, word, stint.smooth, slack)
+            touched = _exchange_devices(
+                data, state, change, rng_state, params.mean_weight, threshold
+            )
         if touched:
-            true = state.group_max.max() + state.hop_max.sum()
+            true = state.group_max.max() + state.boundary_max.sum()
             if true < best_cost - 1e-12 * best_cost:
                 best_cost = true
                 best[:] = state.device_at
@@ -142,14 +146,14 @@ def anneal(
 
 
 @allocating
-def _weighed(tables: Tables, arrangement: Arrangement) -> AnnealState:
-    """The state of an arrangement, whose arrays it shares."""
-    device_at, after, before = arrangement
-    n, stages = len(device_at), len(tables.sizes)
+def _build_state(data: AssignmentData, arrangement: Arrangement) -> AnnealState:
+    """Build the state of an arrangement, sharing its arrays."""
+    device_at, next_slot, prev_slot = arrangement
+    n, stages = len(device_at), len(data.sizes)
     state = AnnealState(
         device_at,
-        after,
-        before,
+        next_slot,
+        prev_slot,
         np.empty(n, dtype=np.int64),
         np.empty((stages, n)),
         np.empty(stages),
@@ -158,13 +162,13 @@ def _weighed(tables: Tables, arrangement: Arrangement) -> AnnealState:
         np.zeros(max(0, stages - 1)),
         np.zeros(max(0, stages - 1)),
     )
-    _find_slots(state)
-    _weigh(tables, state)
+    _index_slots(state)
+    _recompute(data, state)
     return state
 
 
 @allocating
-def _room(stages: int) -> SlotChange:
+def _allocate_change(stages: int) -> SlotChange:
     return SlotChange(
         np.empty(4, dtype=np.int64),
         np.empty(4),
@@ -176,52 +180,54 @@ def _room(stages: int) -> SlotChange:
 
 
 @force_inlined
-def _find_slots(state: AnnealState) -> None:
+def _index_slots(state: AnnealState) -> None:
     for p in range(len(state.device_at)):
         state.slot_of[state.device_at[p]] = p
 
 
 @allocating
-def _weigh(tables: Tables, state: AnnealState) -> None:
-    """All sums and maxima from scratch."""
-    n, stages = len(state.device_at), len(tables.sizes)
-    state.load[:] = 0.0
+def _recompute(data: AssignmentData, state: AnnealState) -> None:
+    """Recompute all sums and maxima."""
+    n, stages = len(state.device_at), len(data.sizes)
+    state.dp_sums[:] = 0.0
     for j in range(stages):
-        exchange = tables.exchange[tables.exchange_of[j]]
-        for q in range(tables.first[j], tables.first[j + 1]):
-            row = exchange[state.device_at[q]]
+        dp_cost = data.dp_cost[data.dp_kind[j]]
+        for q in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
+            row = dp_cost[state.device_at[q]]
             for d in range(n):
-                state.load[j, d] += row[d]
+                state.dp_sums[j, d] += row[d]
         state.group_max[j] = 0.0
         state.group_sum[j] = 0.0
-        for q in range(tables.first[j], tables.first[j + 1]):
-            own = state.load[j, state.device_at[q]]
+        for q in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
+            own = state.dp_sums[j, state.device_at[q]]
             state.group_max[j] = max(state.group_max[j], own)
             state.group_sum[j] += own
     for j in range(stages - 1):
-        hop = tables.hop[tables.hop_of[j]]
-        state.hop_max[j] = 0.0
-        state.hop_sum[j] = 0.0
-        for p in range(tables.first[j], tables.first[j + 1]):
-            if state.after[p] >= 0:
-                state.hop_at[p] = hop[state.device_at[p], state.device_at[state.after[p]]]
-                state.hop_max[j] = max(state.hop_max[j], state.hop_at[p])
-                state.hop_sum[j] += state.hop_at[p]
+        pp_cost = data.pp_cost[data.pp_kind[j]]
+        state.boundary_max[j] = 0.0
+        state.boundary_sum[j] = 0.0
+        for p in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
+            if state.next_slot[p] >= 0:
+                state.link_cost[p] = pp_cost[
+                    state.device_at[p], state.device_at[state.next_slot[p]]
+                ]
+                state.boundary_max[j] = max(state.boundary_max[j], state.link_cost[p])
+                state.boundary_sum[j] += state.link_cost[p]
 
 
 @force_inlined
-def _smoothed(tables: Tables, state: AnnealState, w: float) -> float:
+def _smoothed_objective(data: AssignmentData, state: AnnealState, w: float) -> float:
     """The smoothed objective."""
     n = len(state.device_at)
-    value: float = _exchange_term(state.group_max, state.group_sum.sum(), n, w)
-    for j in range(len(state.hop_max)):
-        pairs = min(tables.sizes[j], tables.sizes[j + 1])
-        value += (1 - w) * state.hop_max[j] + w * state.hop_sum[j] / pairs
+    value: float = _smoothed_dp_term(state.group_max, state.group_sum.sum(), n, w)
+    for j in range(len(state.boundary_max)):
+        pairs = min(data.sizes[j], data.sizes[j + 1])
+        value += (1 - w) * state.boundary_max[j] + w * state.boundary_sum[j] / pairs
     return value
 
 
 @force_inlined
-def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
+def _smoothed_dp_term(group_max: Floats, total: float, n: int, w: float) -> float:
     """Smoothed data-parallel cost: max over groups, mean over groups, mean over devices."""
     worst = 0.0
     mean = 0.0
@@ -232,8 +238,8 @@ def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
 
 
 @force_inlined
-def _new_level(
-    tables: Tables,
+def _new_boundary_max(
+    data: AssignmentData,
     state: AnnealState,
     boundary: int,
     p: int,
@@ -241,163 +247,177 @@ def _new_level(
     q: int,
     q_value: float,
 ) -> float:
-    """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
-    old: float = state.hop_max[boundary]
+    """Maximum of a boundary when the links of left slots p and q (or -1) change."""
+    old: float = state.boundary_max[boundary]
     value: float = p_value
-    touched = state.hop_at[p] >= old
+    touched = state.link_cost[p] >= old
     if q >= 0:
         value = max(value, q_value)
-        touched = touched or state.hop_at[q] >= old
+        touched = touched or state.link_cost[q] >= old
     if value >= old:
         return value
     if not touched:
         return old
-    for r in range(tables.first[boundary], tables.first[boundary + 1]):
-        if r != p and r != q and state.after[r] >= 0:
-            value = max(value, state.hop_at[r])
+    for r in range(data.stage_ptr[boundary], data.stage_ptr[boundary + 1]):
+        if r != p and r != q and state.next_slot[r] >= 0:
+            value = max(value, state.link_cost[r])
     return value
 
 
 @force_inlined
 def _exchange_tails(
-    tables: Tables, state: AnnealState, word: Words, w: float, slack: float
+    data: AssignmentData, state: AnnealState, rng_state: Words, w: float, threshold: float
 ) -> bool:
-    """Two slots of a stage swap their partners in the next one; False if nothing changed."""
-    device_at, after, before, hop_at = state.device_at, state.after, state.before, state.hop_at
-    p, q = _draw_tails(tables, state, word)
-    if q < 0 or p == q or (after[p] < 0 and after[q] < 0):
+    """Swap the partners of two slots in the next stage; False if the move is rejected."""
+    device_at, next_slot, prev_slot, link_cost = (
+        state.device_at,
+        state.next_slot,
+        state.prev_slot,
+        state.link_cost,
+    )
+    p, q = _draw_tails(data, state, rng_state)
+    if q < 0 or p == q or (next_slot[p] < 0 and next_slot[q] < 0):
         return False
-    if after[p] < 0:
+    if next_slot[p] < 0:
         p, q = q, p
-    j = tables.stage[p]
-    hop = tables.hop[tables.hop_of[j]]
-    a, b = after[p], after[q]
-    q_value = hop[device_at[q], device_at[a]]
+    j = data.stage_of_slot[p]
+    pp_cost = data.pp_cost[data.pp_kind[j]]
+    a, b = next_slot[p], next_slot[q]
+    q_value = pp_cost[device_at[q], device_at[a]]
     if b >= 0:
-        p_value = hop[device_at[p], device_at[b]]
-        level = _new_level(tables, state, j, p, p_value, q, q_value)
-        added = p_value + q_value - hop_at[p] - hop_at[q]
+        p_value = pp_cost[device_at[p], device_at[b]]
+        new_max = _new_boundary_max(data, state, j, p, p_value, q, q_value)
+        sum_delta = p_value + q_value - link_cost[p] - link_cost[q]
     else:
-        # p loses its partner to q: p counts as hop 0
+        # p loses its partner to q and has no link
         p_value = 0.0
-        level = _new_level(tables, state, j, p, q_value, -1, 0.0)
-        added = q_value - hop_at[p]
-    pairs = min(tables.sizes[j], tables.sizes[j + 1])
-    if (1 - w) * (level - state.hop_max[j]) + w * added / pairs > slack:
+        new_max = _new_boundary_max(data, state, j, p, q_value, -1, 0.0)
+        sum_delta = q_value - link_cost[p]
+    pairs = min(data.sizes[j], data.sizes[j + 1])
+    if (1 - w) * (new_max - state.boundary_max[j]) + w * sum_delta / pairs > threshold:
         return False
-    after[q] = a
-    before[a] = q
-    after[p] = b
+    next_slot[q] = a
+    prev_slot[a] = q
+    next_slot[p] = b
     if b >= 0:
-        before[b] = p
-    hop_at[p], hop_at[q] = p_value, q_value
-    state.hop_max[j] = level
-    state.hop_sum[j] += added
+        prev_slot[b] = p
+    link_cost[p], link_cost[q] = p_value, q_value
+    state.boundary_max[j] = new_max
+    state.boundary_sum[j] += sum_delta
     return True
 
 
 @force_inlined
-def _draw_tails(tables: Tables, state: AnnealState, word: Words) -> tuple[int, int]:
-    """Two slots of one stage that is not the last; the second is -1 if none was found.
+def _draw_tails(data: AssignmentData, state: AnnealState, rng_state: Words) -> tuple[int, int]:
+    """Draw two slots of one stage that is not the last; the second is -1 if none was found.
 
-    Half of the time the second is the one whose partner is near the first one's device.
+    With probability 1/2 the second slot's partner is a neighbour of the first slot's device.
     """
-    first, stage = tables.first, tables.stage
-    p = next_below(word, first[len(tables.sizes) - 1])
+    first, stage = data.stage_ptr, data.stage_of_slot
+    p = next_below(rng_state, first[len(data.sizes) - 1])
     j = stage[p]
-    if next_unit(word) >= 0.5:
-        return p, first[j] + next_below(word, tables.sizes[j])
-    near = tables.near[state.device_at[p]]
+    if next_unit(rng_state) >= 0.5:
+        return p, first[j] + next_below(rng_state, data.sizes[j])
+    neighbours = data.neighbours[state.device_at[p]]
     for _ in range(4):
-        other = state.slot_of[near[next_below(word, len(near))]]
+        other = state.slot_of[neighbours[next_below(rng_state, len(neighbours))]]
         if stage[other] == j + 1:
-            return p, state.before[other]
+            return p, state.prev_slot[other]
     return p, -1
 
 
 @allocating
 def _reverse_stages(
-    tables: Tables, state: AnnealState, word: Words, w: float, slack: float
+    data: AssignmentData, state: AnnealState, rng_state: Words, w: float, threshold: float
 ) -> bool:
-    """Reverse a run of stages; False if nothing was touched."""
-    stages = len(tables.sizes)
-    low = next_below(word, stages)
-    high = next_below(word, stages)
+    """Reverse a sequence of stages; False if no reversal was tried."""
+    stages = len(data.sizes)
+    low = next_below(rng_state, stages)
+    high = next_below(rng_state, stages)
     if low > high:
         low, high = high, low
-    if low == high or (low == 0 and high == stages - 1 and tables.hop.shape[0] == 1):
+    if low == high or (low == 0 and high == stages - 1 and data.pp_cost.shape[0] == 1):
         return False
     for j in range(low, high + 1):
-        if tables.sizes[j] != tables.sizes[low + high - j]:
+        if data.sizes[j] != data.sizes[low + high - j]:
             return False
-    old = _smoothed(tables, state, w)
-    device_at, after, before = state.device_at.copy(), state.after.copy(), state.before.copy()
-    _mirror(tables, Arrangement(state.device_at, state.after, state.before), low, high)
-    _weigh(tables, state)
-    if _smoothed(tables, state, w) - old > slack:
-        state.device_at[:], state.after[:], state.before[:] = device_at, after, before
-        _weigh(tables, state)
-    _find_slots(state)
+    old = _smoothed_objective(data, state, w)
+    device_at, next_slot, prev_slot = (
+        state.device_at.copy(),
+        state.next_slot.copy(),
+        state.prev_slot.copy(),
+    )
+    _reverse(data, Arrangement(state.device_at, state.next_slot, state.prev_slot), low, high)
+    _recompute(data, state)
+    if _smoothed_objective(data, state, w) - old > threshold:
+        state.device_at[:], state.next_slot[:], state.prev_slot[:] = device_at, next_slot, prev_slot
+        _recompute(data, state)
+    _index_slots(state)
     return True
 
 
 @allocating
-def _mirror(tables: Tables, arrangement: Arrangement, low: int, high: int) -> None:
+def _reverse(data: AssignmentData, arrangement: Arrangement, low: int, high: int) -> None:
     """Reverse the stages low..high, whose sizes are palindromic."""
-    device_at, after, before = arrangement
-    first, stage = tables.first, tables.stage
+    device_at, next_slot, prev_slot = arrangement
+    first, stage = data.stage_ptr, data.stage_of_slot
     start, end = first[low], first[high + 1]
     old = device_at[start:end].copy()
-    forward = after[start:end].copy()
-    backward = before[start:end].copy()
-    # slot s of the run goes to the same place in the mirrored stage
+    forward = next_slot[start:end].copy()
+    backward = prev_slot[start:end].copy()
+    # a slot moves to the same position in the mirrored stage
     for p in range(start, end):
         j = stage[p]
         mirror = first[low + high - j] + (p - first[j])
         device_at[mirror] = old[p - start]
         if j > low:
-            after[mirror] = _mirrored(tables, backward[p - start], low + high)
+            next_slot[mirror] = _reversed_slot(data, backward[p - start], low + high)
         if j < high:
-            before[mirror] = _mirrored(tables, forward[p - start], low + high)
+            prev_slot[mirror] = _reversed_slot(data, forward[p - start], low + high)
     if low > 0:
-        solve_boundary(tables, arrangement, low - 1)
-    if high < len(tables.sizes) - 1:
-        solve_boundary(tables, arrangement, high)
+        solve_boundary(data, arrangement, low - 1)
+    if high < len(data.sizes) - 1:
+        solve_boundary(data, arrangement, high)
 
 
 @force_inlined
-def _mirrored(tables: Tables, slot: int, ends: int) -> int:
-    """Where a slot of the run goes; -1 stays -1. ``ends``: first plus last stage of the run."""
+def _reversed_slot(data: AssignmentData, slot: int, ends: int) -> int:
+    """Slot after the reversal, or -1 for -1; ``ends`` is the sum of first and last stage."""
     if slot < 0:
         return slot
-    j = tables.stage[slot]
-    place: int = tables.first[ends - j] + (slot - tables.first[j])
+    j = data.stage_of_slot[slot]
+    place: int = data.stage_ptr[ends - j] + (slot - data.stage_ptr[j])
     return place
 
 
 @force_inlined
 def _exchange_devices(
-    tables: Tables, state: AnnealState, change: SlotChange, word: Words, w: float, slack: float
+    data: AssignmentData,
+    state: AnnealState,
+    change: SlotChange,
+    rng_state: Words,
+    w: float,
+    threshold: float,
 ) -> bool:
-    """Two slots swap their devices; False if nothing changed."""
-    p, q = _draw_devices(tables, state, word)
+    """Swap the devices of two slots; False if the move is rejected."""
+    p, q = _draw_devices(data, state, rng_state)
     if p == q:
         return False
     if p > q:
         p, q = q, p
-    i, j = tables.stage[p], tables.stage[q]
-    hops = _changed_hops(tables, state, change, p, q)
-    parts, delta = _price_hops(tables, state, change, hops, w)
+    i, j = data.stage_of_slot[p], data.stage_of_slot[q]
+    num_links = _changed_hops(data, state, change, p, q)
+    num_boundaries, delta = _pipeline_delta(data, state, change, num_links, w)
     sum_i = sum_j = 0.0
     if i != j:
-        delta, sum_i, sum_j = _price_groups(tables, state, change, p, q, w, delta, slack)
-    if delta > slack:
+        delta, sum_i, sum_j = _data_parallel_delta(data, state, change, p, q, w, delta, threshold)
+    if delta > threshold:
         return False
-    for k in range(parts):
-        state.hop_max[change.boundary[k]] = change.level[k]
-        state.hop_sum[change.boundary[k]] += change.added[k]
-    for k in range(hops):
-        state.hop_at[change.slot[k]] = change.value[k]
+    for k in range(num_boundaries):
+        state.boundary_max[change.boundary[k]] = change.new_max[k]
+        state.boundary_sum[change.boundary[k]] += change.sum_delta[k]
+    for k in range(num_links):
+        state.link_cost[change.slot[k]] = change.value[k]
     a, b = state.device_at[p], state.device_at[q]
     state.device_at[p], state.device_at[q] = b, a
     state.slot_of[a], state.slot_of[b] = q, p
@@ -405,68 +425,70 @@ def _exchange_devices(
         state.group_max[i], state.group_max[j] = change.group_max[i], change.group_max[j]
         state.group_sum[i] += sum_i
         state.group_sum[j] += sum_j
-        _replace(tables, state, i, a, b)
-        _replace(tables, state, j, b, a)
+        _update_dp_sums(data, state, i, a, b)
+        _update_dp_sums(data, state, j, b, a)
     return True
 
 
 @force_inlined
-def _draw_devices(tables: Tables, state: AnnealState, word: Words) -> tuple[int, int]:
-    """Two slots; half of the time the second holds a device near one of the first's partners."""
+def _draw_devices(data: AssignmentData, state: AnnealState, rng_state: Words) -> tuple[int, int]:
+    """Draw two slots; with probability 1/2 the second is near a partner of the first."""
     n = len(state.device_at)
-    p = next_below(word, n)
-    if next_unit(word) >= 0.5:
-        return p, next_below(word, n)
-    after, before = state.after[p], state.before[p]
-    partner = after if next_unit(word) < 0.5 else before
+    p = next_below(rng_state, n)
+    if next_unit(rng_state) >= 0.5:
+        return p, next_below(rng_state, n)
+    next_slot, prev_slot = state.next_slot[p], state.prev_slot[p]
+    partner = next_slot if next_unit(rng_state) < 0.5 else prev_slot
     if partner < 0:
-        partner = before if after < 0 else after
+        partner = prev_slot if next_slot < 0 else next_slot
     if partner < 0:
         partner = p
-    near = tables.near[state.device_at[partner]]
-    return p, state.slot_of[near[next_below(word, len(near))]]
+    neighbours = data.neighbours[state.device_at[partner]]
+    return p, state.slot_of[neighbours[next_below(rng_state, len(neighbours))]]
 
 
 @force_inlined
-def _changed_hops(tables: Tables, state: AnnealState, change: SlotChange, p: int, q: int) -> int:
-    """Note the hops that change when slots p < q swap devices; how many there are."""
-    device_at, after, before = state.device_at, state.after, state.before
+def _changed_hops(
+    data: AssignmentData, state: AnnealState, change: SlotChange, p: int, q: int
+) -> int:
+    """Record the links that change when slots p < q swap devices; returns their number."""
+    device_at, next_slot, prev_slot = state.device_at, state.next_slot, state.prev_slot
     a, b = device_at[p], device_at[q]
-    i, j = tables.stage[p], tables.stage[q]
+    i, j = data.stage_of_slot[p], data.stage_of_slot[q]
     count = 0
-    if before[p] >= 0:
-        s = before[p]
+    if prev_slot[p] >= 0:
+        s = prev_slot[p]
         change.slot[count] = s
-        change.value[count] = tables.hop[tables.hop_of[i - 1], device_at[s], b]
+        change.value[count] = data.pp_cost[data.pp_kind[i - 1], device_at[s], b]
         count += 1
-    if after[p] >= 0:
-        s = after[p]
+    if next_slot[p] >= 0:
+        s = next_slot[p]
         change.slot[count] = p
         c = a if s == q else device_at[s]
-        change.value[count] = tables.hop[tables.hop_of[i], b, c]
+        change.value[count] = data.pp_cost[data.pp_kind[i], b, c]
         count += 1
-    if before[q] >= 0 and before[q] != p:
-        s = before[q]
+    if prev_slot[q] >= 0 and prev_slot[q] != p:
+        s = prev_slot[q]
         change.slot[count] = s
-        change.value[count] = tables.hop[tables.hop_of[j - 1], device_at[s], a]
+        change.value[count] = data.pp_cost[data.pp_kind[j - 1], device_at[s], a]
         count += 1
-    if after[q] >= 0:
-        s = after[q]
+    if next_slot[q] >= 0:
+        s = next_slot[q]
         change.slot[count] = q
-        change.value[count] = tables.hop[tables.hop_of[j], a, device_at[s]]
+        change.value[count] = data.pp_cost[data.pp_kind[j], a, device_at[s]]
         count += 1
     return count
 
 
 @force_inlined
-def _price_hops(
-    tables: Tables, state: AnnealState, change: SlotChange, hops: int, w: float
+def _pipeline_delta(
+    data: AssignmentData, state: AnnealState, change: SlotChange, num_links: int, w: float
 ) -> tuple[int, float]:
-    """Boundaries that change (each has one or two changed hops), and the added pipeline cost."""
-    stage, sizes = tables.stage, tables.sizes
-    parts = 0
+    """Number of changed boundaries (one or two changed links each), and pipeline cost delta."""
+    stage, sizes = data.stage_of_slot, data.sizes
+    num_boundaries = 0
     delta = 0.0
-    for k in range(hops):
+    for k in range(num_links):
         boundary = stage[change.slot[k]]
         seen = False
         for t in range(k):
@@ -475,78 +497,86 @@ def _price_hops(
         if seen:
             continue
         other, other_value = -1, 0.0
-        for t in range(k + 1, hops):
+        for t in range(k + 1, num_links):
             if stage[change.slot[t]] == boundary:
                 other, other_value = change.slot[t], change.value[t]
-        level = _new_level(
-            tables, state, boundary, change.slot[k], change.value[k], other, other_value
+        new_max = _new_boundary_max(
+            data, state, boundary, change.slot[k], change.value[k], other, other_value
         )
-        added = change.value[k] - state.hop_at[change.slot[k]]
+        sum_delta = change.value[k] - state.link_cost[change.slot[k]]
         if other >= 0:
-            added += other_value - state.hop_at[other]
+            sum_delta += other_value - state.link_cost[other]
         pairs = min(sizes[boundary], sizes[boundary + 1])
-        delta += (1 - w) * (level - state.hop_max[boundary]) + w * added / pairs
-        change.boundary[parts] = boundary
-        change.level[parts] = level
-        change.added[parts] = added
-        parts += 1
-    return parts, delta
+        delta += (1 - w) * (new_max - state.boundary_max[boundary]) + w * sum_delta / pairs
+        change.boundary[num_boundaries] = boundary
+        change.new_max[num_boundaries] = new_max
+        change.sum_delta[num_boundaries] = sum_delta
+        num_boundaries += 1
+    return num_boundaries, delta
 
 
 @force_inlined
-def _price_groups(
-    tables: Tables,
+def _data_parallel_delta(
+    data: AssignmentData,
     state: AnnealState,
     change: SlotChange,
     p: int,
     q: int,
     w: float,
     delta: float,
-    slack: float,
+    threshold: float,
 ) -> tuple[float, float, float]:
-    """``delta`` with the data-parallel cost added, and what is added to both groups' sums.
+    """``delta`` plus the data-parallel cost delta, and the changes of both groups' sums.
 
-    Infinite as soon as it is clear that the move costs more than ``slack``.
+    Infinite as soon as a lower bound exceeds ``threshold``.
     """
-    n, load = len(state.device_at), state.load
-    i, j = tables.stage[p], tables.stage[q]
+    n, dp_sums = len(state.device_at), state.dp_sums
+    i, j = data.stage_of_slot[p], data.stage_of_slot[q]
     a, b = state.device_at[p], state.device_at[q]
     total = state.group_sum.sum()
-    now = _exchange_term(state.group_max, total, n, w)
-    if delta - now > slack:
+    now = _smoothed_dp_term(state.group_max, total, n, w)
+    if delta - now > threshold:
         return np.inf, 0.0, 0.0
-    sum_i = 2 * (load[i, b] - tables.exchange[tables.exchange_of[i], a, b] - load[i, a])
-    sum_j = 2 * (load[j, a] - tables.exchange[tables.exchange_of[j], a, b] - load[j, b])
-    trial = change.group_max
-    for k in range(len(trial)):
-        trial[k] = state.group_max[k]
-    # a mean never exceeds its maximum: reject most moves before the scan
-    trial[i] = (state.group_sum[i] + sum_i) / tables.sizes[i]
-    trial[j] = (state.group_sum[j] + sum_j) / tables.sizes[j]
-    floor = _exchange_term(trial, total + sum_i + sum_j, n, w) - now
-    if delta + floor > slack:
+    sum_i = 2 * (dp_sums[i, b] - data.dp_cost[data.dp_kind[i], a, b] - dp_sums[i, a])
+    sum_j = 2 * (dp_sums[j, a] - data.dp_cost[data.dp_kind[j], a, b] - dp_sums[j, b])
+    new_group_max = change.group_max
+    for k in range(len(new_group_max)):
+        new_group_max[k] = state.group_max[k]
+    # a mean is a lower bound on the maximum: reject most moves before the scan
+    new_group_max[i] = (state.group_sum[i] + sum_i) / data.sizes[i]
+    new_group_max[j] = (state.group_sum[j] + sum_j) / data.sizes[j]
+    floor = _smoothed_dp_term(new_group_max, total + sum_i + sum_j, n, w) - now
+    if delta + floor > threshold:
         return np.inf, 0.0, 0.0
-    trial[i] = _new_load(tables, state, i, a, b)
-    trial[j] = _new_load(tables, state, j, b, a)
-    return delta + (_exchange_term(trial, total + sum_i + sum_j, n, w) - now), sum_i, sum_j
+    new_group_max[i] = _new_group_max(data, state, i, a, b)
+    new_group_max[j] = _new_group_max(data, state, j, b, a)
+    return (
+        delta + (_smoothed_dp_term(new_group_max, total + sum_i + sum_j, n, w) - now),
+        sum_i,
+        sum_j,
+    )
 
 
 @force_inlined
-def _new_load(tables: Tables, state: AnnealState, j: int, gone: int, come: int) -> float:
-    """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
-    exchange = tables.exchange[tables.exchange_of[j]]
-    away, near = exchange[gone], exchange[come]
-    worst: float = state.load[j, come] - near[gone]
-    for p in range(tables.first[j], tables.first[j + 1]):
+def _new_group_max(
+    data: AssignmentData, state: AnnealState, j: int, leaving: int, entering: int
+) -> float:
+    """Maximum sum of eq. 2 in group j when device ``entering`` replaces ``leaving``."""
+    dp_cost = data.dp_cost[data.dp_kind[j]]
+    leaving_cost, entering_cost = dp_cost[leaving], dp_cost[entering]
+    worst: float = state.dp_sums[j, entering] - entering_cost[leaving]
+    for p in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
         d = state.device_at[p]
-        if d != gone:
-            worst = max(worst, state.load[j, d] - away[d] + near[d])
+        if d != leaving:
+            worst = max(worst, state.dp_sums[j, d] - leaving_cost[d] + entering_cost[d])
     return worst
 
 
 @force_inlined
-def _replace(tables: Tables, state: AnnealState, j: int, gone: int, come: int) -> None:
-    """Sums of eq. 2 in group j after device ``come`` took the place of ``gone``."""
-    exchange = tables.exchange[tables.exchange_of[j]]
+def _update_dp_sums(
+    data: AssignmentData, state: AnnealState, j: int, leaving: int, entering: int
+) -> None:
+    """Update the sums of eq. 2 in group j after device ``entering`` replaced ``leaving``."""
+    dp_cost = data.dp_cost[data.dp_kind[j]]
     for d in range(len(state.device_at)):
-        state.load[j, d] += exchange[come, d] - exchange[gone, d]
+        state.dp_sums[j, d] += dp_cost[entering, d] - dp_cost[leaving, d]

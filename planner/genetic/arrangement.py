@@ -1,8 +1,8 @@
-"""Devices in slots, the matchings between stages, and what they cost; compiled.
+"""Compiled: devices in slots, matchings between stages, and their cost.
 
-A slot is a place in a stage; ``device_at[slot]`` fills it. Every boundary carries one matching:
-``after[slot]`` is the partner in the next stage (-1 for a slot left over) and ``before`` its
-inverse. With equal groups that is the paper's grid of pipelines x stages.
+A slot is a position in a stage; ``device_at[slot]`` is its device. Every boundary has a matching:
+``next_slot[slot]`` is the partner in the next stage (-1 for an unmatched slot) and ``prev_slot``
+the inverse. With equal groups this is the paper's grid of pipelines x stages.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
 from planner.matching.bottleneck import fill_matching
 from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating, allocating_entry
 
 
 class Arrangement(NamedTuple):
-    """Who sits where, and who is whose partner.
+    """Device and partners of every slot.
 
     Attributes
     ----------
     device_at
         ``int[N]``, the device of every slot.
-    after, before
+    next_slot, prev_slot
         ``int[N]``, the partner of every slot in the next and in the previous stage, -1 for none.
     """
 
     device_at: Ints
-    after: Ints
-    before: Ints
+    next_slot: Ints
+    prev_slot: Ints
 
     @classmethod
     def of(cls, slots: Ints) -> Arrangement:
-        """The slots themselves (not a copy), not matched yet."""
+        """An unmatched arrangement that shares the slots' array."""
         return cls(slots, np.full_like(slots, -1), np.full_like(slots, -1))
 
 
-def cost_of(tables: Tables, slots: Ints) -> float:
-    """Eq. 1 in seconds for the groups that the slots make.
+def cost_of(data: AssignmentData, slots: Ints) -> float:
+    """Eq. 1 in seconds for the groups given by the slots.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ def cost_of(tables: Tables, slots: Ints) -> float:
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 1-4.
     """
-    return float(exact_cost(tables, Arrangement.of(slots)))
+    return float(exact_cost(data, Arrangement.of(slots)))
 
 
 @allocating
-def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> None:
+def solve_boundary(data: AssignmentData, arrangement: Arrangement, boundary: int) -> None:
     """Replace one boundary's matching by a bottleneck matching (eq. 3).
 
     References
@@ -63,12 +63,12 @@ def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> N
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 3.
     """
-    device_at, after, before = arrangement
-    hop = tables.hop[tables.hop_of[boundary]]
-    left, middle = tables.first[boundary], tables.first[boundary + 1]
-    right = tables.first[boundary + 2]
-    after[left:middle] = -1
-    before[middle:right] = -1
+    device_at, next_slot, prev_slot = arrangement
+    pp_cost = data.pp_cost[data.pp_kind[boundary]]
+    left, middle = data.stage_ptr[boundary], data.stage_ptr[boundary + 1]
+    right = data.stage_ptr[boundary + 2]
+    next_slot[left:middle] = -1
+    prev_slot[middle:right] = -1
     k, m = middle - left, right - middle
     flip = k > m
     rows, columns = (m, k) if flip else (k, m)
@@ -76,27 +76,27 @@ def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> N
     for r in range(rows):
         for c in range(columns):
             a, b = (left + c, middle + r) if flip else (left + r, middle + c)
-            cost[r, c] = hop[device_at[a], device_at[b]]
+            cost[r, c] = pp_cost[device_at[a], device_at[b]]
     column_of = np.full(rows, -1, dtype=np.int64)
     row_of = np.full(columns, -1, dtype=np.int64)
     fill_matching(cost, column_of, row_of)
     for r in range(rows):
         a, b = (left + column_of[r], middle + r) if flip else (left + r, middle + column_of[r])
-        after[a] = b
-        before[b] = a
+        next_slot[a] = b
+        prev_slot[b] = a
 
 
 @allocating_entry
-def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
-    """Bottleneck matchings at every boundary."""
-    arrangement.after[:] = -1
-    arrangement.before[:] = -1
-    for boundary in range(len(tables.sizes) - 1):
-        solve_boundary(tables, arrangement, boundary)
+def solve_matchings(data: AssignmentData, arrangement: Arrangement) -> None:
+    """Solve the bottleneck matching at every boundary."""
+    arrangement.next_slot[:] = -1
+    arrangement.prev_slot[:] = -1
+    for boundary in range(len(data.sizes) - 1):
+        solve_boundary(data, arrangement, boundary)
 
 
 @allocating_entry
-def exchange_cost(tables: Tables, device_at: Ints) -> float:
+def data_parallel_cost(data: AssignmentData, device_at: Ints) -> float:
     """Eq. 2 and its maximum over the stages.
 
     Parameters
@@ -105,41 +105,41 @@ def exchange_cost(tables: Tables, device_at: Ints) -> float:
         ``int[N]``, the device of every slot.
     """
     worst = 0.0
-    for j in range(len(tables.sizes)):
-        exchange = tables.exchange[tables.exchange_of[j]]
-        for p in range(tables.first[j], tables.first[j + 1]):
+    for j in range(len(data.sizes)):
+        dp_cost = data.dp_cost[data.dp_kind[j]]
+        for p in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
             total = 0.0
-            for q in range(tables.first[j], tables.first[j + 1]):
-                total += exchange[device_at[p], device_at[q]]
+            for q in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
+                total += dp_cost[device_at[p], device_at[q]]
             worst = max(worst, total)
     return worst
 
 
 @allocating_entry
-def current_cost(tables: Tables, arrangement: Arrangement) -> float:
+def matched_cost(data: AssignmentData, arrangement: Arrangement) -> float:
     """Eq. 1 with the arrangement's own matchings instead of the best ones."""
-    device_at, after, _ = arrangement
-    cost: float = exchange_cost(tables, device_at)
-    for j in range(len(tables.sizes) - 1):
-        hop = tables.hop[tables.hop_of[j]]
-        level = 0.0
-        for p in range(tables.first[j], tables.first[j + 1]):
-            if after[p] >= 0:
-                level = max(level, hop[device_at[p], device_at[after[p]]])
-        cost += level
+    device_at, next_slot, _ = arrangement
+    cost: float = data_parallel_cost(data, device_at)
+    for j in range(len(data.sizes) - 1):
+        pp_cost = data.pp_cost[data.pp_kind[j]]
+        bottleneck = 0.0
+        for p in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
+            if next_slot[p] >= 0:
+                bottleneck = max(bottleneck, pp_cost[device_at[p], device_at[next_slot[p]]])
+        cost += bottleneck
     return cost
 
 
 @allocating_entry
-def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
-    solve_matchings(tables, arrangement)
-    cost: float = current_cost(tables, arrangement)
+def exact_cost(data: AssignmentData, arrangement: Arrangement) -> float:
+    """Eq. 1 for the groups in their order; stores the bottleneck matchings."""
+    solve_matchings(data, arrangement)
+    cost: float = matched_cost(data, arrangement)
     return cost
 
 
 @allocating_entry
-def group_levels(tables: Tables, device_at: Ints) -> Floats2:
+def group_bottlenecks(data: AssignmentData, device_at: Ints) -> Floats2:
     """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4.
 
     Parameters
@@ -152,18 +152,18 @@ def group_levels(tables: Tables, device_at: Ints) -> Floats2:
     ndarray
         ``float[S, S]``, seconds.
     """
-    stages = len(tables.sizes)
-    k = tables.sizes[0]
-    hop = tables.hop[0]
-    levels = np.zeros((stages, stages))
+    stages = len(data.sizes)
+    k = data.sizes[0]
+    pp_cost = data.pp_cost[0]
+    bottlenecks = np.zeros((stages, stages))
     cost = np.empty((k, k))
     for i in range(stages):
         for j in range(i):
             for r in range(k):
                 for c in range(k):
-                    cost[r, c] = hop[device_at[i * k + r], device_at[j * k + c]]
-            levels[i, j] = fill_matching(
+                    cost[r, c] = pp_cost[device_at[i * k + r], device_at[j * k + c]]
+            bottlenecks[i, j] = fill_matching(
                 cost, np.full(k, -1, dtype=np.int64), np.full(k, -1, dtype=np.int64)
             )
-            levels[j, i] = levels[i, j]
-    return levels
+            bottlenecks[j, i] = bottlenecks[i, j]
+    return bottlenecks

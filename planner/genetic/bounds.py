@@ -6,45 +6,45 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
 from planner.search.arrays import Floats
 
 STAR_AND_FOREST = "star and forest"
-"""Kind of the witness of `quick_bound`: the argument needs no data but the problem's."""
+"""Kind of the witness of `quick_bound`, which needs no data beyond the problem."""
 
 
-def quick_bound(tables: Tables) -> float:
+def quick_bound(data: AssignmentData) -> float:
     """Star bound on the data-parallel part plus forest bound on the pipeline part, in seconds."""
-    return star_bound(tables) + forest_bound(tables)
+    return star_bound(data) + forest_bound(data)
 
 
-def star_bound(tables: Tables) -> float:
+def star_bound(data: AssignmentData) -> float:
     """Eq. 2 in seconds.
 
-    Every device is in some group j and pays at least its |C_j| - 1 cheapest partners.
+    Every device is in some group j and pays at least for its |C_j| - 1 cheapest partners.
     """
-    n = len(tables.stage)
+    n = len(data.stage_of_slot)
     needs = np.full(n, np.inf)
-    for size, kind in sorted({*zip(tables.sizes, tables.exchange_of, strict=True)}):
-        exchange = tables.exchange[kind] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
-        cheapest = np.sort(exchange, axis=1)[:, : size - 1]
+    for size, kind in sorted({*zip(data.sizes, data.dp_kind, strict=True)}):
+        dp_cost = data.dp_cost[kind] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
+        cheapest = np.sort(dp_cost, axis=1)[:, : size - 1]
         needs = np.minimum(needs, cheapest.sum(axis=1))
     return float(needs.max())
 
 
-def forest_bound(tables: Tables) -> float:
+def forest_bound(data: AssignmentData) -> float:
     """Eq. 4 in seconds.
 
     The largest of the r smallest levels is at least t if the links below t cannot fill r
     boundaries.
     """
-    forest = Forest(tables)
-    needed = np.cumsum(np.sort(np.minimum(tables.sizes[:-1], tables.sizes[1:])))
+    forest = Forest(data)
+    needed = np.cumsum(np.sort(np.minimum(data.sizes[:-1], data.sizes[1:])))
     return float(sum(forest.levels[forest.level(int(pairs))] for pairs in needed))
 
 
 class Forest:
-    """How many links up to a level lie on disjoint paths, at most.
+    """Upper bound on the number of links up to a cost that lie on disjoint paths.
 
     The pairs of several boundaries form disjoint paths: every device has at most two of them, and a
     connected component of c devices holds at most c - 1.
@@ -52,30 +52,30 @@ class Forest:
     Attributes
     ----------
     levels
-        The distinct hop costs, ascending.
+        The distinct link costs, ascending.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        hop = tables.hop[np.unique(tables.hop_of)] if len(tables.hop_of) else tables.hop
-        self.hop: Floats = hop.min(axis=0)
-        self.levels: Floats = np.unique(hop[:, *np.triu_indices(len(self.hop), 1)])
+    def __init__(self, data: AssignmentData) -> None:
+        pp_cost = data.pp_cost[np.unique(data.pp_kind)] if len(data.pp_kind) else data.pp_cost
+        self.pp_cost: Floats = pp_cost.min(axis=0)
+        self.levels: Floats = np.unique(pp_cost[:, *np.triu_indices(len(self.pp_cost), 1)])
         if not len(self.levels):
             self.levels = np.zeros(1)
 
     def level(self, pairs: int) -> int:
-        """Index of the smallest level that may hold so many pairs."""
+        """Index of the smallest level at which ``pairs`` links are not excluded."""
         low, high = 0, len(self.levels) - 1
         while low < high:
             middle = (low + high) // 2
-            if self.most_pairs(float(self.levels[middle])) >= pairs:
+            if self.max_pairs(float(self.levels[middle])) >= pairs:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def most_pairs(self, level: float) -> int:
-        """At most this many links of cost <= level lie on disjoint paths."""
-        linked = self.hop <= level
+    def max_pairs(self, level: float) -> int:
+        """Upper bound on the links of cost <= level on disjoint paths."""
+        linked = self.pp_cost <= level
         np.fill_diagonal(linked, False)
         count, label = connected_components(csr_array(linked), directed=False)
         members = np.bincount(label, minlength=count)

@@ -1,4 +1,4 @@
-"""Decision problem behind the chain bound, on single devices (CP-SAT)."""
+"""CP-SAT model of the decision problem of the chain bound, on single devices."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.genetic.cover import cover_smaller_side
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
+from planner.genetic.matching_constraint import add_matching_constraint
 from planner.search.arrays import Floats, Ints
 from planner.search.cp_sat import solve_interruptibly, solver_for
 
 SAFETY = 1e-9
-"""Thresholds are raised by this share, so that rounding forbids nothing that a plan does."""
+"""Relative tolerance added to thresholds, so that rounding excludes no plan."""
 
 UNITS = 1e5
-"""Units of rounding in the ceiling, per device of the largest group."""
+"""Integer units per ceiling and device of the largest group."""
 
 
 def can_keep(
-    tables: Tables,
+    data: AssignmentData,
     mask: int,
     level: float,
     ceiling: float,
     effort: float,
     limit_s: float = math.inf,
 ) -> bool | None:
-    """Whether a plan keeps some boundaries at a level, and eq. 2 under a ceiling.
+    """Whether a plan keeps the boundaries of ``mask`` at ``level``, with eq. 2 under ``ceiling``.
 
-    Costs are rounded so that every real plan is a plan of the model.
+    Costs are rounded so that the model is a relaxation. None if the limit is reached.
     """
-    sizes = tables.sizes
-    n, stages = len(tables.stage), len(sizes)
+    sizes = data.sizes
+    n, stages = len(data.stage_of_slot), len(sizes)
     model = cp_model.CpModel()
     x = [[model.new_bool_var("") for _ in range(stages)] for _ in range(n)]
     for row in x:
@@ -41,10 +41,10 @@ def can_keep(
     for j in range(stages):
         model.add(_total([row[j] for row in x]) == int(sizes[j]))
     if math.isfinite(ceiling):
-        _limit_exchange(model, tables, x, ceiling)
+        _limit_exchange(model, data, x, ceiling)
     for j in range(stages - 1):
         if mask >> j & 1:
-            linked = tables.hop[tables.hop_of[j]] <= level * (1 + SAFETY)
+            linked = data.pp_cost[data.pp_kind[j]] <= level * (1 + SAFETY)
             _match_linked(model, sizes, x, j, linked)
     solver = solver_for(seed=1, max_s=limit_s, max_work=effort)
     solver.parameters.linearization_level = 1
@@ -59,16 +59,16 @@ def _total(variables: list[cp_model.IntVar]) -> Any:
 
 
 def _limit_exchange(
-    model: cp_model.CpModel, tables: Tables, x: list[list[cp_model.IntVar]], ceiling: float
+    model: cp_model.CpModel, data: AssignmentData, x: list[list[cp_model.IntVar]], ceiling: float
 ) -> None:
-    """Eq. 2: what a device pays in its group stays under the ceiling."""
-    sizes = tables.sizes
-    # every summand is rounded down by less than one unit
+    """Eq. 2: the sum of every device in its group is at most the ceiling."""
+    sizes = data.sizes
+    # every term is rounded down by less than one unit
     unit = max(ceiling, 1e-300) / (UNITS * int(sizes.max()))
     budget = math.ceil(ceiling / unit * (1 + SAFETY)) + 1
     for j in range(len(sizes)):
-        exchange: Floats = np.floor(tables.exchange[tables.exchange_of[j]] / unit)
-        whole = np.minimum(exchange, budget + 1).astype(np.int64)
+        dp_cost: Floats = np.floor(data.dp_cost[data.dp_kind[j]] / unit)
+        whole = np.minimum(dp_cost, budget + 1).astype(np.int64)
         column = [row[j] for row in x]
         for d in range(len(x)):
             # the diagonal is zero: a device does not pay for itself
@@ -88,4 +88,6 @@ def _match_linked(
         out[d].append(used)
         into[e].append(used)
     for d in range(n):
-        cover_smaller_side(model, sizes, j, _total(out[d]), _total(into[d]), x[d][j], x[d][j + 1])
+        add_matching_constraint(
+            model, sizes, j, _total(out[d]), _total(into[d]), x[d][j], x[d][j + 1]
+        )

@@ -17,8 +17,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.genetic.bounds import Forest
-from planner.genetic.cover import cover_smaller_side
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
+from planner.genetic.matching_constraint import add_matching_constraint
 from planner.network.alike import alike_devices
 from planner.problems import AssignmentProblem
 from planner.search.arrays import Floats, Ints
@@ -35,24 +35,24 @@ def interchangeable(problem: AssignmentProblem) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class ClassCosts:
-    """Costs between classes, the same for any pair of devices that they stand for.
+    """Costs between classes, equal for all pairs of their devices.
 
     Attributes
     ----------
     members
         Devices of each class.
-    exchange
-        ``float[kind, C, C]`` summands of eq. 2; 0 on the diagonal for single devices.
-    hop
+    dp_cost
+        ``float[kind, C, C]`` terms of eq. 2; 0 on the diagonal for single devices.
+    pp_cost
         ``float[kind, C, C]``, ``2 (latency + bytes / bandwidth)``; likewise.
     """
 
     members: tuple[tuple[int, ...], ...]
-    exchange: Floats
-    hop: Floats
+    dp_cost: Floats
+    pp_cost: Floats
 
     @classmethod
-    def of(cls, tables: Tables, classes: Sequence[Sequence[int]]) -> ClassCosts:
+    def of(cls, data: AssignmentData, classes: Sequence[Sequence[int]]) -> ClassCosts:
         """Costs between the classes of `interchangeable`."""
         first = [members[0] for members in classes]
         second = [members[-1] for members in classes]
@@ -61,26 +61,26 @@ class ClassCosts:
             *(
                 np.where(
                     np.eye(len(first), dtype=bool),
-                    # within a class between two devices; the diagonal of a matrix is 0
+                    # within a class, the cost between two of its devices
                     matrices[:, first, second][:, None, :],
                     matrices[:, first][:, :, first],
                 )
-                for matrices in (tables.exchange, tables.hop)
+                for matrices in (data.dp_cost, data.pp_cost)
             ),
         )
 
 
-class ClassOutcome(NamedTuple):
-    """What CP-SAT returned.
+class ClassModelResult(NamedTuple):
+    """Result of the class model.
 
     Attributes
     ----------
     counts
         ``x[c, j]``, None if no solution was found.
     bound
-        Lower bound in seconds as computed.
+        Lower bound in seconds.
     work
-        CP-SAT's deterministic time that it took.
+        CP-SAT's deterministic time.
     """
 
     counts: Ints | None
@@ -89,66 +89,65 @@ class ClassOutcome(NamedTuple):
 
 
 def solve_classes(
-    tables: Tables,
+    data: AssignmentData,
     costs: ClassCosts,
     *,
     upper: float,
     hint: Ints,
     max_s: float = math.inf,
     effort: float = math.inf,
-) -> ClassOutcome:
+) -> ClassModelResult:
     """Minimise eq. 1 over class counts with CP-SAT.
 
     Parameters
     ----------
     hint
-        ``x[c, j]`` of that plan.
+        ``x[c, j]`` of a plan of cost ``upper``.
     """
-    asked = _ClassModel(tables, costs, upper)
-    asked.hint(hint)
+    model = _ClassModel(data, costs, upper)
+    model.hint(hint)
     counted = math.isfinite(effort)
     solver = solver_for(seed=1, workers=1 if counted else 2, max_s=max_s, max_work=effort)
-    # clause learning proves this model; its linear relaxation is weak and slows the search
+    # clause learning proves this model; its linear relaxation is weak and only slows the search
     solver.parameters.linearization_level = 0
     if not counted:
         solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
-    status = solve_interruptibly(solver, asked.model)
+    status = solve_interruptibly(solver, model.model)
     work = work_of(solver)
     if status == cp_model.INFEASIBLE:
-        # says that all plans cost more than the known one, which the model contains: whoever
-        # takes this bound sees the contradiction
-        return ClassOutcome(None, asked.limit * asked.unit, work)
+        # the model contains a plan of cost `upper`, so this bound will raise an error
+        return ClassModelResult(None, model.limit * model.unit, work)
     counts = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        counts = np.array([[solver.value(v) for v in row] for row in asked.x], dtype=np.int64)
-    return ClassOutcome(counts, solver.best_objective_bound * asked.unit, work)
+        counts = np.array([[solver.value(v) for v in row] for row in model.x], dtype=np.int64)
+    return ClassModelResult(counts, solver.best_objective_bound * model.unit, work)
 
 
 class _Boundary(NamedTuple):
-    """The levels that a boundary may have, ascending, and whether each is reached."""
+    """Possible costs of a boundary, ascending, and a literal for each that is reached."""
 
-    prices: list[int]
-    reached: list[Any]
+    level_costs: list[int]
+    level_used: list[Any]
 
 
 class _ClassModel:
-    """Eq. 1 over class counts, in units so small that rounding down does not matter.
+    """CP-SAT model of eq. 1 over class counts, in units so small that rounding is negligible.
 
     Attributes
     ----------
     unit
         Seconds of one unit.
     limit
-        Units that no plan of interest costs more than.
+        Upper bound on the objective in units.
     x
         Counts of every class in every stage.
     """
 
-    def __init__(self, tables: Tables, costs: ClassCosts, upper: float) -> None:
-        self.tables, self.costs = tables, costs
-        sizes = tables.sizes
+    def __init__(self, data: AssignmentData, costs: ClassCosts, upper: float) -> None:
+        self.data, self.costs = data, costs
+        sizes = data.sizes
         stages = len(sizes)
-        # every rounded term loses less than one unit: largest group for eq. 2, S - 1 boundaries
+        # rounding loses less than one unit per term: largest group in eq. 2, S - 1 boundaries
         self.unit = max(upper, 1e-300) * PRECISION / (int(sizes.max()) + 2 * stages)
         self.limit = math.ceil(upper / self.unit * (1 + 1e-9)) + 1
         self.model = cp_model.CpModel()
@@ -162,13 +161,13 @@ class _ClassModel:
             self.model.add(sum(row[j] for row in self.x) == int(sizes[j]))
         objective: list[cp_model.LinearExprT] = [self._data_parallel()]
         boundaries = [self._boundary(j, objective) for j in range(stages - 1)]
-        if tables.free_order:
+        if data.free_order:
             self._symmetry(boundaries)
         self.model.minimize(sum(objective))
         self.model.add(sum(objective) <= self.limit)
 
     def hint(self, counts: Ints) -> None:
-        """Counts to begin with."""
+        """Add counts as a solution hint."""
         for row, hinted in zip(self.x, counts, strict=True):
             for variable, count in zip(row, hinted, strict=True):
                 self.model.add_hint(variable, int(count))
@@ -176,79 +175,81 @@ class _ClassModel:
     def _variable(self, most: int, name: str) -> cp_model.IntVar:
         return self.model.new_int_var(0, int(most), name)
 
-    def _whole(self, seconds: float) -> int:
-        """Units, rounded down; more than the limit is all the same."""
+    def _to_units(self, seconds: float) -> int:
+        """Seconds in units, rounded down and capped above the limit."""
         return math.floor(min(seconds / self.unit, self.limit + 1))
 
     def _data_parallel(self) -> cp_model.IntVar:
-        """Eq. 2: a device of class c in group j pays for the others in its group."""
+        """Eq. 2: a device of class c in group j pays for all others in its group."""
         slowest = self._variable(self.limit, "data parallel")
-        for j in range(len(self.tables.sizes)):
-            exchange = self.costs.exchange[self.tables.exchange_of[j]]
+        for j in range(len(self.data.sizes)):
+            dp_cost = self.costs.dp_cost[self.data.dp_kind[j]]
             for c, row in enumerate(self.x):
                 present = self.model.new_bool_var(f"in{c},{j}")
                 self.model.add(row[j] >= 1).only_enforce_if(present)
                 self.model.add(row[j] == 0).only_enforce_if(~present)
                 terms = sum(
-                    self._whole(price) * other[j]
-                    for price, other in zip(exchange[c], self.x, strict=True)
+                    self._to_units(cost) * other[j]
+                    for cost, other in zip(dp_cost[c], self.x, strict=True)
                 )
-                paid = terms - self._whole(exchange[c, c])
+                paid = terms - self._to_units(dp_cost[c, c])
                 self.model.add(paid <= slowest).only_enforce_if(present)
         return slowest
 
     def _boundary(self, j: int, objective: list[cp_model.LinearExprT]) -> _Boundary:
         """Eq. 3: flows between consecutive groups, allowed only below the boundary's level."""
-        model, members, sizes = self.model, self.costs.members, self.tables.sizes
-        hop = self.costs.hop[self.tables.hop_of[j]]
+        model, members, sizes = self.model, self.costs.members, self.data.sizes
+        pp_cost = self.costs.pp_cost[self.data.pp_kind[j]]
         classes = range(len(members))
-        priced = {
-            (c, e): self._whole(hop[c, e])
+        link_costs = {
+            (c, e): self._to_units(pp_cost[c, e])
             for c in classes
             for e in classes
             if c != e or len(members[c]) > 1
         }
-        prices = sorted(set(priced.values()))
+        level_costs = sorted(set(link_costs.values()))
         # the lowest level is always paid for
-        reached: list[Any] = [None] + [
-            model.new_bool_var(f"level{j},{k}") for k in range(1, len(prices))
+        level_used: list[Any] = [None] + [
+            model.new_bool_var(f"level{j},{k}") for k in range(1, len(level_costs))
         ]
-        for low, high in itertools.pairwise(reached[1:]):
+        for low, high in itertools.pairwise(level_used[1:]):
             model.add_implication(high, low)
         flow = {}
-        for (c, e), price in priced.items():
+        for (c, e), cost in link_costs.items():
             most = int(min(len(members[c]), len(members[e]), sizes[j], sizes[j + 1]))
             flow[c, e] = self._variable(most, f"f{c},{e},{j}")
-            if prices.index(price):
-                model.add(flow[c, e] <= most * reached[prices.index(price)])
+            if level_costs.index(cost):
+                model.add(flow[c, e] <= most * level_used[level_costs.index(cost)])
         for c in classes:
             out = sum(v for (a, _), v in flow.items() if a == c)
             into = sum(v for (_, b), v in flow.items() if b == c)
-            cover_smaller_side(model, sizes, j, out, into, self.x[c][j], self.x[c][j + 1])
-        objective.append(prices[0])
+            add_matching_constraint(model, sizes, j, out, into, self.x[c][j], self.x[c][j + 1])
+        objective.append(level_costs[0])
         objective += [
             (high - low) * literal
-            for low, high, literal in zip(prices, prices[1:], reached[1:], strict=False)
+            for low, high, literal in zip(
+                level_costs, level_costs[1:], level_used[1:], strict=False
+            )
         ]
-        return _Boundary(prices, reached)
+        return _Boundary(level_costs, level_used)
 
     def _symmetry(self, boundaries: Sequence[_Boundary]) -> None:
-        """Where the order is free: half of the plans, and what the links below a level allow."""
-        stages, pipelines = len(self.tables.sizes), int(self.tables.sizes[0])
-        # a plan read backwards is the same plan
+        """With free stage order: break the reversal symmetry and add forest bounds."""
+        stages, pipelines = len(self.data.sizes), int(self.data.sizes[0])
+        # a plan and its reverse are equivalent
         self.model.add(self.x[0][0] <= self.x[0][stages - 1])
-        forest = Forest(self.tables)
+        forest = Forest(self.data)
         if not boundaries:
             return
-        highest = {self._whole(float(v)): float(v) for v in forest.levels}
-        for place, price in enumerate(boundaries[0].prices[:-1], start=1):
-            # eq. 4: only so many boundaries find enough links at or below a level
-            kept = forest.most_pairs(highest[price]) // pipelines
-            above = sum(reached[place] for _, reached in boundaries)
+        highest = {self._to_units(float(v)): float(v) for v in forest.levels}
+        for place, cost in enumerate(boundaries[0].level_costs[:-1], start=1):
+            # eq. 4: the links up to a level suffice for at most `kept` boundaries
+            kept = forest.max_pairs(highest[cost]) // pipelines
+            above = sum(level_used[place] for _, level_used in boundaries)
             self.model.add(above >= stages - 1 - kept)
 
 
-def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:
+def groups_from_counts(costs: ClassCosts, counts: Ints) -> list[list[int]]:
     """Groups with ``counts[c, j]`` devices of class c in group j, taken in ascending order.
 
     Parameters

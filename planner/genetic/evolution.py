@@ -1,4 +1,4 @@
-"""The paper's hybrid genetic algorithm (DT-FM, section 3.4), its loop run by DEAP.
+"""The paper's hybrid genetic algorithm (DT-FM, section 3.4), with DEAP.
 
 A chromosome is a balanced partition: the group of every device. Each generation makes one
 offspring: Kang and Moon's crossover with repair, a mutation, then local search; the offspring
@@ -17,21 +17,21 @@ import numpy as np
 from deap import base, tools
 
 from planner.genetic.arrangement import cost_of
+from planner.genetic.data import AssignmentData
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
-from planner.genetic.order import best_order
-from planner.genetic.tables import Tables
+from planner.genetic.stage_order import reorder_stages
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
 
 
 @dataclass(frozen=True)
 class EvolutionParams:
-    """Settings of the genetic algorithm.
+    """Parameters of the genetic algorithm.
 
     Attributes
     ----------
     population
-        Members; the public code uses 100.
+        Population size; the public code uses 100.
     gain
         The local search of an offspring.
     mutation
@@ -50,7 +50,7 @@ class _Fitness(base.Fitness):  # type: ignore[misc]
     weights = (-1.0,)
 
 
-class _Member(list[int]):
+class _Individual(list[int]):
     """A chromosome with DEAP's fitness."""
 
     def __init__(self, genes: Ints) -> None:
@@ -59,13 +59,13 @@ class _Member(list[int]):
 
 
 class Evolution:
-    """The loop.
+    """The evolutionary loop.
 
     Parameters
     ----------
     incumbent
-        Takes every better arrangement (slots) and its cost in seconds; its stopping rule ends the
-        loop, its seed is the loop's.
+        Receives every better arrangement (slots) and its cost in seconds; its stopping criterion
+        ends the loop, and its seed is used.
 
     Attributes
     ----------
@@ -80,9 +80,12 @@ class Evolution:
     """
 
     def __init__(
-        self, tables: Tables, incumbent: Incumbent[Ints], params: EvolutionParams | None = None
+        self,
+        data: AssignmentData,
+        incumbent: Incumbent[Ints],
+        params: EvolutionParams | None = None,
     ) -> None:
-        self.tables = tables
+        self.data = data
         self.incumbent = incumbent
         self.params = params or EvolutionParams()
         self.rng = np.random.default_rng(incumbent.seed)
@@ -95,60 +98,60 @@ class Evolution:
         self.toolbox.register("evaluate", self._evaluate)
 
     def run(self) -> None:
-        """One offspring per iteration until the rule stops the run."""
+        """Produce one offspring per iteration until the run stops."""
         # DEAP's operators draw from the module `random`
-        with _own_random(int(self.rng.integers(2**63))):
+        with _seeded_random(int(self.rng.integers(2**63))):
             self._evolve()
 
     def _evolve(self) -> None:
         run, toolbox = self.incumbent.run, self.toolbox
-        members: list[_Member] = []
-        while len(members) < self.params.population:
-            member = toolbox.individual()
-            member.fitness.values = toolbox.evaluate(member)
-            members.append(member)
+        population: list[_Individual] = []
+        while len(population) < self.params.population:
+            individual = toolbox.individual()
+            individual.fitness.values = toolbox.evaluate(individual)
+            population.append(individual)
             if run.update() is not None:
                 return
         while run.check() is None:
-            child = toolbox.mate(*tools.selRandom(members, 2))
+            child = toolbox.mate(*tools.selRandom(population, 2))
             toolbox.mutate(child)
             toolbox.improve(child)
             child.fitness.values = toolbox.evaluate(child)
-            (worst,) = tools.selWorst(members, 1)
-            if child.fitness > worst.fitness and child not in members:
-                members[members.index(worst)] = child
+            (worst,) = tools.selWorst(population, 1)
+            if child.fitness > worst.fitness and child not in population:
+                population[population.index(worst)] = child
             run.update()
 
-    def _random(self) -> _Member:
-        return _Member(self.rng.permutation(self.tables.stage))
+    def _random(self) -> _Individual:
+        return _Individual(self.rng.permutation(self.data.stage_of_slot))
 
-    def _evaluate(self, genes: _Member) -> tuple[float]:
-        slots = best_order(self.tables, np.argsort(np.array(genes), kind="stable"))
-        cost = cost_of(self.tables, slots)
+    def _evaluate(self, genes: _Individual) -> tuple[float]:
+        slots = reorder_stages(self.data, np.argsort(np.array(genes), kind="stable"))
+        cost = cost_of(self.data, slots)
         if self.incumbent.offer(cost, slots):
             self.trace.append((self.incumbent.run.iterations + 1, cost))
         return (cost,)
 
-    def _crossover(self, one: _Member, other: _Member) -> _Member:
+    def _crossover(self, one: _Individual, other: _Individual) -> _Individual:
         """Kang and Moon: align the parents' labels, cut at several points, repair the balance."""
         from scipy.optimize import linear_sum_assignment
 
         first, second = np.array(one, dtype=int), np.array(other, dtype=int)
-        sizes, n = self.tables.sizes, len(first)
+        sizes, n = self.data.sizes, len(first)
         groups = len(sizes)
         overlap = np.zeros((groups, groups))
         np.add.at(overlap, (second, first), 1.0)
-        # a label may only pass to a group of the same size
+        # labels are aligned between groups of the same size only
         overlap[sizes[:, None] != sizes[None, :]] = -n
         aligned = linear_sum_assignment(-overlap)[1][second]
         count = min(n - 1, self.params.cuts)
         cuts = np.sort(self.rng.choice(np.arange(1, n), size=count, replace=False))
         from_second = np.searchsorted(cuts, np.arange(n), side="right") % 2 == 1
-        return _Member(self._repair(np.where(from_second, aligned, first)))
+        return _Individual(self._repair(np.where(from_second, aligned, first)))
 
     def _repair(self, child: Ints) -> Ints:
-        """Random devices of groups that are too large fill those that are too small."""
-        sizes = self.tables.sizes
+        """Move random devices from groups that are too large to those that are too small."""
+        sizes = self.data.sizes
         counts = np.bincount(child, minlength=len(sizes))
         surplus = [
             int(d)
@@ -161,26 +164,26 @@ class Evolution:
         child[surplus] = self.rng.permutation(places)
         return child
 
-    def _mutate(self, genes: _Member) -> None:
+    def _mutate(self, genes: _Individual) -> None:
         if self.rng.random() < self.params.mutation:
             d, e = (int(k) for k in self.rng.integers(len(genes), size=2))
             genes[d], genes[e] = genes[e], genes[d]
 
-    def _improve(self, genes: _Member) -> None:
+    def _improve(self, genes: _Individual) -> None:
         if self.params.gain is Gain.NONE:
             return
-        hop, group_of = self.tables.hop[0], np.array(genes)
-        order = self.rng.permutation(len(self.tables.sizes))
+        pp_cost, group_of = self.data.pp_cost[0], np.array(genes)
+        order = self.rng.permutation(len(self.data.sizes))
         if self.params.gain is Gain.PAPER:
-            improve_circular(hop, group_of, self.tables.sizes, order)
+            improve_circular(pp_cost, group_of, self.data.sizes, order)
         else:
-            improve_pairs(hop, group_of, order)
+            improve_pairs(pp_cost, group_of, order)
         genes[:] = group_of.tolist()
 
 
 @contextmanager
-def _own_random(seed: int) -> Iterator[None]:
-    """Seed the module `random`; the caller's state comes back."""
+def _seeded_random(seed: int) -> Iterator[None]:
+    """Seed the module `random`, and restore the caller's state afterwards."""
     outside = random.getstate()
     random.seed(seed)
     try:

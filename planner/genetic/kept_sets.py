@@ -1,23 +1,23 @@
-"""Sets of boundaries of a plan, and the chains that lead from all of them to none."""
+"""Sets of boundaries of a plan, and chains of sets from all boundaries to none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.genetic.tables import Tables
+from planner.genetic.data import AssignmentData
 
 Mask = int
 """Bit j: boundary j is in the set."""
 
 Key = tuple[int, ...]
-"""What distinguishes sets; see `KeptSets`."""
+"""Equivalence class of sets; see `KeptSets`."""
 
 
 class KeptSets:
-    """The sets of boundaries, alike ones counted once.
+    """The sets of boundaries up to symmetry.
 
-    A key is the set itself, or the sizes of its runs of stages where the order of stages is free:
-    then only these matter.
+    A key is the set itself, or, if the order of stages is free, the lengths of its sequences of
+    consecutive stages.
 
     Attributes
     ----------
@@ -27,10 +27,10 @@ class KeptSets:
         One mask of every key.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self.sizes = tables.sizes
-        self.free_order = tables.free_order
-        self.boundaries = len(tables.sizes) - 1
+    def __init__(self, data: AssignmentData) -> None:
+        self.sizes = data.sizes
+        self.free_order = data.free_order
+        self.boundaries = len(data.sizes) - 1
         self.keys = [self._key(mask) for mask in range(1 << self.boundaries)]
         self.mask_of: dict[Key, Mask] = {}
         for mask, key in enumerate(self.keys):
@@ -43,16 +43,16 @@ class KeptSets:
         return outer != inner and _refines(inner, outer)
 
     def pairs(self, key: Key) -> int:
-        """Links that a kept set needs."""
+        """Number of links that a kept set needs."""
         sizes, mask = self.sizes, self.mask_of[key]
         return int(
             sum(min(sizes[j], sizes[j + 1]) for j in range(self.boundaries) if mask >> j & 1)
         )
 
     def cheapest_chain(self, cost: Mapping[Key, float]) -> tuple[float, list[Key]]:
-        """The chain of sets from all boundaries down to none, each by one smaller than the last.
+        """The cheapest chain of sets from all boundaries to none, removing one at a time.
 
-        Its cost is the sum over its sets but the empty one (dynamic programming over sets).
+        Its cost is the sum over its non-empty sets (dynamic programming over sets).
 
         Returns
         -------
@@ -88,7 +88,7 @@ class KeptSets:
 
 
 def _refines(fine: Key, coarse: Key) -> bool:
-    """Whether runs of sizes ``fine`` can be joined to runs of sizes ``coarse``."""
+    """Whether runs of lengths ``fine`` can be joined to runs of lengths ``coarse``."""
     if not coarse:
         return not fine
     need = coarse[0]

@@ -1,7 +1,7 @@
 """Local search on balanced partitions: the paper's circular swaps, and Kernighan-Lin's.
 
-DT-FM, section 3.4. A partition is an array with the group of every device; w is the hop cost
-between two devices (eq. 3). Compiled: a genetic run makes many thousand swaps.
+DT-FM, section 3.4. A partition is an array with the group of every device; w is the link cost
+between two devices (eq. 3). Compiled, because a genetic run makes many thousand swaps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.search.compiled import allocating_entry, kernel
 
 
 class Gain(enum.StrEnum):
-    """Which swaps a local search considers, and how it rates them.
+    """Swap neighbourhood and gain of the local search.
 
     ``PAPER``: circular chains between the ends of fast links. ``KERNIGHAN_LIN``: single swaps of
     any pair. ``NONE``: no local search.
@@ -27,8 +27,8 @@ class Gain(enum.StrEnum):
 
 
 @kernel
-def _fastest(w: Floats2, group_of: Ints, group: int) -> tuple[int, int]:
-    """Ends of the fastest link inside a group; (-1, -1) for a group of one."""
+def _fastest_link(w: Floats2, group_of: Ints, group: int) -> tuple[int, int]:
+    """Endpoints of the fastest link within a group; (-1, -1) for a group of one."""
     n = len(group_of)
     a, b = -1, -1
     for d in range(n):
@@ -41,7 +41,7 @@ def _fastest(w: Floats2, group_of: Ints, group: int) -> tuple[int, int]:
 
 
 @kernel
-def _to_group(w: Floats2, group_of: Ints, device: int, group: int) -> float:
+def _cost_to_group(w: Floats2, group_of: Ints, device: int, group: int) -> float:
     """Sum of w from a device to the members of a group."""
     total: float = 0.0
     for e in range(len(group_of)):
@@ -61,9 +61,9 @@ def _gain_paper(
     """
     own, other = group_of[d], group_of[e]
     gain: float = (
-        _to_group(w, group_of, d, other) / sizes[other]
+        _cost_to_group(w, group_of, d, other) / sizes[other]
         - w[d, d_fast]
-        + _to_group(w, group_of, e, own) / sizes[own]
+        + _cost_to_group(w, group_of, e, own) / sizes[own]
         - w[e, e_fast]
     )
     return gain
@@ -74,10 +74,10 @@ def _gain_kl(w: Floats2, group_of: Ints, d: int, e: int) -> float:
     """GAIN_KL of section 3.4."""
     own, other = group_of[d], group_of[e]
     gain: float = (
-        _to_group(w, group_of, d, other)
-        - _to_group(w, group_of, d, own)
-        + _to_group(w, group_of, e, own)
-        - _to_group(w, group_of, e, other)
+        _cost_to_group(w, group_of, d, other)
+        - _cost_to_group(w, group_of, d, own)
+        + _cost_to_group(w, group_of, e, own)
+        - _cost_to_group(w, group_of, e, other)
         - 2 * w[d, e]
     )
     return gain
@@ -87,13 +87,14 @@ def _gain_kl(w: Floats2, group_of: Ints, d: int, e: int) -> float:
 def _best_paper_swap(
     w: Floats2, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int
 ) -> tuple[float, int, int]:
-    """Best of the four swaps between the ends of both groups' fastest links.
+    """Best of the four swaps between the endpoints of both groups' fastest links.
 
-    Its gain, the device of group i and that of group j (-1 if there is none); locked devices stay.
+    Returns its gain, the device of group i and that of group j (-1 if there is none). Locked
+    devices are not moved.
     """
     best, best_d, best_e = -np.inf, -1, -1
-    d1, d2 = _fastest(w, group_of, i)
-    e1, e2 = _fastest(w, group_of, j)
+    d1, d2 = _fastest_link(w, group_of, i)
+    e1, e2 = _fastest_link(w, group_of, j)
     if d1 < 0 or e1 < 0:
         return best, best_d, best_e
     for d, d_fast in ((d1, d2), (d2, d1)):
@@ -126,14 +127,14 @@ def _best_kl_swap(
 
 @allocating_entry
 def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
-    """Swap by Kernighan-Lin's gain between every pair of groups while the gain is positive.
+    """Swap once between every pair of groups if Kernighan-Lin's gain is positive.
 
-    A device moves at most once per call, so the pass ends.
+    A device is moved at most once per call.
 
     Parameters
     ----------
     w
-        ``float[N, N]``, the hop cost between two devices.
+        ``float[N, N]``, the link cost between two devices.
     group_of
         ``int[N]``, the group of every device; changed in place.
     """
@@ -148,10 +149,11 @@ def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
 
 @allocating_entry
 def improve_circular(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> None:
-    """A chain of swaps by the paper's gain, kept up to its best prefix.
+    """Apply the best prefix of a chain of swaps by the paper's gain.
 
-    The chain goes round the groups in ``order``: each step swaps the best unlocked pair between
-    consecutive groups even at a loss; the prefix with the largest total gain stays.
+    The chain cycles through the groups in ``order``: each step swaps the best unlocked pair between
+    consecutive groups even at a loss; swaps after the prefix with the largest total gain are
+    undone.
 
     Parameters
     ----------

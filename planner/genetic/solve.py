@@ -1,4 +1,4 @@
-"""`solve_assignment`: one entry for every way to place devices."""
+"""`solve_assignment`: the entry point for all assignment methods."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 
 from planner.genetic.bounds import STAR_AND_FOREST, quick_bound
+from planner.genetic.data import AssignmentData, assignment_data
 from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
-from planner.genetic.incumbent_stop import AssignmentIncumbent, plan_of
+from planner.genetic.incumbent import AssignmentIncumbent, build_plan
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import AssignmentSearch, AssignmentSearchParams
-from planner.genetic.tables import Tables, tables_of
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -41,20 +41,20 @@ def solve_assignment(
     seed: int = 0,
     method: str = "auto",
 ) -> Result[AssignmentPlan]:
-    """Place devices on stages and pipelines so that eq. 1 is smallest.
+    """Assign devices to stages and pipelines to minimise eq. 1.
 
     Parameters
     ----------
     problem
-        Network, shape and bytes.
+        Network, shape, and bytes of activations and gradients.
     stop
-        When to end. One iteration is one step of the method: a round of annealing moves for
+        When to stop. One iteration is one step of the method: a round of annealing moves for
         ``search``, one offspring for ``genetic``. Proofs do not count as iterations: ``auto`` under
-        a limit on iterations also does a fixed amount of proving. A limit in seconds beside one on
-        iterations only cuts the solve off.
+        a limit on iterations also does a fixed amount of proving. A time limit combined with an
+        iteration limit only ends the solve early.
     seed
-        Of the random generator. The same problem, seed and limit on iterations give the same plan
-        in any process.
+        Seed of the random generator. The same problem, seed and limit on iterations give the same
+        plan in any process.
     method
         ``"auto"`` or another `Method`.
 
@@ -67,9 +67,9 @@ def solve_assignment(
     Raises
     ------
     ProblemError
-        ``problem`` is none, or there is no such method.
+        ``problem`` is not an `AssignmentProblem`, or ``method`` is unknown.
     ValueError
-        ``stop`` is no stopping rule.
+        ``stop`` is not a stopping criterion.
 
     References
     ----------
@@ -83,56 +83,56 @@ def solve_assignment(
         raise ProblemError(f"method is {short_repr(method)}; it must be one of {words}") from None
     instance_of(AssignmentProblem, problem)
     seed = seed_of(seed)
-    # CP-SAT comes with the methods that use it, before the simulator starts
-    from planner.genetic.auto import Auto, prove_by_classes
+    # import CP-SAT before the clock of the run starts
+    from planner.genetic.auto import AutoSolver, prove_by_classes
     from planner.genetic.classes import interchangeable
 
     compile_kernels(chosen in EVOLUTIONS)
-    tables = tables_of(problem)
-    run = started(stop, steps_per_effort(chosen, tables))
+    data = assignment_data(problem)
+    run = started(stop, steps_per_effort(chosen, data))
     incumbent = AssignmentIncumbent(run, problem, method=chosen, seed=seed)
-    incumbent.tables = tables
-    search = AssignmentSearch(tables, incumbent)
+    incumbent.data = data
+    search = AssignmentSearch(data, incumbent)
     with run.interruptible():
-        incumbent.raise_bound(quick_bound(tables), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
+        incumbent.raise_bound(quick_bound(data), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
         match chosen:
             case Method.AUTO:
-                Auto(problem, search).run()
+                AutoSolver(problem, search).run()
             case Method.CLASSES:
                 prove_by_classes(search, interchangeable(problem))
             case Method.SEARCH:
                 search.run()
             case Method.REGION_GREEDY:
-                search.offer(region_greedy(problem, tables))
+                search.offer(region_greedy(problem, data))
             case _:
-                Evolution(tables, incumbent, EVOLUTIONS[chosen]).run()
-    plan = plan_of(problem, tables, search.best)
+                Evolution(data, incumbent, EVOLUTIONS[chosen]).run()
+    plan = build_plan(problem, data, search.best)
     return incumbent.result(plan, problem.cost(plan.groups), exhausted="done")
 
 
-def steps_per_effort(method: Method, tables: Tables) -> float:
+def steps_per_effort(method: Method, data: AssignmentData) -> float:
     """Iterations in one unit of `planner.search.stop.Effort`."""
-    devices = len(tables.stage)
+    devices = len(data.stage_of_slot)
     if method in EVOLUTIONS:
         return OFFSPRING_PER_EFFORT / devices
-    params = AssignmentSearchParams.for_problem(devices, len(tables.sizes))
+    params = AssignmentSearchParams.for_problem(devices, len(data.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 
 
 @cache
 def compile_kernels(evolution: bool) -> None:
-    """Compile before the simulator starts, once per process and from the disk cache if it is there.
+    """Compile kernels once per process, or load them from the disk cache.
 
-    The first solve of a new installation waits some seconds here, so that a time limit is spent on
-    the problem.
+    The first solve of a new installation takes some seconds here, so that compilation does not
+    count against a time limit.
     """
     far = np.ones((4, 4))
     problem = AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0)
-    tables = tables_of(problem)
+    data = assignment_data(problem)
     AssignmentSearch(
-        tables, Incumbent(MaxIterations(1).start(), problem, method="search", seed=0)
+        data, Incumbent(MaxIterations(1).start(), problem, method="search", seed=0)
     ).run()
     if evolution:
-        group_of, order = tables.stage.copy(), np.arange(2)
-        improve_pairs(tables.hop[0], group_of, order)
-        improve_circular(tables.hop[0], group_of, tables.sizes, order)
+        group_of, order = data.stage_of_slot.copy(), np.arange(2)
+        improve_pairs(data.pp_cost[0], group_of, order)
+        improve_circular(data.pp_cost[0], group_of, data.sizes, order)

@@ -10,9 +10,9 @@ from planner.problems import ProblemError
 def stage_sizes_for_skip(devices: int, stages: int, skip_ratio: float) -> tuple[int, ...]:
     """Stage sizes for a skip ratio: ``|S_i| = |S_0| (1 - s / (s - 1) * k)`` for ``i >= 1``.
 
-    Every microbatch visits stage 0, and skips a share k of all s stages, so each later stage sees
-    the share ``1 - s k / (s - 1)`` of the microbatches. Stage 0 gets the rounded size of the
-    equation; what is left is spread over the other stages, the earlier ones getting one more.
+    Every microbatch visits stage 0, and skips a share k of all s stages, so each later stage
+    processes the share ``1 - s k / (s - 1)`` of the microbatches. Stage 0 gets the rounded size of
+    the equation; the other devices are divided evenly among the later stages, earlier ones first.
 
     References
     ----------
@@ -38,7 +38,7 @@ def stage_sizes_for_skip(devices: int, stages: int, skip_ratio: float) -> tuple[
         )
     share = 1 - stages / (stages - 1) * skip_ratio
     exact = devices / (1 + (stages - 1) * share)
-    # stage 0 is never the smaller one, and the others keep a device each
+    # stage 0 is the largest stage, and every other stage has a device
     head = min(max(round(exact), math.ceil(devices / stages)), devices - (stages - 1))
     base, extra = divmod(devices - head, stages - 1)
     return (head, *(base + (i < extra) for i in range(stages - 1)))

@@ -1,4 +1,4 @@
-"""Averaging: the linear and mixed-integer programs of DeDLOC and what goes with them."""
+"""Linear and mixed-integer programs: averaging (DeDLOC) and the flow of microbatches."""
 
 from planner.lp.groups import optimal_group_size
 from planner.lp.replan import replan_averaging

@@ -1,19 +1,19 @@
-"""Largest total rate for given contributors, in closed form if no pair limit binds.
+"""Maximum total rate for given contributors, without pair limits between two rates.
 
 For contributors K with k = |K| and a total rate H, reducer i is capped by
 
     (u_i - c_i H) / (n - 1 - c_i)        its upload,
     (d_i - H) / (k - c_i - 1)            its download,
     min_{j != i} t_ij                    g_ij = r_i alone must fit through each link,
-    H                                    it cannot own more than everything,
+    H                                    its share is at most the whole vector,
 
-and H is attainable exactly where every numerator is >= 0 and the caps sum to at least H. Each cap
-is concave and piecewise linear in H, hence so is their sum less H: Newton's method from above never
-undershoots the largest root and ends on it after at most as many steps as there are pieces. No
-tolerance is involved.
+and H is attainable if and only if every numerator is >= 0 and the caps sum to at least H. Each cap
+is concave and piecewise linear in H, hence so is their sum minus H: Newton's method from above
+never undershoots the largest root and reaches it after at most as many steps as there are pieces,
+without a tolerance.
 
-One exception needs its own line: a lone contributor (k = 1) that reduces everything downloads
-nothing, so that its download limit reads ``r_i >= H - d_i`` (the denominator is -1).
+A single contributor (k = 1) is an exception: if it reduces everything it downloads nothing, so that
+its download limit reads ``r_i >= H - d_i`` (the denominator is -1).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from planner.problems import AveragingProblem
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-SMALLEST = 1e-200
-"""Bytes per second; less is nothing, and quotients by it would overflow."""
+MIN_RATE = 1e-200
+"""Bytes per second; smaller rates count as 0, since dividing by them could overflow."""
 
 
-class Limits:
-    """The numbers of a problem as the solvers use them: caps by single links already taken in."""
+class BandwidthLimits:
+    """Bandwidth limits of a problem; ``max_reducer_rate`` is the cap of r_i by single links."""
 
     def __init__(self, problem: AveragingProblem) -> None:
         self.n = len(problem)
         self.problem = problem
         self.upload = problem.upload_bytes_per_s
         self.download = problem.download_bytes_per_s
-        self.aggregates = problem.can_aggregate
+        self.can_reduce = problem.can_aggregate
         self.links = problem.link_bytes_per_s
         smallest = np.full(self.n, np.inf) if self.links is None else self.links.min(axis=1)
         self.smallest_link = float(smallest.min())
-        self.largest_rate = np.where(self.aggregates, smallest, 0.0)
+        self.max_reducer_rate = np.where(self.can_reduce, smallest, 0.0)
 
     def caps(self, computes: Bools, total: Floats) -> tuple[Floats, Floats]:
         """Caps of r_i at the total rate H and their slopes in H, for a batch of contributor sets.
@@ -70,12 +70,12 @@ class Limits:
             down_slope = np.where(others > 0, -1.0 / others, 0.0)
         cap = np.where(by_upload <= by_download, by_upload, by_download)
         slope = np.where(by_upload <= by_download, up_slope, down_slope)
-        slope = np.where(cap <= self.largest_rate, slope, 0.0)
-        cap = np.minimum(cap, self.largest_rate)
+        slope = np.where(cap <= self.max_reducer_rate, slope, 0.0)
+        cap = np.minimum(cap, self.max_reducer_rate)
         slope = np.where(cap <= h, slope, 1.0)
-        return np.clip(cap, 0.0, h), np.where(self.aggregates, slope, 0.0)
+        return np.clip(cap, 0.0, h), np.where(self.can_reduce, slope, 0.0)
 
-    def ceiling(self, computes: Bools) -> Floats:
+    def max_feasible_rate(self, computes: Bools) -> Floats:
         """``float[q]``: the largest H at which every numerator of `caps` is still >= 0.
 
         Parameters
@@ -84,13 +84,13 @@ class Limits:
             ``bool[q, n]``, the contributors of each of q sets.
         """
         uploads = np.where(computes, self.upload, np.inf).min(axis=1)
-        lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.aggregates
+        lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.can_reduce
         downloads = np.where(lone, np.inf, self.download).min(axis=1)
-        ceiling: Floats = np.minimum(uploads, downloads)
-        return ceiling
+        max_feasible_rate: Floats = np.minimum(uploads, downloads)
+        return max_feasible_rate
 
-    def largest_total(self, computes: Bools, at_most: float = np.inf) -> Floats:
-        """Largest attainable R of each set of contributors, pair limits between two rates left out.
+    def max_total_rate(self, computes: Bools, upper_bound: float = np.inf) -> Floats:
+        """Maximum R of each set of contributors, ignoring pair limits between two rates.
 
         Parameters
         ----------
@@ -104,7 +104,9 @@ class Limits:
         """
         if self.n == 1:
             return np.full(len(computes), np.inf)
-        total = np.minimum(np.minimum(self.ceiling(computes), self._sum_at_zero(computes)), at_most)
+        total = np.minimum(
+            np.minimum(self.max_feasible_rate(computes), self._caps_at_zero(computes)), upper_bound
+        )
         active = np.flatnonzero(total > 0)
         while len(active):
             cap, slope = self.caps(computes[active], total[active])
@@ -117,18 +119,18 @@ class Limits:
             moved = short & (new < total[active] * (1 - 1e-15))
             total[active] = np.where(short, new, total[active])
             active = active[moved & (new > 0)]
-        total[total < SMALLEST] = 0.0
+        total[total < MIN_RATE] = 0.0
         lone = np.flatnonzero((computes.sum(axis=1) == 1) & (total > 0))
         for q in lone:
             total[q] = self._lone_total(computes[q], float(total[q]))
         return total
 
-    def _sum_at_zero(self, computes: Bools) -> Floats:
-        """``float[q]``: the caps at H = 0 together, which no H exceeds.
+    def _caps_at_zero(self, computes: Bools) -> Floats:
+        """``float[q]``: the sum of the caps at H = 0, an upper bound on H.
 
-        A cap falls no faster than in proportion to ``1 - H / ceiling``, so that the largest H is at
-        least half of the smaller of this and the ceiling: Newton's method, started there, keeps
-        every digit however different the peers are, and 0 is attained where this is 0 only.
+        A cap decreases at most in proportion to ``1 - H / max_feasible_rate``, so that the maximum
+        H is at least half of the smaller of this sum and ``max_feasible_rate``. Newton's method,
+        started there, loses no precision even if peers differ by orders of magnitude.
         """
         c = computes.astype(np.float64)
         others = c.sum(axis=1, keepdims=True) - c - 1.0
@@ -136,30 +138,28 @@ class Limits:
         with np.errstate(divide="ignore", invalid="ignore"):
             cap = np.where(returns > 0, self.upload / returns, np.inf)
             cap = np.minimum(cap, np.where(others > 0, self.download / others, np.inf))
-        total: Floats = np.where(self.aggregates, np.minimum(cap, self.largest_rate), 0.0).sum(
+        total: Floats = np.where(self.can_reduce, np.minimum(cap, self.max_reducer_rate), 0.0).sum(
             axis=1
         )
         return total
 
     def _lone_total(self, computes: Bools, total: float) -> float:
-        """The same for one contributor, whose own download asks for r_i >= H - d_i."""
+        """Maximum R of a single contributor, whose download requires r_i >= H - d_i."""
         i = int(np.flatnonzero(computes)[0])
-        if not self.aggregates[i]:
+        if not self.can_reduce[i]:
             return total
         cap, _ = self.caps(computes[None, :], np.array([total]))
         if cap[0, i] >= total - self.download[i]:
             return total
         # r_i <= min((u_i - H) / (n - 2), min_j t_ij) and r_i >= H - d_i
-        limit = self.download[i] + self.largest_rate[i]
+        limit = self.download[i] + self.max_reducer_rate[i]
         if self.n > 2:
             limit = min(limit, (self.upload[i] + (self.n - 2) * self.download[i]) / (self.n - 1))
         return float(min(total, limit))
 
 
-def largest_total(problem: AveragingProblem, computes: NDArray[np.bool_]) -> float:
-    """Exact R for the given contributors of a problem without pairwise limits, in bytes per second.
-
-    With pairwise limits it is an upper bound: those between two rates are left out.
+def max_total_rate(problem: AveragingProblem, computes: NDArray[np.bool_]) -> float:
+    """Maximum R in bytes per second for given contributors; an upper bound with pair limits.
 
     Parameters
     ----------
@@ -167,4 +167,4 @@ def largest_total(problem: AveragingProblem, computes: NDArray[np.bool_]) -> flo
         ``bool[n]``, the contributors.
     """
     chosen = np.asarray(computes, dtype=bool)[None, :]
-    return float(Limits(problem).largest_total(chosen)[0])
+    return float(BandwidthLimits(problem).max_total_rate(chosen)[0])

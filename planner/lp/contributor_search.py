@@ -1,14 +1,15 @@
-"""Which peers contribute: the best c, with a proven bound on the steps per second.
+"""Search for the best set of contributors c, with a proven bound on the steps per second.
 
-Dropping a contributor never lowers the largest total rate R(K) (its own cap does not fall, the
-others' rise), while it lowers sum_i s_i c_i: the sets that attain a given rate are closed under
-taking subsets. Four stages share one incumbent; the first that closes the gap ends the search:
+Removing a contributor never decreases the maximum total rate R(K) (its own cap does not decrease
+and the others' increase), while it decreases sum_i s_i c_i: the sets that attain a given rate are
+closed under taking subsets. Four stages share one incumbent; the first that closes the gap ends the
+search:
 
-1. few possible contributors: every set at once, each with its exact R(K);
-2. a fractional knapsack at a series of rates gives a bound and sets to try; if a gap remains, the
-   same with the contributors counted, and exchanges of a few peers;
+1. few eligible contributors: enumerate all sets, each with its exact R(K);
+2. a fractional knapsack at a series of rates gives a bound and candidate sets; if a gap remains, a
+   knapsack with a cardinality constraint, and exchanges of a few peers;
 3. single contributors, whose download limit is different;
-4. a mixed-integer program (HiGHS) between incumbent and bound, pair rows added when broken.
+4. a mixed-integer program (HiGHS) between incumbent and bound, with lazy pair rows.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
+from planner.lp.cardinality_knapsack import (
+    CardinalityKnapsack,
+    cardinality_knapsack,
+    exchange_peers,
+    feasible_sizes,
+)
 from planner.lp.contributor_milp import ContributorModel
-from planner.lp.fewest_reducers import Choice, fast_sets
+from planner.lp.fewest_reducers import AveragingChoice, sets_attaining
 from planner.lp.knapsack import knapsack
-from planner.lp.rates import Rates, best_rates
-from planner.lp.sized_knapsack import SizedKnapsack, attainable, exchange, sized_knapsack
+from planner.lp.rates import ReducerRates, best_rates
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, Incumbent
 from planner.search.result import Sense
@@ -36,52 +42,52 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 KNAPSACKS = "fractional knapsacks over intervals of the total rate"
-SIZED_KNAPSACKS = "knapsacks by the number of contributors"
-PROGRAMMES = "HiGHS: mixed-integer programmes of the contributors"
-"""What the bounds of the stages stand on."""
+CARDINALITY_KNAPSACKS = "knapsacks by the number of contributors"
+MILPS = "HiGHS: mixed-integer programmes of the contributors"
+"""Bases of the bounds of the stages."""
 
 HIGHS_ROUNDING = 1e-5
-"""HiGHS keeps rows up to 1e-6, and a value is off by a few rows together."""
+"""Relative tolerance of HiGHS's bounds: rows are satisfied up to 1e-6, and errors add up."""
 
-CLOSE = 2e-7
-"""Relative improvement that is not worth looking for; under the 1e-6 that counts as optimal."""
-ENUMERATED = 200_000
-"""Stage 1 runs when (number of sets) x (number of peers) is at most this."""
-CANDIDATES = 24
-"""Rates at which stage 2 rounds the knapsack."""
-EXCHANGED = (1e-7, 4e-7, 2e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-"""How far below the bound, relatively, stage 2 aims when it exchanges peers."""
-SIZES = 3
-"""Numbers of contributors for which it does so."""
-INTERVALS = 400
-"""Most rate intervals that stage 2 looks at."""
+OBJECTIVE_TOLERANCE = 2e-7
+"""Relative improvement below which sets are ignored; less than the 1e-6 of OPTIMAL."""
+MAX_ENUMERATED = 200_000
+"""Maximum of (number of sets) x (number of peers) for enumeration (stage 1)."""
+NUM_CANDIDATES = 24
+"""Number of rates at which stage 2 rounds the knapsack."""
+EXCHANGE_TARGETS = (1e-7, 4e-7, 2e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+"""Relative distances below the bound that stage 2 targets when it exchanges peers."""
+NUM_SIZES = 3
+"""Numbers of contributors tried per target."""
+MAX_INTERVALS = 400
+"""Maximum number of rate intervals in stage 2."""
 
 
 class ContributorSearch:
-    """One search.
+    """Exact search for the contributors.
 
     Attributes
     ----------
     incumbent
-        The best contributors and rates, and what no plan exceeds, in steps per second.
+        Best contributors and rates, and upper bound, in steps per second.
     impossible
         Whether no set of contributors attains any rate.
     """
 
     def __init__(self, problem: AveragingProblem, run: StopRun) -> None:
         self.problem = problem
-        self.limits = Limits(problem)
+        self.limits = BandwidthLimits(problem)
         self.run = run
-        self.impossible = False
-        self.able = problem.contributors
-        self.samples = float(problem.samples_per_s[self.able].sum())
-        self.incumbent: Incumbent[Choice] = Incumbent(
+        self.infeasible = False
+        self.eligible = problem.contributors
+        self.samples = float(problem.samples_per_s[self.eligible].sum())
+        self.incumbent: Incumbent[AveragingChoice] = Incumbent(
             run, problem, method="exact", seed=0, sense=Sense.MAXIMISE
         )
-        self._tried: dict[bytes, Rates] = {}
-        together = problem.steps_of(self.samples, self._widest())
+        self._tried: dict[bytes, ReducerRates] = {}
+        value = problem.steps_of(self.samples, self._max_rate_bound())
         basis = "all who can, as fast as the slowest link of each lets them"
-        self.incumbent.raise_bound(together, basis, {"kind": "everyone"})
+        self.incumbent.raise_bound(value, basis, {"kind": "everyone"})
 
     @property
     def best(self) -> float:
@@ -90,34 +96,34 @@ class ContributorSearch:
 
     @property
     def bound(self) -> float:
-        """No plan makes more steps per second."""
+        """Upper bound on the steps per second of any plan."""
         return math.inf if self.incumbent.bound is None else self.incumbent.bound
 
     @property
     def cutoff(self) -> float:
-        """What a set must exceed to be of interest; the bounds below exclude all that do."""
-        return self.best * (1 + CLOSE)
+        """Steps per second that a set must exceed to be considered."""
+        return self.best * (1 + OBJECTIVE_TOLERANCE)
 
     def solve(self, start: Bools | None = None) -> None:
-        """Run the stages; ``start`` is a set of contributors to begin from.
+        """Run the stages, optionally from an initial set of contributors.
 
         Parameters
         ----------
         start
-            ``bool[n]``; None: from nothing.
+            ``bool[n]`` or None.
         """
         if start is not None and start.any():
-            self.try_set(start & self.able)
-        self.try_set(self.able)
+            self.try_set(start & self.eligible)
+        self.try_set(self.eligible)
         if self._done():
             return
         if self.best == 0.0:
-            # if no lone contributor attains anything, no larger set does
+            # if no single contributor attains a positive rate, no larger set does
             self._lone_contributors()
             if self.best == 0.0:
-                self.impossible = True
+                self.infeasible = True
                 return
-        if len(self.problem) * 2 ** int(self.able.sum()) <= ENUMERATED:
+        if len(self.problem) * 2 ** int(self.eligible.sum()) <= MAX_ENUMERATED:
             self._enumerate()
             return
         self._round_knapsacks()
@@ -128,8 +134,8 @@ class ContributorSearch:
         if not self._done():
             self._branch()
 
-    def try_set(self, computes: Bools) -> Rates:
-        """Exact rates for one set; it becomes the incumbent if it is better.
+    def try_set(self, computes: Bools) -> ReducerRates:
+        """Compute the exact rates of one set and offer it to the incumbent.
 
         Parameters
         ----------
@@ -141,17 +147,17 @@ class ContributorSearch:
             samples = float(self.problem.samples_per_s[computes].sum())
             wanted = samples * self.problem.gradient_bytes / self.problem.batch_size
             if len(self.problem) == 1:
-                found = Rates(wanted, wanted, np.array([wanted]))
+                found = ReducerRates(wanted, wanted, np.array([wanted]))
             else:
                 cap = wanted if self.problem.overlap else math.inf
                 found = best_rates(self.limits, computes, cap)
             self._tried[key] = found
             value = self.value(computes, found)
             if value > 0:
-                self.incumbent.offer(value, Choice(computes.copy(), found.rates))
+                self.incumbent.offer(value, AveragingChoice(computes.copy(), found.rates))
         return self._tried[key]
 
-    def value(self, computes: Bools, found: Rates) -> float:
+    def value(self, computes: Bools, found: ReducerRates) -> float:
         """Steps per second of a set at its best rates.
 
         Parameters
@@ -163,79 +169,81 @@ class ContributorSearch:
         total = math.inf if len(self.problem) == 1 else found.total
         return self.problem.steps_of(samples, total)
 
-    def _widest(self) -> float:
-        """An upper bound on R: every peer but a lone contributor downloads all of it."""
+    def _max_rate_bound(self) -> float:
+        """Upper bound on R: every peer except a single contributor downloads at rate R."""
         n = len(self.problem)
         if n == 1:
             return math.inf
         lower = np.partition(self.limits.download, 1)[:2]
-        caps = np.minimum(self.limits.upload, self.limits.largest_rate * n)[self.limits.aggregates]
+        caps = np.minimum(self.limits.upload, self.limits.max_reducer_rate * n)[
+            self.limits.can_reduce
+        ]
         return float(min(lower[1], lower[0] + caps.max(initial=0.0), caps.sum()))
 
     def _done(self) -> bool:
-        """Whether the bound is reached, or the stopping rule says so."""
+        """Whether the gap is closed or the run must stop."""
         return self.bound <= self.cutoff * (1 + ROUNDING) or self.run.check() is not None
 
     def _require_admitted(self, samples_per_s: float, total: float, basis: str) -> None:
-        """A relaxation at the incumbent's own total rate must allow the incumbent."""
+        """Verify that a relaxation at the incumbent's total rate admits the incumbent."""
         allowed = self.problem.steps_of(max(samples_per_s, 0.0), total)
         self.incumbent.require_admitted(allowed, basis)
 
-    def equally_fast(self) -> Bools:
-        """Sets that may be as good as the incumbent, where all of them can be listed."""
-        if len(self.problem) * 2 ** int(self.able.sum()) > ENUMERATED:
+    def possible_ties(self) -> Bools:
+        """Sets that may tie with the incumbent, if all sets can be enumerated."""
+        if len(self.problem) * 2 ** int(self.eligible.sum()) > MAX_ENUMERATED:
             return np.zeros((0, len(self.problem)), dtype=bool)
-        return fast_sets(self.problem, all_sets(self.able), self.best)
+        return sets_attaining(self.problem, all_sets(self.eligible), self.best)
 
     # stage 1
 
     def _enumerate(self) -> None:
-        """Every set of contributors, the most promising first."""
-        sets = all_sets(self.able)
+        """Enumerate all sets of contributors in descending order of their upper bounds."""
+        sets = all_sets(self.eligible)
         samples = sets @ self.problem.samples_per_s
-        need = self.best * self.problem.batch_size
-        sets, samples = sets[samples > need], samples[samples > need]
-        totals = self.limits.largest_total(sets)
+        required_samples = self.best * self.problem.batch_size
+        sets, samples = sets[samples > required_samples], samples[samples > required_samples]
+        totals = self.limits.max_total_rate(sets)
         values = np.array(
             [self.problem.steps_of(s, r) for s, r in zip(samples, totals, strict=True)]
         )
         order = np.argsort(-values, kind="stable")
         ceilings: list[tuple[Bools, float]] = []
-        for place in order:
-            if values[place] <= self.best * (1 + 1e-12):
+        for index in order:
+            if values[index] <= self.best * (1 + 1e-12):
                 break
             if self.run.update() is not None:
                 self.incumbent.raise_bound(
-                    max(float(values[place]), self.cutoff), "sets of contributors not yet tried"
+                    max(float(values[index]), self.cutoff), "sets of contributors not yet tried"
                 )
                 return
-            # a superset never attains a larger total rate
-            chosen = sets[place]
+            # the total rate of a superset is at most that of the set
+            chosen = sets[index]
             total = min((r for k, r in ceilings if not (k & ~chosen).any()), default=math.inf)
-            if self.problem.steps_of(float(samples[place]), total) <= self.best:
+            if self.problem.steps_of(float(samples[index]), total) <= self.best:
                 continue
             found = self.try_set(chosen)
-            if found.total < totals[place] * (1 - 1e-9):
+            if found.total < totals[index] * (1 - 1e-9):
                 capped = self.problem.overlap and found.bound >= (
-                    samples[place] * self.problem.gradient_bytes / self.problem.batch_size
+                    samples[index] * self.problem.gradient_bytes / self.problem.batch_size
                 ) * (1 - 1e-9)
                 if not capped:
                     ceilings.append((chosen, found.bound))
-        self._admit_by_caps()
+        self._check_caps()
         self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
 
     # stage 2
 
     def _round_knapsacks(self) -> None:
-        """Try the integer parts of knapsacks at many rates."""
-        top = min(self._widest(), float(self.limits.download.min()))
+        """Try the rounded knapsack solutions at many rates."""
+        top = min(self._max_rate_bound(), float(self.limits.download.min()))
         if self.problem.overlap:
             top = min(top, self.bound * self.problem.gradient_bytes)
         if top <= 0:
             return
         sets: dict[bytes, Bools] = {}
         for rate in self._promising_rates(top):
-            count = max(2, int(self.able.sum()))
+            count = max(2, int(self.eligible.sum()))
             for _ in range(4):
                 chosen = knapsack(self.limits, rate, count).computes
                 if chosen.any():
@@ -246,56 +254,56 @@ class ContributorSearch:
         if not sets:
             return
         stacked = np.array(list(sets.values()))
-        totals = self.limits.largest_total(stacked)
+        totals = self.limits.max_total_rate(stacked)
         samples = stacked @ self.problem.samples_per_s
         values = np.array(
             [self.problem.steps_of(s, r) for s, r in zip(samples, totals, strict=True)]
         )
-        for place in np.argsort(-values, kind="stable")[:CANDIDATES]:
-            if values[place] > self.best:
-                self.try_set(stacked[place])
+        for index in np.argsort(-values, kind="stable")[:NUM_CANDIDATES]:
+            if values[index] > self.best:
+                self.try_set(stacked[index])
 
     def _promising_rates(self, top: float) -> list[float]:
-        """Rates to round at: around the relaxation's best one, and a coarse grid."""
+        """Rates for rounding: around the relaxation's best rate, and a coarse grid."""
         low, high = 0.0, top
         if self.problem.overlap:
             for _ in range(30):
                 middle = (low + high) / 2
-                need = middle / self.problem.gradient_bytes * self.problem.batch_size
-                if self._relaxed(middle, need) >= need:
+                required_samples = middle / self.problem.gradient_bytes * self.problem.batch_size
+                if self._relaxed(middle, required_samples) >= required_samples:
                     low = middle
                 else:
                     high = middle
             peak = low if low > 0 else top
         else:
-            grid = np.linspace(top / CANDIDATES, top, CANDIDATES)
-            worth = [self.problem.steps_of(self._relaxed(h, 0.0), h) for h in grid]
-            peak = float(grid[int(np.argmax(worth))])
-        near = [peak * (1 - x) for x in (0.0, 1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05)]
-        coarse = [top * (1 - i / CANDIDATES) for i in range(CANDIDATES)]
-        steps = [float(u) for u in np.unique(self.limits.upload[self.able]) if 0 < u <= top]
-        return [*near, *coarse, *steps[-CANDIDATES:]]
+            grid = np.linspace(top / NUM_CANDIDATES, top, NUM_CANDIDATES)
+            values = [self.problem.steps_of(self._relaxed(h, 0.0), h) for h in grid]
+            peak = float(grid[int(np.argmax(values))])
+        near_peak = [peak * (1 - x) for x in (0.0, 1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05)]
+        coarse = [top * (1 - i / NUM_CANDIDATES) for i in range(NUM_CANDIDATES)]
+        steps = [float(u) for u in np.unique(self.limits.upload[self.eligible]) if 0 < u <= top]
+        return [*near_peak, *coarse, *steps[-NUM_CANDIDATES:]]
 
-    def _relaxed(self, rate: float, need: float) -> float:
-        """Most samples per second at ``rate`` for sets that compute at least ``need``."""
-        return knapsack(self.limits, rate, self._fewest(need)).samples_per_s
+    def _relaxed(self, rate: float, required_samples: float) -> float:
+        """Maximum samples per second at ``rate`` of sets with at least ``required_samples``."""
+        return knapsack(self.limits, rate, self._min_contributors(required_samples)).samples_per_s
 
-    def _fewest(self, need: float) -> int:
-        """How many contributors it takes at least to compute ``need`` samples per second."""
-        best_first = np.sort(self.problem.samples_per_s[self.able])[::-1]
-        enough = int(np.searchsorted(np.cumsum(best_first), need * (1 - 1e-12))) + 1
+    def _min_contributors(self, required_samples: float) -> int:
+        """Minimum number of contributors that compute ``required_samples`` samples per second."""
+        best_first = np.sort(self.problem.samples_per_s[self.eligible])[::-1]
+        enough = int(np.searchsorted(np.cumsum(best_first), required_samples * (1 - 1e-12))) + 1
         return max(2, min(enough, len(best_first)))
 
     def _bound_by_knapsacks(self) -> None:
-        """Lower the bound: over a rate interval [x, y] nothing beats steps_of(knapsack(x), y)."""
-        top = min(self._widest(), float(self.limits.download.min()))
+        """Tighten the bound: on a rate interval [x, y] it is steps_of(knapsack(x), y)."""
+        top = min(self._max_rate_bound(), float(self.limits.download.min()))
         if self.problem.overlap:
             top = min(top, self.samples * self.problem.gradient_bytes / self.problem.batch_size)
         best = self.cutoff
-        self._admit_by_knapsack()
+        self._check_knapsack()
         heap = [(-self.problem.steps_of(self.samples, top), 0.0, top)]
         closed = self.best
-        for _ in range(INTERVALS):
+        for _ in range(MAX_INTERVALS):
             if not heap or -heap[0][0] <= best:
                 break
             value, low, high = heapq.heappop(heap)
@@ -304,22 +312,22 @@ class ContributorSearch:
                 continue
             middle = (low + high) / 2
             if low == 0.0 and self.best > 0:
-                # below this rate even everyone's samples are too slow
-                middle = max(middle, self._least_rate(best) * (1 - 1e-12))
+                # below this rate, no set exceeds the cutoff
+                middle = max(middle, self._min_rate(best) * (1 - 1e-12))
             for x, y in ((low, middle), (middle, high)):
                 if y <= x:
                     continue
-                samples = self._relaxed(x, self._least_samples(best, y)) if x > 0 else self.samples
+                samples = self._relaxed(x, self._min_samples(best, y)) if x > 0 else self.samples
                 steps = self.problem.steps_of(max(samples, 0.0), y)
                 if steps > best:
                     heapq.heappush(heap, (-min(steps, -value), x, y))
         if heap:
             closed = max(closed, -heap[0][0])
-        # whatever the intervals left out is at most the cut-off, or has a single contributor
+        # intervals pruned are at most the cutoff, or have a single contributor
         self.incumbent.raise_bound(max(closed, best), KNAPSACKS)
 
-    def _admit_by_knapsack(self) -> None:
-        """Where the incumbent has several contributors, the knapsack must contain them."""
+    def _check_knapsack(self) -> None:
+        """Verify that the knapsack admits an incumbent with several contributors."""
         assert self.incumbent.plan is not None
         computes, rates = self.incumbent.plan
         count, total = int(computes.sum()), float(rates.sum())
@@ -327,15 +335,15 @@ class ContributorSearch:
             found = knapsack(self.limits, total * (1 - ROUNDING), count)
             self._require_admitted(found.samples_per_s, total, KNAPSACKS)
 
-    def _least_rate(self, steps: float) -> float:
-        """The total rate below which nothing makes ``steps`` per second."""
+    def _min_rate(self, steps: float) -> float:
+        """Minimum total rate needed for ``steps`` per second."""
         if self.problem.overlap:
             return steps * self.problem.gradient_bytes
         left = 1 / steps - self.problem.batch_size / self.samples
         return self.problem.gradient_bytes / left if left > 0 else math.inf
 
-    def _least_samples(self, steps: float, rate: float) -> float:
-        """The samples per second below which nothing at ``rate`` makes ``steps`` per second."""
+    def _min_samples(self, steps: float, rate: float) -> float:
+        """Minimum samples per second needed at ``rate`` for ``steps`` per second."""
         if steps <= 0:
             return 0.0
         if self.problem.overlap:
@@ -344,41 +352,52 @@ class ContributorSearch:
         return self.problem.batch_size / left if left > 0 else math.inf
 
     def _count_contributors(self) -> None:
-        """The knapsack with k counted: a lower bound by bisection, and sets close to it."""
-        most = int(self.able.sum())
+        """Cardinality-constrained knapsack: a tighter bound by bisection, and sets close to it."""
+        max_contributors = int(self.eligible.sum())
 
-        def sizes(steps: float) -> Iterator[tuple[SizedKnapsack, int]]:
-            total, need = steps * self.problem.gradient_bytes, steps * self.problem.batch_size
-            return attainable(self.limits, total, need, self._fewest(need), most)
+        def sizes(steps: float) -> Iterator[tuple[CardinalityKnapsack, int]]:
+            total, required_samples = (
+                steps * self.problem.gradient_bytes,
+                steps * self.problem.batch_size,
+            )
+            return feasible_sizes(
+                self.limits,
+                total,
+                required_samples,
+                self._min_contributors(required_samples),
+                max_contributors,
+            )
 
-        self._admit_by_size()
+        self._check_cardinality_knapsack()
         low, high = self.best, self.bound
-        while high - low > high * CLOSE / 4 and self.run.check() is None:
+        while high - low > high * OBJECTIVE_TOLERANCE / 4 and self.run.check() is None:
             middle = (low + high) / 2
             if next(sizes(middle), None) is None:
                 high = middle
             else:
                 low = middle
-        self.incumbent.raise_bound(max(high, self.cutoff), SIZED_KNAPSACKS)
-        for below in EXCHANGED:
+        self.incumbent.raise_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
+        for below in EXCHANGE_TARGETS:
             steps = self.bound * (1 - below)
             if steps <= self.best or self._done():
                 return
-            for found, size in itertools.islice(sizes(steps), SIZES):
-                better = exchange(self.limits, found, steps * self.problem.batch_size, size)
+            for found, size in itertools.islice(sizes(steps), NUM_SIZES):
+                better = exchange_peers(self.limits, found, steps * self.problem.batch_size, size)
                 if better is not None:
                     self.try_set(better)
 
-    def _admit_by_caps(self) -> None:
-        """The largest total rate of the incumbent's own set must reach what it reaches."""
+    def _check_caps(self) -> None:
+        """Verify that the maximum total rate of the incumbent's set admits the incumbent."""
         assert self.incumbent.plan is not None
         computes = self.incumbent.plan.computes
         samples = float(self.problem.samples_per_s[computes].sum())
-        most = float(self.limits.largest_total(computes[None, :])[0])
-        self._require_admitted(samples, most, "largest total rates of sets of contributors")
+        max_contributors = float(self.limits.max_total_rate(computes[None, :])[0])
+        self._require_admitted(
+            samples, max_contributors, "largest total rates of sets of contributors"
+        )
 
-    def _admit_by_programme(self) -> None:
-        """The programme with the incumbent's contributors fixed must reach what they reach."""
+    def _check_milp(self) -> None:
+        """Verify that the MILP with the incumbent's contributors fixed admits the incumbent."""
         assert self.incumbent.plan is not None
         computes, rates = self.incumbent.plan
         count, total = int(computes.sum()), float(rates.sum())
@@ -388,96 +407,100 @@ class ContributorSearch:
             )
             model.fix(computes)
             found = model.solve(self.run).bound
-            self.incumbent.require_admitted(found, PROGRAMMES, rounding=HIGHS_ROUNDING)
+            self.incumbent.require_admitted(found, MILPS, rounding=HIGHS_ROUNDING)
 
-    def _admit_by_size(self) -> None:
+    def _check_cardinality_knapsack(self) -> None:
         assert self.incumbent.plan is not None
         computes, rates = self.incumbent.plan
         count, total = int(computes.sum()), float(rates.sum())
         if count > 1:
-            found = sized_knapsack(self.limits, total * (1 - ROUNDING), count, count)
-            self._require_admitted(found.samples_per_s, total, SIZED_KNAPSACKS)
+            found = cardinality_knapsack(self.limits, total * (1 - ROUNDING), count, count)
+            self._require_admitted(found.samples_per_s, total, CARDINALITY_KNAPSACKS)
 
     # stage 3
 
     def _lone_contributors(self) -> None:
-        """Sets of one: only those that compute fast enough on their own."""
+        """Try single contributors that compute fast enough on their own."""
         alone = self.problem.samples_per_s / self.problem.batch_size
-        for i in np.argsort(-np.where(self.able, alone, 0.0), kind="stable"):
-            if not self.able[i] or alone[i] <= self.best:
+        for i in np.argsort(-np.where(self.eligible, alone, 0.0), kind="stable"):
+            if not self.eligible[i] or alone[i] <= self.best:
                 break
             self.try_set(np.arange(len(self.problem)) == i)
 
     # stage 4
 
     def _branch(self) -> None:
-        """Best-first over intervals of the number of contributors k, a MILP for each."""
-        self._admit_by_programme()
-        need = self._least_samples(self.cutoff, self._widest())
-        heap = [(-self.bound, self._fewest(need), int(self.able.sum()))]
+        """Best-first search over intervals of the number of contributors, a MILP for each."""
+        self._check_milp()
+        required_samples = self._min_samples(self.cutoff, self._max_rate_bound())
+        heap = [(-self.bound, self._min_contributors(required_samples), int(self.eligible.sum()))]
         closed = self.best
         while heap and self.run.check() is None:
-            value, fewest, most = heapq.heappop(heap)
-            bound, split = self._interval(fewest, most, -value)
+            value, min_contributors, max_contributors = heapq.heappop(heap)
+            bound, split = self._interval(min_contributors, max_contributors, -value)
             if split is not None:
-                for low, high in ((fewest, split - 1), (split, most)):
+                for low, high in ((min_contributors, split - 1), (split, max_contributors)):
                     if low <= high:
                         heapq.heappush(heap, (-bound, low, high))
             elif bound > self.cutoff:
-                # stopped before this interval was finished
-                heapq.heappush(heap, (-bound, fewest, most))
+                # the run stopped before this interval was closed
+                heapq.heappush(heap, (-bound, min_contributors, max_contributors))
                 break
             else:
                 closed = max(closed, bound)
             while heap and -heap[0][0] <= self.cutoff:
                 closed = max(closed, -heapq.heappop(heap)[0])
-            self._lower([closed, *(-v for v, _, _ in heap)])
-        self._lower([closed, *(-v for v, _, _ in heap)])
+            self._update_bound([closed, *(-v for v, _, _ in heap)])
+        self._update_bound([closed, *(-v for v, _, _ in heap)])
 
-    def _lower(self, bounds: Sequence[float]) -> None:
-        """The largest of what the intervals still allow; what was closed is below the cut-off."""
-        self.incumbent.raise_bound(max(self.cutoff, *bounds), PROGRAMMES)
+    def _update_bound(self, bounds: Sequence[float]) -> None:
+        """Set the bound to the largest of all open and closed intervals."""
+        self.incumbent.raise_bound(max(self.cutoff, *bounds), MILPS)
 
-    def _interval(self, fewest: int, most: int, bound: float) -> tuple[float, int | None]:
-        """Search ``fewest <= k <= most``.
+    def _interval(
+        self, min_contributors: int, max_contributors: int, bound: float
+    ) -> tuple[float, int | None]:
+        """Search ``min_contributors <= k <= max_contributors``.
 
         Returns
         -------
         tuple
-            The bound reached, and where to split the interval: a set with more contributors than
-            ``fewest`` fits the download caps of ``fewest`` but not its own.
+            The bound reached, and where to split the interval, if the MILP's set has more than
+            ``min_contributors`` contributors and satisfies only their download caps.
         """
-        lowest = self._least_rate(self.cutoff) if self.best > 0 else 0.0
-        model = ContributorModel(self.limits, fewest, most, lowest, self._highest_rate(bound))
+        min_rate = self._min_rate(self.cutoff) if self.best > 0 else 0.0
+        model = ContributorModel(
+            self.limits, min_contributors, max_contributors, min_rate, self._highest_rate(bound)
+        )
         while True:
-            answer = model.solve(self.run)
-            bound = min(bound, max(answer.bound, self.cutoff))
-            if answer.computes is not None:
-                self.try_set(answer.computes)
-            if bound <= self.cutoff or answer.computes is None or self.run.check():
+            result = model.solve(self.run)
+            bound = min(bound, max(result.bound, self.cutoff))
+            if result.computes is not None:
+                self.try_set(result.computes)
+            if bound <= self.cutoff or result.computes is None or self.run.check():
                 return bound, None
-            if model.refine(answer):
+            if model.add_violated_rows(result):
                 continue
-            if int(answer.computes.sum()) > fewest:
-                return bound, int(answer.computes.sum())
-            model.exclude(answer.computes)
+            if int(result.computes.sum()) > min_contributors:
+                return bound, int(result.computes.sum())
+            model.exclude(result.computes)
 
     def _highest_rate(self, bound: float) -> float:
-        """No better plan has a larger total rate than this, in bytes per second."""
-        top = min(self._widest(), float(self.limits.download.min()))
+        """Upper bound on the total rate of a better plan, in bytes per second."""
+        top = min(self._max_rate_bound(), float(self.limits.download.min()))
         return min(top, bound * self.problem.gradient_bytes) if self.problem.overlap else top
 
 
-def all_sets(able: Bools) -> Bools:
-    """``bool[2^e - 1, n]``: every set of at least one of the e possible contributors.
+def all_sets(eligible: Bools) -> Bools:
+    """``bool[2^e - 1, n]``: all non-empty sets of the e eligible contributors.
 
     Parameters
     ----------
     able
         ``bool[n]``, the possible contributors.
     """
-    index = np.flatnonzero(able)
+    index = np.flatnonzero(eligible)
     numbers = np.arange(1, 2 ** len(index), dtype=np.int64)
-    sets = np.zeros((len(numbers), len(able)), dtype=bool)
+    sets = np.zeros((len(numbers), len(eligible)), dtype=bool)
     sets[:, index] = (numbers[:, None] >> np.arange(len(index))[None, :]) & 1
     return sets

@@ -1,8 +1,7 @@
-"""Among equally fast plans, one with the fewest reducers.
+"""Tie-breaking: among equally fast plans, choose one with few reducers.
 
-Where no pair limit binds, the reducers are the peers with the largest caps. Where one does, a
-mixed-integer program counts them. The answer is the same every time; nothing else is promised of
-it.
+If no pair limit binds, the reducers are the peers with the largest caps; otherwise a mixed-integer
+program minimises their number. The choice is deterministic, but not necessarily minimal.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.capacity import Limits
-from planner.lp.rates import attained_scale, best_rates, links_fit
+from planner.lp.capacity import BandwidthLimits
+from planner.lp.rates import best_rates, max_scale, satisfies_links
 from planner.problems import AveragingProblem
 from planner.search.highs import milp
 from planner.search.stop import StopRun
@@ -23,19 +22,19 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 SLACK = 1e-9
-"""Plans whose steps per second differ relatively by less than this count as equally fast."""
-EVEN = 1e-12
-"""Relative rounding of a sum of rates."""
+"""Relative difference in steps per second below which plans count as equally fast."""
+SUM_TOLERANCE = 1e-12
+"""Relative tolerance of a sum of rates."""
 ZERO = 1e-7
-"""A rate below this fraction of the total is rounding of the solver."""
-LARGEST = 80
-"""With more peers than this, reducers under binding pair limits stay as the LP for R has them."""
-NODES = 200
-"""Branch-and-bound nodes of the programme: a count ends it at the same place everywhere."""
+"""Rates below this fraction of the total are rounded to 0."""
+MAX_MILP_PEERS = 80
+"""Maximum number of peers for the MILP under binding pair limits; beyond it, the LP's rates."""
+NODE_LIMIT = 200
+"""Node limit of the MILP, deterministic in contrast to a time limit."""
 
 
-class Choice(NamedTuple):
-    """Contributors, and r_i in bytes per second.
+class AveragingChoice(NamedTuple):
+    """Contributors and reducer rates.
 
     Attributes
     ----------
@@ -50,121 +49,132 @@ class Choice(NamedTuple):
 
 
 def with_fewest_reducers(
-    problem: AveragingProblem, steps: float, found: Choice, others: Bools, run: StopRun
-) -> Choice:
-    """A plan that makes ``steps`` per second with the fewest reducers that are seen.
+    problem: AveragingProblem, steps: float, found: AveragingChoice, others: Bools, run: StopRun
+) -> AveragingChoice:
+    """A plan with ``steps`` per second and the fewest reducers found.
 
     Parameters
     ----------
     others
-        ``bool[q, n]``, further sets of contributors that may be as fast.
+        ``bool[q, n]``, further sets of contributors that may be equally fast.
     """
-    limits = Limits(problem)
+    limits = BandwidthLimits(problem)
     if limits.n == 1:
         return found
     sets = [found.computes, *others]
     target = steps * (1 - SLACK)
-    least = [_count_at(problem, limits, chosen, target) for chosen in sets]
-    best, fewest = found, int((found.rates > 0).sum()) + 1
-    for k in sorted(range(len(sets)), key=lambda k: (least[k], k)):
-        if least[k] >= fewest:
+    lower_bounds = [_min_reducer_count(problem, limits, chosen, target) for chosen in sets]
+    best, fewest_found = found, int((found.rates > 0).sum()) + 1
+    for k in sorted(range(len(sets)), key=lambda k: (lower_bounds[k], k)):
+        if lower_bounds[k] >= fewest_found:
             break
-        for wanted in (min(steps, _fastest(problem, limits, sets[k])), target):
-            rates = _rates(limits, sets[k], _needed(problem, limits, sets[k], wanted), run)
+        for target_steps in (min(steps, _max_steps(problem, limits, sets[k])), target):
+            rates = _rates(
+                limits, sets[k], _required_rate(problem, limits, sets[k], target_steps), run
+            )
             if rates is not None:
                 break
         if rates is None or problem.steps_per_s(rates, sets[k]) < steps * (1 - 1e-7):
             continue
         count = int((rates > 0).sum())
-        if count < fewest:
-            best, fewest = Choice(sets[k], rates), count
+        if count < fewest_found:
+            best, fewest_found = AveragingChoice(sets[k], rates), count
     return best
 
 
-def fast_sets(problem: AveragingProblem, sets: Bools, steps: float) -> Bools:
-    """Those sets of contributors that may make ``steps`` per second.
+def sets_attaining(problem: AveragingProblem, sets: Bools, steps: float) -> Bools:
+    """The sets of contributors that may attain ``steps`` per second.
 
     Parameters
     ----------
     sets
         ``bool[q, n]``, sets of contributors.
     """
-    limits, target = Limits(problem), steps * (1 - SLACK)
+    limits, target = BandwidthLimits(problem), steps * (1 - SLACK)
     samples = sets @ problem.samples_per_s
     sets = sets[samples >= target * problem.batch_size]
-    totals, samples = limits.largest_total(sets), sets @ problem.samples_per_s
+    totals, samples = limits.max_total_rate(sets), sets @ problem.samples_per_s
     values = [problem.steps_of(s, r) for s, r in zip(samples, totals, strict=True)]
     return sets[np.array(values) >= target]
 
 
-def _needed(problem: AveragingProblem, limits: Limits, computes: Bools, steps: float) -> float:
+def _required_rate(
+    problem: AveragingProblem, limits: BandwidthLimits, computes: Bools, steps: float
+) -> float:
     """The total rate in bytes per second that this set needs for ``steps`` per second."""
     if problem.overlap:
         return steps * problem.gradient_bytes
     left = 1 / steps - problem.batch_size / float(problem.samples_per_s[computes].sum())
-    # where computing takes nearly all of the step, `left` is rounding and the limits decide
-    most = float(limits.largest_total(computes[None, :])[0])
+    # where computing takes nearly all of the step, `left` is a rounding error
+    most = float(limits.max_total_rate(computes[None, :])[0])
     return min(problem.gradient_bytes / left, most) if left > 0 else most
 
 
-def _fastest(problem: AveragingProblem, limits: Limits, computes: Bools) -> float:
+def _max_steps(problem: AveragingProblem, limits: BandwidthLimits, computes: Bools) -> float:
     samples = float(problem.samples_per_s[computes].sum())
-    return problem.steps_of(samples, float(limits.largest_total(computes[None, :])[0]))
+    return problem.steps_of(samples, float(limits.max_total_rate(computes[None, :])[0]))
 
 
-def _count_at(problem: AveragingProblem, limits: Limits, computes: Bools, steps: float) -> int:
-    """Fewest caps that sum to the rate for ``steps``: a lower bound where pair limits bind."""
-    total = _needed(problem, limits, computes, steps)
+def _min_reducer_count(
+    problem: AveragingProblem, limits: BandwidthLimits, computes: Bools, steps: float
+) -> int:
+    """Minimum number of caps that sum to the required rate: a lower bound with pair limits."""
+    total = _required_rate(problem, limits, computes, steps)
     caps, _ = limits.caps(computes[None, :], np.array([total]))
-    must = _floor(limits, computes, total) > 0
-    have = float(caps[0][must].sum())
-    best_first = np.sort(caps[0][~must])[::-1]
-    more = int(np.searchsorted(have + np.cumsum(best_first), total * (1 - EVEN)))
-    return int(must.sum()) + (0 if have >= total * (1 - EVEN) else more + 1)
+    required = _min_rates(limits, computes, total) > 0
+    required_sum = float(caps[0][required].sum())
+    best_first = np.sort(caps[0][~required])[::-1]
+    more = int(np.searchsorted(required_sum + np.cumsum(best_first), total * (1 - SUM_TOLERANCE)))
+    return int(required.sum()) + (0 if required_sum >= total * (1 - SUM_TOLERANCE) else more + 1)
 
 
-def _floor(limits: Limits, computes: Bools, total: float) -> Floats:
-    """What a lone contributor must keep because it cannot download it: r_i >= H - d_i."""
+def _min_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
+    """Lower bound r_i >= H - d_i: a single contributor must sum what it cannot download."""
     floor = np.zeros(limits.n)
     if computes.sum() == 1:
-        own = computes & limits.aggregates
+        own = computes & limits.can_reduce
         floor[own] = np.maximum(total - limits.download[own], 0.0)
     return floor
 
 
-def _rates(limits: Limits, computes: Bools, total: float, run: StopRun) -> Floats | None:
-    """Rates that sum to ``total`` with few reducers, or None if there are none, or no time."""
+def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: StopRun) -> Floats | None:
+    """Rates that sum to ``total`` with few reducers; None if not found."""
     caps, _ = limits.caps(computes[None, :], np.array([total]))
-    floor = _floor(limits, computes, total)
-    simple = _from_the_largest(caps[0], floor, total)
-    if simple is None or links_fit(limits, computes, simple):
-        return simple
-    if limits.n > LARGEST:
+    floor = _min_rates(limits, computes, total)
+    greedy = _fill_largest_caps(caps[0], floor, total)
+    if greedy is None or satisfies_links(limits, computes, greedy):
+        return greedy
+    if limits.n > MAX_MILP_PEERS:
         found = best_rates(limits, computes, total)
         return found.rates if found.total >= total * (1 - SLACK) else None
     return _under_pair_limits(limits, computes, caps[0] / total, floor / total, total, run)
 
 
-def _from_the_largest(caps: Floats, floor: Floats, total: float) -> Floats | None:
-    """The largest caps until they sum to ``total``; who has a floor comes first."""
-    if caps.sum() < total * (1 - EVEN):
+def _fill_largest_caps(caps: Floats, floor: Floats, total: float) -> Floats | None:
+    """Fill the largest caps until they sum to ``total``, peers with a lower bound first."""
+    if caps.sum() < total * (1 - SUM_TOLERANCE):
         return None
     rates, left = np.zeros(len(caps)), total
     for i in np.lexsort((np.arange(len(caps)), -caps, floor == 0)):
-        # the rest goes in whole, if only by rounding
+        # the last reducer takes the remainder, even if it is a rounding error
         rates[i] = min(caps[i], left)
         left -= rates[i]
-        if left <= total * EVEN:
+        if left <= total * SUM_TOLERANCE:
             break
     return rates
 
 
 def _under_pair_limits(
-    limits: Limits, computes: Bools, caps: Floats, floor: Floats, total: float, run: StopRun
+    limits: BandwidthLimits,
+    computes: Bools,
+    caps: Floats,
+    floor: Floats,
+    total: float,
+    run: StopRun,
 ) -> Floats | None:
-    """The programme in (r, m), m_i: i is a reducer; rates are scaled by the total.
+    """Minimise the number of reducers by a MILP in (r, m), m_i = 1 if i is a reducer.
 
-    Pair rows ``r_i + r_j <= t_ij`` of contributors i enter when a solution breaks them.
+    Rates are scaled by the total; pair rows ``r_i + r_j <= t_ij`` are added lazily.
     """
     from scipy.optimize import Bounds, LinearConstraint
 
@@ -172,10 +182,10 @@ def _under_pair_limits(
     assert limits.links is not None
     links = limits.links / total
     pairs: list[tuple[int, int]] = []
-    fixed = np.vstack(
+    base_rows = np.vstack(
         [np.concatenate([np.ones(n), np.zeros(n)])[None, :], np.hstack([np.eye(n), -np.diag(caps)])]
     )
-    options: dict[str, Any] = {"node_limit": NODES}
+    options: dict[str, Any] = {"node_limit": NODE_LIMIT}
     while run.remaining_s > 0:
         if math.isfinite(run.remaining_s):
             options["time_limit"] = max(run.remaining_s, 1e-3)
@@ -189,7 +199,7 @@ def _under_pair_limits(
             integrality=np.repeat([0.0, 1.0], n),
             bounds=Bounds(np.concatenate([floor, np.zeros(n)]), np.concatenate([caps, np.ones(n)])),
             constraints=LinearConstraint(
-                np.vstack([fixed, rows]), np.append(1.0, free), np.append(1.0, limit)
+                np.vstack([base_rows, rows]), np.append(1.0, free), np.append(1.0, limit)
             ),
             options=options,
         )
@@ -198,9 +208,9 @@ def _under_pair_limits(
         rates: Floats = np.where(found.x[:n] > ZERO, found.x[:n], 0.0)
         used = np.where(computes[:, None], rates[None, :] + rates[:, None], 0.0)
         np.fill_diagonal(used, 0.0)
-        broken = {(int(i), int(j)) for i, j in np.argwhere(used > links + 1e-8)}
-        if broken <= set(pairs):
+        violated = {(int(i), int(j)) for i, j in np.argwhere(used > links + 1e-8)}
+        if violated <= set(pairs):
             rates *= total / rates.sum()
-            return rates * min(1.0, attained_scale(limits.problem, computes, rates))
-        pairs += sorted(broken - set(pairs))
+            return rates * min(1.0, max_scale(limits.problem, computes, rates))
+        pairs += sorted(violated - set(pairs))
     return None

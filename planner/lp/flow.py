@@ -1,10 +1,10 @@
 """Linear program for the flow of microbatches through stages.
 
-Variables are the parts of all microbatches that take each edge, and the period, the seconds in
-which one microbatch of all passes. In the mean a device and a link are busy no longer than the
-period. By Little's law the microbatches in flight are delay over period, which memory limits. How
-long a microbatch is away beyond a node depends on the flow itself, so that the programme is solved
-again with the ways that the flow before had.
+Variables are the share of microbatches on each edge, and the period: the mean seconds between
+microbatches. No device or link is busy for longer than the period per microbatch on average. By
+Little's law the number of microbatches in flight is delay over period, which memory limits. The
+delay beyond a node depends on the flow itself, so that the program is solved repeatedly with the
+delays of the previous flow.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from planner.problems import ProblemError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-AGAIN = 2
-"""Programmes after the first."""
+EXTRA_ITERATIONS = 2
+"""Number of times that the program is solved again."""
 
 
 class SharedLines(NamedTuple):
-    """Lines that several edges share.
+    """Site lines shared by several edges.
 
     Attributes
     ----------
     line, edge
-        ``int[X]``: a line, and an edge over it.
+        ``int[X]``: pairs of a line and an edge that uses it.
     busy_s
-        ``float[X]``: how long the line would be busy with a microbatch if all took that edge.
+        ``float[X]``: seconds per microbatch that the line is busy if all microbatches take the
+        edge.
     """
 
     line: Ints
@@ -43,32 +44,32 @@ class SharedLines(NamedTuple):
 
 @dataclass(frozen=True)
 class StageFlow:
-    """Nodes in stages and edges between neighbouring stages.
+    """Flow network: nodes in stages and edges between neighbouring stages.
 
     Attributes
     ----------
     stage
-        ``int[V]``: of every node, 0..S-1, ascending. A node may stand for several alike devices.
+        ``int[V]``: stage of every node, 0..S-1, ascending. A node is a device or a device class.
     busy_s
-        ``float[V]``: if all microbatches went through a node, how long one would keep its devices
-        (or their up- or downlinks) busy.
+        ``float[V]``: seconds per microbatch that the node's devices (or their up- or downlinks) are
+        busy if all microbatches pass it.
     own_s
-        ``float[V]``: what a microbatch spends computing there.
+        ``float[V]``: computing time of a microbatch on the node.
     source, target
         ``int[E]``: nodes of neighbouring stages.
     pair_s
         ``float[E]``: as ``busy_s`` for the edge's pairs of devices.
     delay_s
-        ``float[E]``: of activations forth and gradients back.
+        ``float[E]``: transfer time of activations and gradients together.
     room
-        ``float[V]``: microbatches that a node holds between their F and B, infinite for any.
+        ``float[V]``: memory capacity in microbatches in flight between F and B; may be infinite.
     waiting
-        By how much longer than alone a microbatch is away beyond a node, since others are there.
+        Factor on the delay beyond a node that accounts for queueing.
     lines
-        What edges share; None: nothing.
+        Site lines shared by edges, or None.
     spare, lack
-        Every pair should have time for ``spare`` times its messages in a period; the most that one
-        lacks counts as ``lack`` times as much longer a period.
+        Soft constraint: every pair should be busy for at most a share 1 / ``spare`` of the period;
+        ``lack`` is the penalty on the largest violation, relative to that of the period.
     """
 
     stage: Ints
@@ -85,8 +86,8 @@ class StageFlow:
     lack: float = 0.0
 
 
-class FlowRow(enum.StrEnum):
-    """What a row of the programme limits."""
+class RowKind(enum.StrEnum):
+    """Kind of an inequality of the program."""
 
     BUSY = "busy"
     PAIR = "pair"
@@ -95,164 +96,168 @@ class FlowRow(enum.StrEnum):
     MEMORY = "memory"
 
 
-class FlowProgramme(NamedTuple):
-    """Minimise ``cost @ x`` with ``at_most @ x <= 0``, ``equal @ x == wanted`` and x >= 0.
+class FlowLinearProgram(NamedTuple):
+    """Minimise ``cost @ x`` with ``upper @ x <= 0``, ``equality @ x == equality_rhs`` and x >= 0.
 
     Attributes
     ----------
     cost
-        ``float[V + E + 2]``: a column a node, an edge, the period, and what the spare time lacks.
-    at_most, equal
-        Sparse matrices; of ``equal``, V rows are what nodes give, V what they get, one is the
-        whole.
-    wanted
+        ``float[V + E + 2]``: columns are the nodes, the edges, the period, and the violation of the
+        soft constraint.
+    upper, equality
+        Sparse matrices of inequalities and equalities. The equalities are flow conservation: V rows
+        for outgoing edges, V for incoming ones, and one for the total of stage 0.
+    equality_rhs
         ``float[2 V + 1]``.
     rows
-        Of ``at_most``: what each limits, and of which node, edge or line.
+        Kind of each row of ``upper``, and its node, edge or line.
     """
 
     cost: Floats
-    at_most: Any
-    equal: Any
-    wanted: Floats
-    rows: list[tuple[FlowRow, int]]
+    upper: Any
+    equality: Any
+    equality_rhs: Floats
+    rows: list[tuple[RowKind, int]]
 
 
 @dataclass(frozen=True)
 class FlowRates:
-    """How microbatches spread.
+    """Optimal flow.
 
     Attributes
     ----------
     period_s
-        Seconds a microbatch, of all.
-    way_s
-        Mean way of a microbatch there and back.
-    through
-        ``float[V]``: parts of all microbatches through each node, 1 in every stage.
-    part
-        ``float[E]``: over each edge.
-    from_s
-        ``float[V]``: mean way from a node on, there and back, when nothing waits.
+        Mean seconds between microbatches.
+    round_trip_s
+        Mean seconds of a microbatch forward and back, without queueing.
+    node_share
+        ``float[V]``: share of microbatches through each node; 1 in total in every stage.
+    edge_share
+        ``float[E]``: share of microbatches over each edge.
+    remaining_s
+        ``float[V]``: mean round trip from a node on, without queueing.
     """
 
     period_s: float
-    way_s: float
-    through: Floats
-    part: Floats
-    from_s: Floats
+    round_trip_s: float
+    node_share: Floats
+    edge_share: Floats
+    remaining_s: Floats
 
 
 def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
-    """Rates that minimise ``microbatches * period + way``: what a pipeline part takes in the mean.
-
-    Where the flow asks for it, rates nearly as good that leave pairs time to spare.
-    """
-    return _last(flow, microbatches)[1]
+    """Flow that minimises ``microbatches * period + round trip``, plus the soft penalty."""
+    return _iterate(flow, microbatches)[1]
 
 
-def last_programme(flow: StageFlow, microbatches: float) -> FlowProgramme:
+def flow_linear_program(flow: StageFlow, microbatches: float) -> FlowLinearProgram:
     """The linear program whose optimum `solve_flow` gives."""
-    return _last(flow, microbatches)[0]
+    return _iterate(flow, microbatches)[0]
 
 
-def _last(flow: StageFlow, microbatches: float) -> tuple[FlowProgramme, FlowRates]:
-    # at first as if all went the fastest way from every node on
-    from_s = _from_s(flow, np.zeros(len(flow.source)))
-    for _ in range(1 + AGAIN):
-        programme = _programme(flow, microbatches, from_s)
-        rates = _solved(flow, programme)
-        from_s = rates.from_s
-    return programme, rates
+def _iterate(flow: StageFlow, microbatches: float) -> tuple[FlowLinearProgram, FlowRates]:
+    # initially, assume the fastest route from every node
+    remaining_s = _remaining_s(flow, np.zeros(len(flow.source)))
+    for _ in range(1 + EXTRA_ITERATIONS):
+        program = _build_program(flow, microbatches, remaining_s)
+        rates = _solve(flow, program)
+        remaining_s = rates.remaining_s
+    return program, rates
 
 
-def _from_s(flow: StageFlow, part: Floats) -> Floats:
-    """Mean way from every node on; the fastest from those that nothing goes through."""
-    from_s = flow.own_s.copy()
+def _remaining_s(flow: StageFlow, edge_share: Floats) -> Floats:
+    """Mean round trip from every node on; the fastest for nodes without flow."""
+    remaining_s = flow.own_s.copy()
     for v in range(len(flow.stage) - 1, -1, -1):
         out = np.flatnonzero(flow.source == v)
         if len(out) == 0:
             continue
-        away = flow.delay_s[out] + from_s[flow.target[out]]
-        total = part[out].sum()
-        from_s[v] += part[out] @ away / total if total > 1e-12 else away.min()
-    return from_s
+        away = flow.delay_s[out] + remaining_s[flow.target[out]]
+        total = edge_share[out].sum()
+        remaining_s[v] += edge_share[out] @ away / total if total > 1e-12 else away.min()
+    return remaining_s
 
 
-def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProgramme:
-    """The linear program where microbatches are so long away from each node on."""
+def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) -> FlowLinearProgram:
+    """Build the linear program for given round trips from each node on."""
     from scipy.sparse import coo_array
 
     nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])
-    # columns: through each node, over each edge, the period, and what the spare time lacks
+    # columns: node shares, edge shares, the period, and the soft constraint's violation
     period = nodes + edges
-    lacking = period + 1
+    slack_column = period + 1
     rows: list[tuple[Ints, Ints, Floats]] = []
-    limits: list[tuple[FlowRow, int]] = []
+    labels: list[tuple[RowKind, int]] = []
 
-    def row_per(kind: FlowRow, columns: Ints, values: Floats, at: int) -> int:
-        """One row a column: value x column <= period."""
-        limits.extend((kind, k) for k in range(len(columns)))
+    def add_bounded_rows(kind: RowKind, columns: Ints, values: Floats, at: int) -> int:
+        """Add a row per column: value * column <= period."""
+        labels.extend((kind, k) for k in range(len(columns)))
         number = at + np.arange(len(columns))
         rows.append((number, columns, values))
         rows.append((number, np.full(len(columns), period), np.full(len(columns), -1.0)))
         return at + len(columns)
 
-    count = row_per(FlowRow.BUSY, np.arange(nodes), flow.busy_s, 0)
-    count = row_per(FlowRow.PAIR, nodes + np.arange(edges), flow.pair_s, count)
+    count = add_bounded_rows(RowKind.BUSY, np.arange(nodes), flow.busy_s, 0)
+    count = add_bounded_rows(RowKind.PAIR, nodes + np.arange(edges), flow.pair_s, count)
     if flow.spare > 1:
-        rows.append((count + np.arange(edges), np.full(edges, lacking), np.full(edges, -1.0)))
-        count = row_per(FlowRow.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count)
+        rows.append((count + np.arange(edges), np.full(edges, slack_column), np.full(edges, -1.0)))
+        count = add_bounded_rows(
+            RowKind.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count
+        )
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
         rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
         row = count + np.arange(len(shared))
         rows.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
-        limits += ((FlowRow.LINE, k) for k in shared.tolist())
+        labels += ((RowKind.LINE, k) for k in shared.tolist())
         count += len(shared)
-    narrow = np.flatnonzero(np.isfinite(flow.room))
+    limited = np.flatnonzero(np.isfinite(flow.room))
     number = np.full(nodes, -1)
-    number[narrow] = count + np.arange(len(narrow))
-    # what is between F and B of a node is there or anywhere from there on
-    beyond = np.flatnonzero(number[flow.source] >= 0)
-    away = flow.waiting * (flow.delay_s[beyond] + from_s[flow.target[beyond]])
-    rows.append((number[narrow], narrow, flow.own_s[narrow]))
-    rows.append((number[flow.source[beyond]], nodes + beyond, away))
-    rows.append((number[narrow], np.full(len(narrow), period), -flow.room[narrow]))
-    limits += ((FlowRow.MEMORY, v) for v in narrow.tolist())
-    count += len(narrow)
-    equal: list[tuple[Ints, Ints, Floats]] = []
-    wanted = np.zeros(2 * nodes + 1)
-    # every node gives to the next stage what goes through it, and gets it from the one before
+    number[limited] = count + np.arange(len(limited))
+    # between F and B on a node, a microbatch is there or on a later node
+    outgoing = np.flatnonzero(number[flow.source] >= 0)
+    away = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
+    rows.append((number[limited], limited, flow.own_s[limited]))
+    rows.append((number[flow.source[outgoing]], nodes + outgoing, away))
+    rows.append((number[limited], np.full(len(limited), period), -flow.room[limited]))
+    labels += ((RowKind.MEMORY, v) for v in limited.tolist())
+    count += len(limited)
+    equality: list[tuple[Ints, Ints, Floats]] = []
+    equality_rhs = np.zeros(2 * nodes + 1)
+    # flow conservation: the shares of a node's outgoing and incoming edges equal its own
     for side, row, edge in (
         (flow.source, np.arange(nodes), last),
         (flow.target, nodes + np.arange(nodes), 0),
     ):
         inner = np.flatnonzero(flow.stage != edge)
-        equal.append((row[inner], inner, np.full(len(inner), -1.0)))
-        equal.append((row[side], nodes + np.arange(edges), np.ones(edges)))
+        equality.append((row[inner], inner, np.full(len(inner), -1.0)))
+        equality.append((row[side], nodes + np.arange(edges), np.ones(edges)))
     ahead = np.flatnonzero(flow.stage == 0)
-    equal.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
-    wanted[-1] = 1.0
+    equality.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
+    equality_rhs[-1] = 1.0
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:
-        row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
-        return coo_array((value, (row, column)), shape=(height, lacking + 1)).tocsr()
+        row, column, value = (
+            np.concatenate([edge_share[k] for edge_share in parts]) for k in range(3)
+        )
+        return coo_array((value, (row, column)), shape=(height, slack_column + 1)).tocsr()
 
     cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches, flow.lack * microbatches]])
-    return FlowProgramme(cost, matrix(rows, count), matrix(equal, 2 * nodes + 1), wanted, limits)
+    return FlowLinearProgram(
+        cost, matrix(rows, count), matrix(equality, 2 * nodes + 1), equality_rhs, labels
+    )
 
 
-def _solved(flow: StageFlow, programme: FlowProgramme) -> FlowRates:
+def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
     from scipy.optimize import linprog
 
     nodes, period = len(flow.stage), len(flow.stage) + len(flow.source)
     found = linprog(
-        programme.cost,
-        A_ub=programme.at_most,
-        b_ub=np.zeros(len(programme.rows)),
-        A_eq=programme.equal,
-        b_eq=programme.wanted,
+        program.cost,
+        A_ub=program.upper,
+        b_ub=np.zeros(len(program.rows)),
+        A_eq=program.equality,
+        b_eq=program.equality_rhs,
         method="highs",
     )
     if found.status != 0:
@@ -260,6 +265,8 @@ def _solved(flow: StageFlow, programme: FlowProgramme) -> FlowRates:
             "no flow of microbatches fits the devices' memory; use more stages, smaller "
             "microbatches or larger devices"
         )
-    through, part = np.maximum(found.x[:nodes], 0), np.maximum(found.x[nodes:period], 0)
-    way = float(flow.own_s @ through + flow.delay_s @ part)
-    return FlowRates(float(found.x[period]), way, through, part, _from_s(flow, part))
+    node_share, edge_share = np.maximum(found.x[:nodes], 0), np.maximum(found.x[nodes:period], 0)
+    way = float(flow.own_s @ node_share + flow.delay_s @ edge_share)
+    return FlowRates(
+        float(found.x[period]), way, node_share, edge_share, _remaining_s(flow, edge_share)
+    )

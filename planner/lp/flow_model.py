@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.lp.flow import FlowProgramme, FlowRow, StageFlow
+from planner.lp.flow import FlowLinearProgram, RowKind, StageFlow
 
 ABOUT = (
     "Microbatches as a flow through stages. through_N, over_N_M: parts of all microbatches.",
@@ -19,8 +19,8 @@ ABOUT = (
 )
 
 
-def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) -> Any:
-    """A model to write, or to give to another solver."""
+def flow_model(flow: StageFlow, program: FlowLinearProgram, names: Sequence[str]) -> Any:
+    """Build a PuLP model to write to a file, or to solve with another solver."""
     import pulp
 
     pair = [f"{names[u]}_{names[v]}" for u, v in zip(flow.source, flow.target, strict=True)]
@@ -34,11 +34,11 @@ def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) 
         variable("lack", lowBound=0),
     ]
     model += pulp.lpSum(
-        float(value) * columns[k] for k, value in enumerate(programme.cost) if value != 0
+        float(value) * columns[k] for k, value in enumerate(program.cost) if value != 0
     )
 
-    def sums(matrix: Any) -> list[Any]:
-        """The left side of every row."""
+    def expressions(matrix: Any) -> list[Any]:
+        """Left-hand side of every row."""
         ends = matrix.indptr
         entries = list(zip(matrix.indices.tolist(), matrix.data.tolist(), strict=True))
         return [
@@ -46,14 +46,17 @@ def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) 
             for a, b in pairwise(ends)
         ]
 
-    called = {FlowRow.PAIR: pair, FlowRow.SPARE: pair, FlowRow.LINE: None}
-    for left, (kind, of) in zip(sums(programme.at_most), programme.rows, strict=True):
-        known = called.get(kind, names)
-        model += left <= 0, f"{kind}_{of if known is None else known[of]}"
-    kept = [f"{side}_{name}" for side in ("out", "in") for name in names] + ["all"]
+    entity_names = {RowKind.PAIR: pair, RowKind.SPARE: pair, RowKind.LINE: None}
+    for left, (kind, of) in zip(expressions(program.upper), program.rows, strict=True):
+        entity = entity_names.get(kind, names)
+        model += left <= 0, f"{kind}_{of if entity is None else entity[of]}"
+    equality_names = [f"{side}_{name}" for side in ("out", "in") for name in names] + ["all"]
     for left, right, name in zip(
-        sums(programme.equal), np.asarray(programme.wanted).tolist(), kept, strict=True
+        expressions(program.equality),
+        np.asarray(program.equality_rhs).tolist(),
+        equality_names,
+        strict=True,
     ):
-        if len(left):  # what the last stage gives, and the first gets, is nobody's
+        if len(left):  # the last stage has no outgoing edges, the first no incoming ones
             model += left == right, name
     return model

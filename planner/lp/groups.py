@@ -1,14 +1,14 @@
-"""Averaging in alternating groups: how large they should be, and who meets whom (DeDLOC, App. C).
+"""Averaging in alternating groups: optimal size and schedule (DeDLOC, App. C).
 
-The paper gives no formula. Read here: p is the probability that one peer fails in one round. A
-group of m peers succeeds with probability (1 - p)^m and otherwise repeats the round; a round ends
-when its slowest group has succeeded; ceil(log_m n) rounds make the global average. With N groups
-that need independent geometric numbers of attempts T_1 ... T_N,
+The paper gives no formula. The interpretation here: p is the probability that one peer fails in one
+round. A group of m peers succeeds with probability (1 - p)^m and otherwise repeats the round; a
+round ends when its slowest group has succeeded; ceil(log_m n) rounds compute the global average.
+With N groups that need independent geometric numbers of attempts T_1 ... T_N,
 
     E(m) = ceil(log_m n) * E[max T_i],   E[max T_i] = sum_{t >= 0} (1 - prod_i (1 - f_i^t)),
     f_i = 1 - (1 - p)^{m_i}.
 
-The other reading lets each group go on when it is ready: ceil(log_m n) / (1 - p)^m.
+Alternatively each group continues as soon as it has succeeded: ceil(log_m n) / (1 - p)^m.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Floats = NDArray[np.float64]
 Group = tuple[int, ...]
 Round = tuple[Group, ...]
 
-RARE = 1e-3
-"""Below this chance of success the sum over attempts is taken as an integral."""
-GRID = 200_001
+INTEGRATE_BELOW = 1e-3
+"""Probability of success below which the sum over attempts is computed as an integral."""
+GRID_POINTS = 200_001
 
 
 def rounds_needed(peers: int, group_size: int) -> int:
-    """ceil(log_m n), in whole numbers: rounds until everyone can have met everyone's data."""
+    """ceil(log_m n) in integer arithmetic: rounds until data of all peers can have been mixed."""
     _check(peers, group_size, 0.0)
-    rounds, reach = 0, 1
-    while reach < peers:
-        reach *= group_size
+    rounds, reached = 0, 1
+    while reached < peers:
+        reached *= group_size
         rounds += 1
     return rounds
 
 
-MOST_PEERS = 10_000_000
+MAX_PEERS = 10_000_000
 
 
 def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
     Returns
     -------
     tuple[int, ...]
-        They sum to n.
+        Sizes that sum to n.
     """
     count = -(-peers // group_size)
     small, more = divmod(peers, count)
@@ -60,7 +60,7 @@ def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
 def expected_operations(
     peers: int, group_size: int, failure_probability: float, wait_for_slowest: bool = True
 ) -> float:
-    """Expected number of group operations, one after the other, until the global average.
+    """Expected number of sequential group operations until the global average.
 
     References
     ----------
@@ -77,54 +77,55 @@ def expected_operations(
 
 
 def _expected_maximum(success: Floats, counts: NDArray[np.int64]) -> float:
-    """E[max] of geometric attempts: ``counts[k]`` groups with chance ``success[k]`` each."""
-    least = float(success.min())
-    if least >= 1.0:
+    """E[max] of geometric attempts of ``counts[k]`` groups with probability ``success[k]``."""
+    min_success = float(success.min())
+    if min_success >= 1.0:
         return 1.0
-    if least <= 1e-300:
+    if min_success <= 1e-300:
         return math.inf
     fail = np.log1p(-np.minimum(success, 1 - 1e-16))
     horizon = (40 + math.log(float(counts.sum()))) / -float(fail.max())
-    if least >= RARE:
+    if min_success >= INTEGRATE_BELOW:
         t = np.arange(int(horizon) + 2, dtype=np.float64)
         weights = np.ones(len(t))
     else:
         # Euler and Maclaurin: a sum over t = 0, 1, ... is the integral plus half the first term
-        t = np.linspace(0.0, horizon, GRID)
-        weights = np.full(GRID, t[1])
+        t = np.linspace(0.0, horizon, GRID_POINTS)
+        weights = np.full(GRID_POINTS, t[1])
         weights[[0, -1]] = t[1] / 2
         weights[0] += 0.5
     with np.errstate(divide="ignore"):
-        done = (np.log1p(-np.exp(np.outer(t, fail))) * counts).sum(axis=1)
-    return float((-np.expm1(done) * weights).sum())
+        log_all_done = (np.log1p(-np.exp(np.outer(t, fail))) * counts).sum(axis=1)
+    return float((-np.expm1(log_all_done) * weights).sum())
 
 
 def optimal_group_size(
     peers: int, failure_probability: float, wait_for_slowest: bool = True
 ) -> int:
-    """The group size m with the fewest expected operations; of equally good ones the smallest.
+    """The smallest group size m that minimises the expected number of operations.
 
-    For a given number of rounds the smallest m that needs no more is the best, so that only about
-    log2(n) sizes are compared.
+    For a given number of rounds the smallest sufficient m is optimal, so that only about log2(n)
+    sizes are compared.
 
     Parameters
     ----------
     peers
-        n, ``>= 1``; a single peer is its own group.
+        Number of peers n, at least 1; a single peer is its own group.
     failure_probability
-        p, see `expected_operations`.
+        Probability p that a peer fails in a round.
     wait_for_slowest
-        Whether a round ends when its slowest group has succeeded; see `expected_operations`.
+        Whether a round ends only when its slowest group has succeeded; otherwise each group
+        continues on its own.
 
     Returns
     -------
     int
-        m.
+        The group size m.
 
     Raises
     ------
     ProblemError
-        A number that makes no sense.
+        ``peers`` or ``failure_probability`` is out of range.
 
     References
     ----------
@@ -134,11 +135,11 @@ def optimal_group_size(
         _check(2, 2, failure_probability)
         return 1
     _check(peers, 2, failure_probability)
-    best, least = 2, math.inf
+    best, best_value = 2, math.inf
     for size in sorted({smallest_size(peers, k) for k in range(1, rounds_needed(peers, 2) + 1)}):
         value = expected_operations(peers, size, failure_probability, wait_for_slowest)
-        if value < least * (1 - 1e-12):
-            best, least = size, value
+        if value < best_value * (1 - 1e-12):
+            best, best_value = size, value
     return best
 
 
@@ -176,25 +177,24 @@ def group_size_table(
 def group_schedule(peers: int, group_size: int) -> tuple[Round, ...]:
     """Groups of ceil(log_m n) rounds; each round splits all peers into groups of at most m.
 
-    Peers are cells of a grid, and round d groups those that differ in coordinate d only. The grid
-    is full, and the average after the last round exact, where n is a product of ceil(log_m n)
-    factors of at most m each, a power of m among them. Elsewhere its last cells stay empty, and
-    `schedule_error` says what is left.
+    Peers are cells of a grid, and round d groups those that differ in coordinate d only. If n is a
+    product of ceil(log_m n) factors of at most m, the grid is full and the average after the last
+    round exact. Otherwise the last cells are empty, and `schedule_error` is the remaining error.
 
     Returns
     -------
     tuple[Round, ...]
-        Per round, its groups of peers.
+        Groups of peers of each round.
 
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), Appendix C.
     """
     _check(peers, group_size, 0.0)
-    sides = _sides(peers, group_size, rounds_needed(peers, group_size))
-    cells = np.array(np.unravel_index(np.arange(peers), sides)).T
+    shape = _grid_shape(peers, group_size, rounds_needed(peers, group_size))
+    cells = np.array(np.unravel_index(np.arange(peers), shape)).T
     schedule = []
-    for axis in range(len(sides)):
+    for axis in range(len(shape)):
         groups: dict[tuple[int, ...], list[int]] = {}
         for peer, cell in enumerate(np.delete(cells, axis, axis=1)):
             groups.setdefault(tuple(int(x) for x in cell), []).append(peer)
@@ -202,16 +202,16 @@ def group_schedule(peers: int, group_size: int) -> tuple[Round, ...]:
     return tuple(schedule)
 
 
-def _sides(peers: int, group_size: int, rounds: int) -> tuple[int, ...]:
-    """Sides of the grid: exact factors if there are some, otherwise as even as possible."""
+def _grid_shape(peers: int, group_size: int, rounds: int) -> tuple[int, ...]:
+    """Shape of the grid: exact factors if they exist, otherwise as even as possible."""
     exact = _factors(peers, group_size, rounds)
     if exact is not None:
         return exact
-    sides = [smallest_size(peers, rounds)] * rounds
+    shape = [smallest_size(peers, rounds)] * rounds
     for k in range(rounds):
-        while math.prod(sides) // sides[k] * (sides[k] - 1) >= peers and sides[k] > 2:
-            sides[k] -= 1
-    return tuple(sorted(sides))
+        while math.prod(shape) // shape[k] * (shape[k] - 1) >= peers and shape[k] > 2:
+            shape[k] -= 1
+    return tuple(sorted(shape))
 
 
 def _factors(product: int, largest: int, count: int) -> tuple[int, ...] | None:
@@ -227,7 +227,7 @@ def _factors(product: int, largest: int, count: int) -> tuple[int, ...] | None:
 
 
 def average_in_groups(values: ArrayLike, groups: Round) -> Floats:
-    """One round: every group takes its mean.
+    """One round: replace the values of every group by their mean.
 
     Parameters
     ----------
@@ -246,10 +246,10 @@ def average_in_groups(values: ArrayLike, groups: Round) -> Floats:
 
 
 def schedule_error(peers: int, group_size: int, rounds: int) -> float:
-    """Standard deviation around the global average that is left after ``rounds`` rounds.
+    """Standard deviation around the global average after ``rounds`` rounds.
 
-    In units of the standard deviation of independent values before the first round; the schedule
-    is repeated from its start where ``rounds`` is larger than it. 0: the average is exact.
+    In units of the standard deviation of independent values before the first round. The schedule is
+    repeated if ``rounds`` exceeds its length. 0 means that the average is exact.
     """
     schedule = group_schedule(peers, group_size)
     if whole("rounds", rounds) < 0:
@@ -265,8 +265,8 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
 def _check(peers: int, group_size: int, failure_probability: float) -> None:
     peers, group_size = whole("peers", peers), whole("group_size", group_size)
     chance = real("failure_probability", failure_probability)
-    if not 1 <= peers <= MOST_PEERS:
-        raise ProblemError(f"peers is {peers}; it must be >= 1 and at most {MOST_PEERS}")
+    if not 1 <= peers <= MAX_PEERS:
+        raise ProblemError(f"peers is {peers}; it must be >= 1 and at most {MAX_PEERS}")
     if peers > 1 and not 2 <= group_size <= peers:
         raise ProblemError(
             f"groups of {group_size} among {peers} peers make no sense; give 2 <= group_size <= n"

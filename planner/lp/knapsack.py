@@ -1,10 +1,10 @@
-"""A bound on the samples per second at a given total rate: a fractional knapsack.
+"""Upper bound on the samples per second at a given total rate: a fractional knapsack.
 
-At the total rate H a peer lends the cap N_i to the reducers while it does not contribute and A_i
-while it does (`planner.lp.capacity`). Contributing therefore weighs w_i = N_i - A_i against the
-slack sum_i N_i - H, and is worth s_i. Dropping the pair limits between two rates, and counting
-``fewest`` contributors in the download caps where there may be more, only helps, so the knapsack's
-LP value bounds sum_i s_i c_i. It is solved by taking contributors in the order of s_i / w_i.
+At the total rate H the cap on r_i is N_i if peer i does not contribute and A_i if it does
+(`planner.lp.capacity`). Contributing therefore has weight w_i = N_i - A_i in a knapsack of capacity
+sum_i N_i - H, and value s_i. Ignoring the pair limits between two rates, and assuming only
+``min_contributors`` contributors in the download caps, are relaxations, so the knapsack's LP value
+bounds sum_i s_i c_i. It is solved by taking contributors in the order of s_i / w_i.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-NOBODY = -np.inf
+NO_SET = -np.inf
 
 
 class Knapsack(NamedTuple):
-    """The relaxation's answer: no plan at this rate computes more than ``samples_per_s``."""
+    """Relaxation: no plan at this rate computes more than ``samples_per_s``."""
 
     samples_per_s: float
     computes: Bools
 
 
-def knapsack(limits: Limits, total: float, fewest: int) -> Knapsack:
-    """The most samples per second beside a total rate of ``total`` bytes per second."""
+def knapsack(limits: BandwidthLimits, total: float, min_contributors: int) -> Knapsack:
+    """Upper bound on the samples per second at a total rate of ``total`` bytes per second."""
     n = limits.n
-    nobody = Knapsack(NOBODY, np.zeros(n, dtype=bool))
+    no_set = Knapsack(NO_SET, np.zeros(n, dtype=bool))
     if limits.download.min() < total:
-        return nobody
-    idle, busy = split_caps(limits, total, fewest)
-    able = limits.problem.contributors & (limits.upload >= total)
+        return no_set
+    cap_idle, cap_contributing = caps_by_role(limits, total, min_contributors)
+    eligible = limits.problem.contributors & (limits.upload >= total)
     if limits.links is not None and limits.smallest_link < total:
         # contributor i sends every r_j through its own links: sum_j r_j <= sum_j min(cap_j, t_ij)
-        widest = np.maximum(idle, busy)
+        widest = np.maximum(cap_idle, cap_contributing)
         through = np.minimum(limits.links, widest[None, :])
-        np.fill_diagonal(through, busy)
-        able &= through.sum(axis=1) >= total * (1 - 1e-12)
-    slack = float(idle.sum()) - total
-    weight = np.where(able, idle - busy, 0.0)
+        np.fill_diagonal(through, cap_contributing)
+        eligible &= through.sum(axis=1) >= total * (1 - 1e-12)
+    slack = float(cap_idle.sum()) - total
+    weight = np.where(eligible, cap_idle - cap_contributing, 0.0)
     value = limits.problem.samples_per_s
-    free = able & (weight <= 0)
+    free = eligible & (weight <= 0)
     slack -= float(weight[free].sum())
-    if slack < -1e-12 * total or int(able.sum()) < fewest:
-        return nobody
-    costly = np.flatnonzero(able & (weight > 0))
+    if slack < -1e-12 * total or int(eligible.sum()) < min_contributors:
+        return no_set
+    costly = np.flatnonzero(eligible & (weight > 0))
     order = costly[np.argsort(-value[costly] / weight[costly], kind="stable")]
     filled = np.cumsum(weight[order])
     whole = int(np.searchsorted(filled, slack, side="right"))
@@ -64,13 +64,13 @@ def knapsack(limits: Limits, total: float, fewest: int) -> Knapsack:
     return Knapsack(samples * (1 + 1e-12), computes)
 
 
-def split_caps(
-    limits: Limits, total: float, fewest: int, highest: float | None = None
+def caps_by_role(
+    limits: BandwidthLimits, total: float, min_contributors: int, highest: float | None = None
 ) -> tuple[Floats, Floats]:
-    """(N_i, A_i): caps of r_i at ``total`` without and with contributing, for ``fewest`` of them.
+    """Caps (N_i, A_i) of r_i at ``total`` without and with contributing.
 
-    A_i is 0 where the upload does not even carry the peer's own gradients. With ``highest`` the
-    caps hold for every total rate from ``total`` to there.
+    Download caps assume ``min_contributors`` contributors. A_i is 0 if the upload cannot carry the
+    peer's own gradients. With ``highest`` the caps hold for all total rates up to it.
 
     Returns
     -------
@@ -79,14 +79,14 @@ def split_caps(
     """
     n = limits.n
     room = limits.download - total
-    idle = np.minimum(limits.upload / (n - 1), room / (fewest - 1))
+    cap_idle = np.minimum(limits.upload / (n - 1), room / (min_contributors - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         spare = limits.upload - total
-        busy = spare / (n - 2) if n > 2 else np.where(spare >= 0, np.inf, 0.0)
-        if fewest > 2:
-            busy = np.minimum(busy, room / (fewest - 2))
-    top = np.minimum(limits.largest_rate, total if highest is None else highest)
+        cap_contributing = spare / (n - 2) if n > 2 else np.where(spare >= 0, np.inf, 0.0)
+        if min_contributors > 2:
+            cap_contributing = np.minimum(cap_contributing, room / (min_contributors - 2))
+    top = np.minimum(limits.max_reducer_rate, total if highest is None else highest)
     return (
-        np.clip(np.minimum(idle, top), 0.0, None),
-        np.clip(np.minimum(busy, top), 0.0, None),
+        np.clip(np.minimum(cap_idle, top), 0.0, None),
+        np.clip(np.minimum(cap_contributing, top), 0.0, None),
     )

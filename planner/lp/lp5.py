@@ -1,8 +1,8 @@
-"""LP (5), DeDLOC's relaxation, in forms with n^2 rows instead of n^3, for SciPy's HiGHS.
+"""LP (5), DeDLOC's relaxation, with n^2 rows instead of n^3, solved by SciPy's HiGHS.
 
 Eq. 4 bounds every g_ij by ``min_k a_ki + (1 - c_k) M_i``, the same for all receivers j. A variable
 q_i for that minimum splits the n^3 rows into ``g_ij <= q_i`` and ``q_i <= a_ki + (1 - c_k) M_i``:
-the full form. `planner.lp.lp5_sums` has a smaller one, which is tried first: where computing
+the full form. `planner.lp.lp5_aggregated` has a smaller form, which is tried first: if computing
 and averaging are balanced, the full form takes many times as long.
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
+from planner.lp.lp5_aggregated import solve_aggregated
 from planner.lp.lp5_rows import (
+    ConstraintRows,
     RelaxedSolution,
-    Rows,
-    Scaled,
+    ScaledProblem,
     eq4_rows,
     solution_of,
     upper_bounds,
 )
-from planner.lp.lp5_sums import solve_by_sums
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem
 from planner.problems.quantities import instance_of
 
 
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
-    """LP (5); see the module for the two forms. Same problem, same answer in any process.
+    """Solve LP (5), deterministically.
 
     References
     ----------
@@ -39,29 +39,29 @@ def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
         return RelaxedSolution(steps, rate, rate, np.ones(1))
     if problem.overlap and not problem.download_bytes_per_s.any():
         return RelaxedSolution(0.0, np.zeros((n, n)), np.zeros((n, n)), np.ones(n))
-    scaled = Scaled(problem)
-    return _everyone_in_time(scaled) or solve_by_sums(scaled) or solve_in_full(scaled)
+    scaled = ScaledProblem(problem)
+    return _all_contribute(scaled) or solve_aggregated(scaled) or solve_in_full(scaled)
 
 
-def _everyone_in_time(s: Scaled) -> RelaxedSolution | None:
-    """The solution with c = 1 where all peers' samples can be averaged in time; None otherwise.
+def _all_contribute(s: ScaledProblem) -> RelaxedSolution | None:
+    """The solution with c = 1 if all peers' samples can be averaged in time; None otherwise.
 
-    Then xi is at its largest, and the LP, which is highly degenerate there, need not be solved.
+    xi is then at its maximum, and the LP, which is highly degenerate there, need not be solved.
     """
     problem = s.problem
-    able = problem.contributors
+    eligible = problem.contributors
     need = s.samples * problem.gradient_bytes / problem.batch_size
-    found = best_rates(Limits(problem), able, need)
+    found = best_rates(BandwidthLimits(problem), eligible, need)
     if found.total < need:
         return None
     q = found.rates / s.unit
-    a = np.outer(able, q)
+    a = np.outer(eligible, q)
     g = np.repeat(q[:, None], s.n, axis=1)
-    return solution_of(s, float(s.value.sum()), q, able.astype(np.float64), a, g)
+    return solution_of(s, float(s.value.sum()), q, eligible.astype(np.float64), a, g)
 
 
 def lp_bound(problem: AveragingProblem) -> float:
-    """The value of LP (5) in steps per second, an upper bound on every plan (delayed updates).
+    """The value of LP (5) in steps per second, an upper bound on all plans (delayed updates).
 
     References
     ----------
@@ -70,12 +70,12 @@ def lp_bound(problem: AveragingProblem) -> float:
     return solve_relaxed(problem).xi
 
 
-def solve_in_full(s: Scaled) -> RelaxedSolution:
-    """The full form: 2 n^2 variables and 3 n^2 rows."""
+def solve_in_full(s: ScaledProblem) -> RelaxedSolution:
+    """Solve the full form, with 2 n^2 variables and 3 n^2 rows."""
     n, m = s.n, np.arange(len(s.source))
     a0 = 1 + 2 * n
     g0 = a0 + len(m)
-    rows = Rows()
+    rows = ConstraintRows()
     eq4_rows(rows, s, a0, s.source, s.target)
     rows.add(
         np.zeros(n),

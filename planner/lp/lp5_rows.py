@@ -1,4 +1,4 @@
-"""What all forms of LP (5) share: units, columns, rows, and the solution in the paper's terms."""
+"""Shared by all forms of LP (5): scaling, columns, rows, and the solution in original units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 INSTANT = 1e9
-"""Computing this many times faster than averaging counts as no faster than that."""
+"""Cap on the ratio of computing to averaging speed, for numerical stability."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RelaxedSolution:
     Attributes
     ----------
     xi
-        Its value in steps per second: no plan makes more.
+        Its value in steps per second, an upper bound on all plans.
     a, g
         ``float[n, n]`` in bytes per second; on the diagonal, which uses no network, the rate q_i
         at which the reducer works.
@@ -39,8 +39,8 @@ class RelaxedSolution:
     c: Floats
 
 
-class Scaled:
-    """The problem in units that put the numbers near 1, and the columns that both forms share."""
+class ScaledProblem:
+    """The problem scaled to numbers near 1, and the columns shared by both forms."""
 
     def __init__(self, problem: AveragingProblem) -> None:
         if not problem.overlap:
@@ -54,13 +54,13 @@ class Scaled:
             float(problem.upload_bytes_per_s.max()), float(problem.download_bytes_per_s.max())
         )
         self.samples = float(problem.samples_per_s[problem.contributors].sum())
-        # xi is measured in the slower of what all compute and what the fastest peer averages: a
-        # solver's tolerance is small beside either
-        self.pace = min(self.samples / problem.batch_size, self.unit / problem.gradient_bytes)
-        together = min(self.samples / problem.batch_size / self.pace, INSTANT)
-        able = np.where(problem.contributors, problem.samples_per_s, 0.0)
-        self.value = able / self.samples * together
-        self.gradient = problem.gradient_bytes * self.pace / self.unit
+        # the unit of xi is the smaller of the steps per second that all peers compute and that the
+        # fastest peer averages, so that a solver's tolerance is small relative to both
+        self.xi_unit = min(self.samples / problem.batch_size, self.unit / problem.gradient_bytes)
+        max_value = min(self.samples / problem.batch_size / self.xi_unit, INSTANT)
+        eligible = np.where(problem.contributors, problem.samples_per_s, 0.0)
+        self.value = eligible / self.samples * max_value
+        self.gradient = problem.gradient_bytes * self.xi_unit / self.unit
         self.upload = problem.upload_bytes_per_s / self.unit
         self.download = problem.download_bytes_per_s / self.unit
         self.big = big_m(problem) / self.unit
@@ -72,8 +72,8 @@ class Scaled:
         self.c = 1 + n + self.peers
 
 
-class Rows:
-    """Rows ``A z <= b`` collected block by block."""
+class ConstraintRows:
+    """Rows ``A z <= b``, added in blocks."""
 
     def __init__(self) -> None:
         self._values: list[Floats] = []
@@ -83,7 +83,7 @@ class Rows:
         self.count = 0
 
     def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
-        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
+        """Add a block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
         for rows, columns, values in entries:
             at, where, what = np.broadcast_arrays(rows, columns, values)
             self._rows.append(at.astype(np.int64).ravel() + self.count)
@@ -92,18 +92,18 @@ class Rows:
         self._right.append(right)
         self.count += len(right)
 
-    def copy(self) -> Rows:
-        """The same rows, to which more can be added."""
-        twin = Rows()
+    def copy(self) -> ConstraintRows:
+        """A copy to which further rows can be added."""
+        twin = ConstraintRows()
         twin._values, twin._rows = self._values.copy(), self._rows.copy()
         twin._columns, twin._right = self._columns.copy(), self._right.copy()
         twin.count = self.count
         return twin
 
     def solve(self, upper: Floats, gain: int) -> Any:
-        """Maximise one column with ``0 <= z <= upper``; SciPy's result.
+        """Maximise one column with ``0 <= z <= upper``; returns SciPy's result.
 
-        ``milp`` without integers is HiGHS with less work around it than ``linprog``.
+        ``milp`` without integers calls HiGHS with less overhead than ``linprog``.
         """
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
@@ -146,7 +146,7 @@ def big_m(problem: AveragingProblem) -> Floats:
     return big
 
 
-def eq4_rows(rows: Rows, s: Scaled, a0: int, source: Index, target: Index) -> None:
+def eq4_rows(rows: ConstraintRows, s: ScaledProblem, a0: int, source: Index, target: Index) -> None:
     """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given.
 
     References
@@ -163,7 +163,7 @@ def eq4_rows(rows: Rows, s: Scaled, a0: int, source: Index, target: Index) -> No
     )
 
 
-def upper_bounds(s: Scaled, width: int, blocked: list[Index]) -> Floats:
+def upper_bounds(s: ScaledProblem, width: int, blocked: list[Index]) -> Floats:
     upper = np.full(width, np.inf)
     upper[s.c] = s.problem.contributors
     for columns in blocked:
@@ -172,10 +172,10 @@ def upper_bounds(s: Scaled, width: int, blocked: list[Index]) -> Floats:
 
 
 def solution_of(
-    s: Scaled, xi: float, q: Floats, c: Floats, a: Floats, g: Floats
+    s: ScaledProblem, xi: float, q: Floats, c: Floats, a: Floats, g: Floats
 ) -> RelaxedSolution:
     a, g = a * s.unit, g * s.unit
     # "transfer within one node does not count towards network throughput"
     np.fill_diagonal(a, q * s.unit)
     np.fill_diagonal(g, q * s.unit)
-    return RelaxedSolution(float(xi) * s.pace, a, g, np.where(c > 1 - 1e-9, 1.0, c))
+    return RelaxedSolution(float(xi) * s.xi_unit, a, g, np.where(c > 1 - 1e-9, 1.0, c))

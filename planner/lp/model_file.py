@@ -1,4 +1,4 @@
-"""PuLP models as text that other solvers read, and names that their formats allow."""
+"""PuLP models as LP or MPS text, and names that these formats allow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LONGEST = 24
-"""Letters of a name; formats allow 100 for a row, which may be of several names."""
+MAX_LENGTH = 24
+"""Maximum length of a name; formats allow 100 for a row, whose name joins several."""
 
 
 class ModelFormat(enum.StrEnum):
-    """CPLEX's LP, which people read too, or MPS in its free form."""
+    """CPLEX's LP format, or free-form MPS."""
 
     LP = "lp"
     MPS = "mps"
@@ -26,7 +26,7 @@ COMMENT = {ModelFormat.LP: "\\", ModelFormat.MPS: "*"}
 def model_text(model: Any, form: ModelFormat, about: Iterable[str] = ()) -> str:
     """A model as the text of a file.
 
-    MPS has no maximum that every solver reads as one: such a file minimises the negative.
+    Solvers disagree on maximisation in MPS, so an MPS file minimises the negated objective.
     """
     import pulp
 
@@ -41,9 +41,9 @@ def model_text(model: Any, form: ModelFormat, about: Iterable[str] = ()) -> str:
 
 
 def labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Names in letters, digits and dots, short, and no two alike.
+    """Unique short names of letters, digits and dots.
 
-    Underscores are left to whoever joins several to one.
+    Underscores are reserved for joining several names.
 
     Returns
     -------
@@ -52,10 +52,10 @@ def labels(names: Iterable[str]) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for name in names:
-        plain = re.sub(r"[^A-Za-z0-9]+", ".", name)[:LONGEST] or "."
-        label, count = plain, 1
+        cleaned = re.sub(r"[^A-Za-z0-9]+", ".", name)[:MAX_LENGTH] or "."
+        label, count = cleaned, 1
         while label in found:
             count += 1
-            label = f"{plain}.{count}"
+            label = f"{cleaned}.{count}"
         found[label] = None
     return tuple(found)

@@ -1,7 +1,7 @@
-"""The paper's programs word for word, as PuLP models: slow, readable, the test oracle.
+"""The paper's programs verbatim as PuLP models: slow and readable, used as test oracles.
 
-Rates are in bytes per second divided by `Literal.unit`, so that solvers see numbers near 1; P is
-divided alike, so that xi stays in steps per second times `Literal.pace`.
+Rates are in bytes per second divided by `PaperModel.unit`, so that solvers see numbers near 1; P is
+divided alike, so that xi stays in steps per second times `PaperModel.xi_unit`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from planner.utils.atomic_write import write_text
 
 Floats = NDArray[np.float64]
 
-MOST_PEERS = 100
-"""A million rows of eq. 4, and a hundred megabytes."""
+MAX_PEERS = 100
+"""Maximum number of peers: a million rows of eq. 4, a hundred megabytes."""
 ABOUT = (
     "DeDLOC's averaging (Diskin et al. 2021, eq. 5). a_I_J: rate of what I contributes to reducer",
     "J; g_I_J: at which reducer I returns to J; c_I: whether I contributes; xi: steps, maximised.",
@@ -35,14 +35,14 @@ ABOUT = (
 
 
 class Solver(enum.StrEnum):
-    """What solves the models: HiGHS as SciPy brings it, or CBC as PuLP brings it."""
+    """Solver of the models: SciPy's HiGHS or PuLP's CBC."""
 
     HIGHS = "highs"
     CBC = "cbc"
 
 
 @dataclass(frozen=True)
-class Literal:
+class PaperModel:
     """A PuLP model of eq. 2 or 5 with its variables.
 
     Attributes
@@ -61,12 +61,12 @@ class Literal:
     g: list[list[Any]]
     c: list[Any]
     unit: float
-    pace: float
+    xi_unit: float
 
     def write(self, path: str | Path) -> None:
-        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format.
+        """Write the model; the suffix ``.lp`` or ``.mps`` selects the format.
 
-        MPS has no maximum that every solver reads as one, so that file minimises ``-xi``.
+        Solvers disagree on maximisation in MPS, so an MPS file minimises ``-xi``.
         """
         kind = Path(path).suffix.lower()
         if kind not in (".lp", ".mps"):
@@ -74,13 +74,14 @@ class Literal:
         write_text(path, self.text(ModelFormat(kind[1:])))
 
     def text(self, form: ModelFormat) -> str:
-        """The model as the text of a file, which says its units."""
+        """The model as the text of a file that states its units."""
         units = (
-            f"One unit of xi is {self.pace:.12g} steps/s, one of a and g {self.unit:.12g} bytes/s.",
+            f"One unit of xi is {self.xi_unit:.12g} steps/s, "
+            f"one of a and g {self.unit:.12g} bytes/s.",
         )
         return model_text(self.model, form, (*ABOUT, *units))
 
-    def solve(self, solver: str = Solver.HIGHS) -> LiteralSolution:
+    def solve(self, solver: str = Solver.HIGHS) -> PaperModelSolution:
         """Solve the model."""
         cbc = choice(Solver, "solver", solver) is Solver.CBC
         return self._read(self._cbc() if cbc else _highs(self.model))
@@ -93,7 +94,7 @@ class Literal:
             raise RuntimeError(f"CBC ended with {pulp.LpStatus[self.model.status]}")
         return {v.name: float(v.value() or 0.0) for v in self.model.variables()}
 
-    def _read(self, value: dict[str, float]) -> LiteralSolution:
+    def _read(self, value: dict[str, float]) -> PaperModelSolution:
         n = len(self.c)
 
         def rates(grid: list[list[Any]]) -> Floats:
@@ -102,11 +103,11 @@ class Literal:
         contributes = np.array([value.get(x.name, 0.0) for x in self.c])
         a, g = rates(self.a), rates(self.g)
         assert a.shape == (n, n)
-        return LiteralSolution(value[self.xi.name] * self.pace, a, g, contributes)
+        return PaperModelSolution(value[self.xi.name] * self.xi_unit, a, g, contributes)
 
 
 @dataclass(frozen=True)
-class LiteralSolution:
+class PaperModelSolution:
     """Values of the paper's variables.
 
     Attributes
@@ -124,7 +125,7 @@ class LiteralSolution:
 
 
 def _highs(model: Any) -> dict[str, float]:
-    """Hand the rows of a PuLP model to SciPy's HiGHS."""
+    """Solve a PuLP model with SciPy's HiGHS."""
     from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import csr_array
 
@@ -160,14 +161,14 @@ def _highs(model: Any) -> dict[str, float]:
     return {v.name: float(x) for v, x in zip(variables, found.x, strict=True)}
 
 
-def literal_model(
+def build_paper_model(
     problem: AveragingProblem, binary: bool = False, names: Sequence[str] | None = None
-) -> Literal:
+) -> PaperModel:
     """Eq. 5 as printed: n^3 rows of eq. 4. With ``binary`` c is 0 or 1, which is eq. 2.
 
     "Some peers are unable to compute gradients or perform aggregation" (Appendix B): such peers
     have c_i = 0 and g_ij = a_ki = 0. The diagonal of a and g uses no network. Equal to eq. 1-5 for
-    delayed parameter updates; other problems are refused.
+    delayed parameter updates; other problems raise `ProblemError`.
 
     References
     ----------
@@ -179,10 +180,10 @@ def literal_model(
     if not problem.overlap:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)
-    if n > MOST_PEERS:
+    if n > MAX_PEERS:
         raise ProblemError(
             f"eq. 5 as it is printed has a row for any three of {n} peers; give at most "
-            f"{MOST_PEERS}, or solve without writing it"
+            f"{MAX_PEERS}, or solve without writing it"
         )
     peers = range(n)
     name = [str(i) for i in peers] if names is None else list(names)
@@ -190,9 +191,9 @@ def literal_model(
     unit = max(float(d.max()), float(u.max()), 1e-300)
     able = problem.contributors
     big = [float(m / unit) for m in big_m(problem)]
-    # xi is measured in the slower of what all compute and what the fastest peer averages
-    pace = min(float(s[able].sum()) / problem.batch_size, unit / problem.gradient_bytes)
-    gradient = problem.gradient_bytes * pace / unit
+    # unit of xi: the smaller of the steps per second computed by all and averaged by the fastest
+    xi_unit = min(float(s[able].sum()) / problem.batch_size, unit / problem.gradient_bytes)
+    gradient = problem.gradient_bytes * xi_unit / unit
     model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
     # PuLP 4 makes variables with the model, earlier versions on their own
     variable = getattr(model, "add_variable", pulp.LpVariable)
@@ -205,7 +206,7 @@ def literal_model(
         if not problem.can_aggregate[i]:
             for j in peers:
                 a[j][i].upBound = g[i][j].upBound = 0
-    total = pace * problem.batch_size
+    total = xi_unit * problem.batch_size
     model += xi
     model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
     for i in peers:
@@ -226,4 +227,4 @@ def literal_model(
             if problem.link_bytes_per_s is not None and np.isfinite(problem.link_bytes_per_s[i, j]):
                 limit = float(problem.link_bytes_per_s[i, j] / unit)
                 model += a[i][j] + g[i][j] <= limit, f"link_{name[i]}_{name[j]}"
-    return Literal(model, xi, a, g, c, unit, pace)
+    return PaperModel(model, xi, a, g, c, unit, xi_unit)

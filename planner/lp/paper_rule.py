@@ -1,4 +1,4 @@
-"""The paper's rule: LP (5), then eq. 6, and the rate that its shares attain."""
+"""The paper's rule: LP (5), then eq. 6, and the rate that the shares attain."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from planner.problems import AveragingProblem
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-WHOLE = 1e-6
-"""c_i at least 1 minus this counts as c_i = 1."""
+CONTRIBUTOR_TOLERANCE = 1e-6
+"""Tolerance for c_i = 1."""
 
 
 class PaperRule(NamedTuple):
@@ -54,9 +54,9 @@ def eq6_shares(solution: RelaxedSolution) -> Floats:
 
 
 def paper_rule(problem: AveragingProblem) -> PaperRule:
-    """Solve (5), let peers with c != 1 disregard their gradients, divide by eq. 6.
+    """Solve (5), let only peers with c = 1 contribute, and divide the vector by eq. 6.
 
-    The relaxation often leaves every c below 1: then nobody contributes and the rule attains 0.
+    The relaxation often has every c below 1: then no peer contributes and the rule attains 0.
 
     References
     ----------
@@ -64,7 +64,7 @@ def paper_rule(problem: AveragingProblem) -> PaperRule:
     Appendix B.
     """
     solution = solve_relaxed(problem)
-    computes = (solution.c >= 1 - WHOLE) & problem.contributors
+    computes = (solution.c >= 1 - CONTRIBUTOR_TOLERANCE) & problem.contributors
     shares = np.where(problem.can_aggregate, eq6_shares(solution), 0.0)
     if len(problem) == 1:
         rates = solution.g[0] * computes

@@ -1,7 +1,7 @@
-"""Reducer rates r_i for given contributors: the executable form of eq. 1 once c is fixed.
+"""Reducer rates r_i for given contributors: eq. 1 with c fixed and one rate per reducer.
 
-A linear program in n + 1 variables (r and R). Its pair limits ``c_i r_j + r_i <= t_ij`` seldom
-bind, so they enter lazily; where none does, `planner.lp.capacity` has already solved it.
+A linear program in n + 1 variables (r and R). Its pair limits ``c_i r_j + r_i <= t_ij`` rarely
+bind, so they are added lazily; if none binds, `planner.lp.capacity` solves it in closed form.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.capacity import Limits
+from planner.lp.capacity import BandwidthLimits
 from planner.problems import AveragingProblem
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-FIT = 1e-12
-"""Relative excess over a limit that counts as rounding."""
+TOLERANCE = 1e-12
+"""Relative tolerance of a limit."""
 
 
-class Rates(NamedTuple):
+class ReducerRates(NamedTuple):
     """The best total rate for given contributors.
 
     Attributes
@@ -29,7 +29,7 @@ class Rates(NamedTuple):
     total
         R in bytes per second, attained by ``rates``.
     bound
-        No rates reach more (weak duality, so rounding of the LP solver does not matter).
+        Upper bound on R by weak duality, valid despite the LP solver's tolerances.
     rates
         r_i in bytes per second.
     """
@@ -39,8 +39,8 @@ class Rates(NamedTuple):
     rates: Floats
 
 
-def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
-    """Whether the rates respect every pair limit.
+def satisfies_links(limits: BandwidthLimits, computes: Bools, rates: Floats) -> bool:
+    """Whether the rates satisfy every pair limit.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
         return True
     used = np.where(computes[:, None], rates[None, :] + rates[:, None], rates[:, None])
     np.fill_diagonal(used, 0.0)
-    return bool((used <= limits.links * (1 + FIT)).all())
+    return bool((used <= limits.links * (1 + TOLERANCE)).all())
 
 
-def level(caps: Floats, total: float) -> Floats:
-    """Rates ``min(cap_i, level)`` that sum to ``total``: the most even ones under the caps.
+def water_fill(caps: Floats, total: float) -> Floats:
+    """Rates ``min(cap_i, water_fill)`` that sum to ``total`` (water-filling).
 
     Parameters
     ----------
@@ -72,14 +72,14 @@ def level(caps: Floats, total: float) -> Floats:
     order = np.argsort(caps, kind="stable")
     ascending = caps[order]
     n = len(caps)
-    before = np.concatenate(([0.0], np.cumsum(ascending)[:-1]))
-    levels = (total - before) / np.arange(n, 0, -1)
-    fits = np.flatnonzero(levels <= ascending)
-    even: Floats = np.minimum(caps, levels[fits[0]]) if len(fits) else caps.copy()
+    prefix_sum = np.concatenate(([0.0], np.cumsum(ascending)[:-1]))
+    levels = (total - prefix_sum) / np.arange(n, 0, -1)
+    feasible = np.flatnonzero(levels <= ascending)
+    even: Floats = np.minimum(caps, levels[feasible[0]]) if len(feasible) else caps.copy()
     return even
 
 
-def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rates:
+def best_rates(limits: BandwidthLimits, computes: Bools, at_most: float = np.inf) -> ReducerRates:
     """The largest total rate R, up to ``at_most``, with the contributors ``computes``.
 
     Parameters
@@ -87,17 +87,17 @@ def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rate
     computes
         ``bool[n]``, the contributors.
     """
-    total = float(limits.largest_total(computes[None, :], at_most)[0])
+    total = float(limits.max_total_rate(computes[None, :], at_most)[0])
     if total <= 0 or not np.isfinite(total):
-        return Rates(0.0, 0.0, np.zeros(limits.n))
+        return ReducerRates(0.0, 0.0, np.zeros(limits.n))
     rates = even_rates(limits, computes, total)
-    if links_fit(limits, computes, rates):
-        return Rates(total, total, rates)
+    if satisfies_links(limits, computes, rates):
+        return ReducerRates(total, total, rates)
     return solve_rates(limits, computes, total, rates)
 
 
-def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
-    """The most even rates that sum to ``total``, pair limits between two rates left out.
+def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
+    """The most even rates that sum to ``total``, ignoring pair limits between two rates.
 
     Parameters
     ----------
@@ -112,21 +112,23 @@ def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = np.zeros(limits.n)
     if computes.sum() == 1:
-        # a lone contributor keeps at least what it cannot download
-        lone = computes & limits.aggregates
+        # a single contributor must sum at least what it cannot download
+        lone = computes & limits.can_reduce
         floor[lone] = np.maximum(total - limits.download[lone], 0.0)
     if not floor.any():
-        return level(caps[0], total)
+        return water_fill(caps[0], total)
     i = int(np.argmax(floor))
     rest = caps[0].copy()
     rest[i] = 0.0
-    rates = level(rest, min(total - floor[i], float(rest.sum())))
+    rates = water_fill(rest, min(total - floor[i], float(rest.sum())))
     rates[i] = total - rates.sum()
     return rates
 
 
-def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) -> Rates:
-    """The LP, scaled so that ``at_most`` is 1; pair rows enter as solutions break them.
+def solve_rates(
+    limits: BandwidthLimits, computes: Bools, at_most: float, start: Floats
+) -> ReducerRates:
+    """Solve the LP, scaled so that ``at_most`` is 1, adding violated pair rows lazily.
 
     Parameters
     ----------
@@ -138,7 +140,7 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
 
     n, c = limits.n, computes.astype(np.float64)
     assert limits.links is not None
-    # a peer's limit is of no interest beyond what R = 1 can use of it
+    # limits larger than R = 1 can use are capped
     links = np.minimum(limits.links / at_most, 4.0)
     np.fill_diagonal(links, np.inf)
     ones = np.ones((n, 1))
@@ -151,7 +153,7 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
     )
     right = np.minimum(np.concatenate([limits.upload, limits.download]) / at_most, 4.0 * n)
     equal = csr_array(np.append(np.ones(n), -1.0)[None, :])
-    highest = np.append(np.minimum(limits.largest_rate / at_most, 1.0), 1.0)
+    highest = np.append(np.minimum(limits.max_reducer_rate / at_most, 1.0), 1.0)
     lowest = np.zeros(n + 1)
     gain = np.append(np.zeros(n), 1.0)
     pairs = np.zeros((0, 2), dtype=np.int64)
@@ -159,12 +161,12 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
     while True:
         used = c[:, None] * rates[None, :] + rates[:, None]
         np.fill_diagonal(used, 0.0)
-        # the start may break less than an LP's solution is exact to; solutions need not do better
-        broken = np.argwhere(used > links * (1 + 1e-9) + (0.0 if found is None else 1e-12))
-        fresh = broken[~_contains(pairs, broken, n)]
-        if found is not None and not len(fresh):
+        # the tolerance of LP solutions is larger than that of the initial rates
+        violated = np.argwhere(used > links * (1 + 1e-9) + (0.0 if found is None else 1e-12))
+        new_pairs = violated[~_contains(pairs, violated, n)]
+        if found is not None and not len(new_pairs):
             break
-        pairs = np.concatenate([pairs, fresh])
+        pairs = np.concatenate([pairs, new_pairs])
         count = np.arange(len(pairs))
         pair_rows = csr_array(
             (
@@ -185,22 +187,22 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
             method="highs",
         )
         if found.status != 0:
-            return Rates(0.0, 0.0, np.zeros(n))
+            return ReducerRates(0.0, 0.0, np.zeros(n))
         rates = np.maximum(found.x[:n], 0.0)
     # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
     y = np.maximum(-found.ineqlin.marginals, 0.0)
     reduced = gain - matrix.T @ y + found.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
     bound = float(y @ limit + np.maximum(reduced, 0.0) @ highest)
     rates = rates * at_most
-    rates = rates * min(1.0, attained_scale(limits.problem, computes, rates))
-    return Rates(float(rates.sum()), min(bound * at_most, at_most), rates)
+    rates = rates * min(1.0, max_scale(limits.problem, computes, rates))
+    return ReducerRates(float(rates.sum()), min(bound * at_most, at_most), rates)
 
 
-def attained_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> float:
-    """The largest factor by which all rates can grow within the limits; below 1 if one is broken.
+def max_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> float:
+    """The largest factor by which all rates can be scaled within the limits.
 
-    All limits are linear in r without constant, so that the factor is the smallest quotient of
-    limit and use.
+    All limits are homogeneous in r, so that the factor is the smallest ratio of limit and use; it
+    is below 1 if a limit is violated.
 
     Parameters
     ----------
@@ -225,9 +227,9 @@ def attained_scale(problem: AveragingProblem, computes: Bools, rates: Floats) ->
 
 
 def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -> Floats:
-    """The largest rates r_i = shares_i R that the limits allow for fixed shares and contributors.
+    """Maximum rates r_i = shares_i R for fixed shares and contributors.
 
-    This is what an executor with these shares attains (eq. 6 says nothing about it).
+    This is what an executor with these shares attains; eq. 6 does not determine it.
 
     Parameters
     ----------
@@ -241,11 +243,11 @@ def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -
     ndarray
         ``float[n]``, bytes per second.
     """
-    scale = attained_scale(problem, computes, shares)
+    scale = max_scale(problem, computes, shares)
     rates: Floats = shares * scale if np.isfinite(scale) else np.zeros(len(shares))
     return rates
 
 
 def _contains(pairs: NDArray[np.int64], wanted: NDArray[np.int64], n: int) -> Bools:
-    """Which of the wanted ordered pairs are among ``pairs``."""
+    """Mask of the wanted ordered pairs that are in ``pairs``."""
     return np.isin(wanted[:, 0] * n + wanted[:, 1], pairs[:, 0] * n + pairs[:, 1])

@@ -1,4 +1,4 @@
-"""Replanning when peers join or leave."""
+"""Replan averaging when peers join or leave."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from planner.search.stop import StoppingCriterion
 def replan_averaging(
     problem: AveragingProblem,
     previous: AveragingPlan,
-    was: Sequence[int | None],
+    previous_index: Sequence[int | None],
     stop: StoppingCriterion | None = None,
 ) -> Result[AveragingPlan]:
-    """The best plan for the peers of ``problem``, warm from the plan that was running.
+    """The best plan for the peers of ``problem``, warm-started from the previous plan.
 
-    Those who contributed go on contributing in the first incumbent, next to every newcomer. The
-    same problem and previous plan give the same bytes on every peer, so a newcomer fetches the
-    running plan with the parameters and then solves for itself.
+    In the first incumbent, previous contributors and all new peers contribute. The result is
+    deterministic, so that every peer can compute it locally; a new peer needs only the previous
+    plan. ``previous_index`` is each peer's index in the previous plan, None for a new peer.
 
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.1.
     """
     instance_of(AveragingProblem, problem)
-    if len(was) != len(problem):
+    if len(previous_index) != len(problem):
         raise ProblemError(
-            f"`was` has {len(was)} entries for {len(problem)} peers; give each peer's former "
-            "index, or None"
+            f"`previous_index` has {len(previous_index)} entries for {len(problem)} peers; give "
+            "each peer's former index, or None"
         )
-    known = [k for k in was if k is not None]
-    if len(set(known)) != len(known) or any(not 0 <= k < len(previous.computes) for k in known):
+    former = [k for k in previous_index if k is not None]
+    if len(set(former)) != len(former) or any(not 0 <= k < len(previous.computes) for k in former):
         raise ProblemError(
-            f"`was` must name different peers of the previous plan (0 to "
-            f"{len(previous.computes) - 1}), found {list(was)}"
+            f"`previous_index` must name different peers of the previous plan (0 to "
+            f"{len(previous.computes) - 1}), found {list(previous_index)}"
         )
-    start = np.array([k is None or bool(previous.computes[k]) for k in was])
+    start = np.array([k is None or bool(previous.computes[k]) for k in previous_index])
     return solve_from(problem, start & problem.contributors, stop)

@@ -1,4 +1,4 @@
-"""`solve_averaging`."""
+"""`solve_averaging`: contributors and reducer rates for the most steps per second (DeDLOC)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.contributor_search import ContributorSearch
-from planner.lp.fewest_reducers import Choice, with_fewest_reducers
+from planner.lp.fewest_reducers import AveragingChoice, with_fewest_reducers
 from planner.lp.paper_rule import paper_rule
-from planner.lp.rates import attained_scale
+from planner.lp.rates import max_scale
 from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
 from planner.problems.quantities import choice, instance_of
@@ -21,20 +21,20 @@ from planner.search.incumbent import Incumbent
 from planner.search.result import Result, Sense
 from planner.search.stop import StoppingCriterion, TargetGap, started
 
-FITTED = 1e-10
-"""Relative excess over a limit that is left in a plan."""
+FEASIBILITY_TOLERANCE = 1e-10
+"""Relative violation of a limit that is tolerated in a plan."""
 STEPS_PER_EFFORT = 2000
-"""Nodes of a programme, or sets of contributors, in one unit of `planner.search.stop.Effort`."""
+"""MILP nodes, or sets of contributors, per unit of `planner.search.stop.Effort`."""
 ROUNDING = 1e-7
-"""Relative margin put on values that come from an LP solver's tolerances."""
+"""Relative margin for an LP solver's tolerances."""
 
 
 class AveragingMethod(enum.StrEnum):
     """How to choose contributors and shares.
 
-    ``exact``: binary c and one rate per reducer, so that the promised rate is attained by fixed
-    shares. ``relaxed``: the paper's rule (LP 5 and eq. 6) with the rate that its shares really
-    attain; the bound is what LP (5) promises.
+    ``exact``: binary c and one rate per reducer, so that fixed shares attain the objective.
+    ``relaxed``: the paper's rule (LP 5 and eq. 6) with the rate that its shares attain; the bound
+    is the value of LP (5).
     """
 
     EXACT = "exact"
@@ -44,7 +44,7 @@ class AveragingMethod(enum.StrEnum):
 def solve_averaging(
     problem: AveragingProblem, method: str = "exact", stop: StoppingCriterion | None = None
 ) -> Result[AveragingPlan]:
-    """Who contributes and who sums which share, for the most steps per second.
+    """Choose contributors and reducer shares for the most steps per second.
 
     Parameters
     ----------
@@ -53,19 +53,19 @@ def solve_averaging(
     method
         An `AveragingMethod`.
     stop
-        When to end the search; None: when the plan is proven optimal. `MaxIterations` counts
+        When to stop; by default when the plan is proven optimal. `MaxIterations` counts
         branch-and-bound nodes (sets of contributors for small problems).
 
     Returns
     -------
     Result
-        ``objective`` in steps per second, maximised, ``bound`` above it. ``INFEASIBLE`` without a
-        plan where no gradients can be exchanged at all, for instance if a peer is cut off.
+        ``objective`` in steps per second, maximised; ``bound`` is an upper bound. ``INFEASIBLE``
+        without a plan if gradients cannot be averaged, for instance if a peer is unreachable.
 
     Raises
     ------
     ProblemError
-        ``problem`` or ``method`` is none.
+        ``problem`` is not an `AveragingProblem`, or ``method`` is unknown.
     """
     instance_of(AveragingProblem, problem)
     if choice(AveragingMethod, "method", method) is AveragingMethod.RELAXED:
@@ -76,7 +76,7 @@ def solve_averaging(
 def solve_from(
     problem: AveragingProblem, start: NDArray[np.bool_] | None, stop: StoppingCriterion | None
 ) -> Result[AveragingPlan]:
-    """The exact method from a known set of contributors (None: from nothing).
+    """The exact method, optionally from an initial set of contributors.
 
     Parameters
     ----------
@@ -88,34 +88,34 @@ def solve_from(
     with run.interruptible():
         search.solve(start)
     incumbent = search.incumbent
-    if search.impossible or search.bound <= 0.0:
+    if search.infeasible or search.bound <= 0.0:
         why = "no gradients can be exchanged: some peer cannot be reached by any reducer"
         return _of_plans(incumbent.without_plan(Status.INFEASIBLE, why), None)
     if incumbent.plan is None:
         return _of_plans(incumbent.without_plan(Status.UNKNOWN, run.reason or "stopped"), None)
     chosen = with_fewest_reducers(
-        problem, incumbent.objective, incumbent.plan, search.equally_fast(), run
+        problem, incumbent.objective, incumbent.plan, search.possible_ties(), run
     )
     rates = chosen.rates
-    scale = attained_scale(problem, chosen.computes, rates)
-    if scale < 1 - FITTED:
-        # rates of very different size: rounding of the largest is not small for the smallest limit
+    scale = max_scale(problem, chosen.computes, rates)
+    if scale < 1 - FEASIBILITY_TOLERANCE:
+        # if rates differ by orders of magnitude, rounding errors can exceed the smallest limit
         rates = rates * scale
-    plan = plan_of(problem, chosen.computes, rates)
+    plan = build_plan(problem, chosen.computes, rates)
     result = incumbent.result(incumbent.plan, plan.steps_per_s, exhausted="stopped")
     return _of_plans(result, plan)
 
 
-def _of_plans(result: Result[Choice], plan: AveragingPlan | None) -> Result[AveragingPlan]:
-    """The same result for the plan that the choice makes."""
-    made: Any = replace(result, plan=plan)  # type: ignore[arg-type]
-    return made  # type: ignore[no-any-return]
+def _of_plans(result: Result[AveragingChoice], plan: AveragingPlan | None) -> Result[AveragingPlan]:
+    """The result with its plan replaced."""
+    answer: Any = replace(result, plan=plan)  # type: ignore[arg-type]
+    return answer  # type: ignore[no-any-return]
 
 
-def plan_of(
+def build_plan(
     problem: AveragingProblem, computes: NDArray[np.bool_], rates: NDArray[np.float64]
 ) -> AveragingPlan:
-    """The plan with these contributors and rates, and what it attains.
+    """Build the plan with these contributors and rates.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def plan_of(
 def _relaxed(problem: AveragingProblem, stop: StoppingCriterion | None) -> Result[AveragingPlan]:
     run = started(TargetGap(0.0) if stop is None else stop)
     rule = paper_rule(problem)
-    plan = plan_of(problem, rule.computes, rule.rates)
+    plan = build_plan(problem, rule.computes, rule.rates)
     incumbent: Incumbent[AveragingPlan] = Incumbent(
         run, problem, method=AveragingMethod.RELAXED, seed=0, sense=Sense.MAXIMISE
     )

@@ -1,12 +1,12 @@
-"""Which known strategy a plan equals or mixes (DeDLOC, 3.2, "Comparison with existing techniques").
+"""Classify a plan as a known strategy or a mix of several (DeDLOC, 3.2).
 
-Every share of the vector is summed somewhere, and where tells the strategies apart:
+Strategies differ in where the shares of the vector are summed:
 
-* by contributors, each the same part: all-reduce;
-* by one reducer for everyone: a parameter server (if it contributes itself, the share it sums above
-  the contributors' common part);
+* by contributors in equal parts: all-reduce;
+* by one reducer: a parameter server (if it contributes itself, the share it sums above the
+  contributors' common part);
 * by several peers that contribute no gradients: BytePS's summation services;
-* and with groups of two, decentralised pairs, whatever the plan inside a pair.
+* with groups of two, decentralised pairs, whatever the plan inside a pair.
 
 A plan that does several of these is reported as a mix, in fractions of the vector.
 """
@@ -20,11 +20,11 @@ import numpy as np
 
 from planner.problems.answers import AveragingPlan
 
-SAME = 1e-6
-"""Shares of the vector closer than this are equal; smaller parts of a mix are not named."""
+TOLERANCE = 1e-6
+"""Tolerance of shares of the vector; smaller parts of a mix are omitted."""
 
-SHOWN = 0.005
-"""Smaller parts would read 0%."""
+MIN_SHOWN = 0.005
+"""Smaller parts are not shown, as they would round to 0%."""
 
 
 class Strategy(StrEnum):
@@ -38,8 +38,8 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True)
-class Recognised:
-    """What a plan amounts to.
+class RecognisedStrategy:
+    """Strategies that a plan mixes.
 
     Attributes
     ----------
@@ -51,18 +51,18 @@ class Recognised:
 
     @property
     def equals(self) -> Strategy | None:
-        """The strategy that the plan equals, None if it mixes several."""
+        """The strategy that the plan equals, or None if it mixes several."""
         return self.mix[0][0] if len(self.mix) == 1 else None
 
     def __str__(self) -> str:
         if self.equals is not None:
             return str(self.equals)
-        named = [m for k, m in enumerate(self.mix) if k == 0 or m[1] >= SHOWN]
+        named = [m for k, m in enumerate(self.mix) if k == 0 or m[1] >= MIN_SHOWN]
         return " + ".join(f"{part:.0%} {strategy}" for strategy, part in named)
 
 
-def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
-    """The strategy of a plan, from its numbers.
+def recognise(plan: AveragingPlan, group_size: int | None = None) -> RecognisedStrategy:
+    """Classify the strategy of a plan.
 
     References
     ----------
@@ -71,10 +71,10 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     shares, computes = plan.shares, plan.computes
     n = len(shares)
     if n == 1 or not shares.any() or not computes.any():
-        return Recognised(((Strategy.LOCAL, 1.0),))
+        return RecognisedStrategy(((Strategy.LOCAL, 1.0),))
     if group_size == 2 and n > 2:
-        return Recognised(((Strategy.PAIRS, 1.0),))
-    reducers = shares > SAME / n
+        return RecognisedStrategy(((Strategy.PAIRS, 1.0),))
+    reducers = shares > TOLERANCE / n
     aggregators = reducers & ~computes
     contributing = shares[computes]
     # the part of the vector that all contributors sum evenly
@@ -82,17 +82,18 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     helped = float(shares[aggregators].sum())
     rest = max(1.0 - even - helped, 0.0)
     parts = {Strategy.ALL_REDUCE: even, Strategy.BYTEPS: 0.0, Strategy.PARAMETER_SERVER: rest}
-    # one aggregator that dwarfs what any contributor sums is a server, equal services are BytePS
+    # a single aggregator with a much larger share than any contributor is a parameter server
     largest = float(contributing.max(initial=0.0))
     if int(aggregators.sum()) == 1 and helped > 2 * largest:
         parts[Strategy.PARAMETER_SERVER] += helped
     else:
         parts[Strategy.BYTEPS] += helped
-        if helped > SAME:
+        if helped > TOLERANCE:
             # BytePS sums one part of the vector on the workers themselves
             parts[Strategy.BYTEPS] += parts.pop(Strategy.ALL_REDUCE)
     mix = sorted(
-        ((s, float(np.round(x, 12))) for s, x in parts.items() if x > SAME), key=lambda p: -p[1]
+        ((s, float(np.round(x, 12))) for s, x in parts.items() if x > TOLERANCE),
+        key=lambda p: -p[1],
     )
     total = sum(x for _, x in mix)
-    return Recognised(tuple((s, x / total) for s, x in mix))
+    return RecognisedStrategy(tuple((s, x / total) for s, x in mix))

@@ -1,6 +1,6 @@
-"""Compiled simulated annealing over paths, priorities and, if they are free, the devices' roles.
+"""Compiled simulated annealing over paths, priorities and, if the arrangement is free, devices.
 
-Every step is timed by `timed`.
+Every candidate is scheduled by `planner.mapf.fixed_order.compute_schedule`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from planner.mapf.device_exchange import (
     exchange_devices,
     exchange_partner,
 )
-from planner.mapf.dispatch import LATE, DispatchState, Numbers, fill_tail
-from planner.mapf.fixed_order import timed
+from planner.mapf.fixed_order import compute_schedule
+from planner.mapf.list_scheduling import INFINITE_S, ScheduleData, ScheduleState, fill_tail
 from planner.mapf.moves import (
+    PathCounts,
     PathRules,
-    Use,
     change_device,
     change_order,
     change_stage,
@@ -37,369 +37,385 @@ from planner.search.rng import next_below, next_unit
 
 
 class MoveShares(NamedTuple):
-    """How often each move is tried; what is left of 1 changes the order of two stages (CC2).
+    """Probability of each move; the remainder up to 1 swaps two neighbouring stages (CC2).
 
     Attributes
     ----------
     overtake
-        Put a waiting step in front of the one that its device does before it.
+        Schedule a waiting step before its device predecessor.
     nudge
-        Put a step off, or bring it forward, by a random time.
-    forget
-        Take such a nudge back.
+        Change a step's priority offset by a random time.
+    reset
+        Reset a step's priority offset.
     device
-        Another device of the same stage.
+        Visit another device of the same stage.
+    stage
+        Visit another stage.
     exchange
-        Exchange the paths of two microbatches of different start devices.
+        Exchange the paths of two microbatches with different start devices.
     """
 
     overtake: float = 0.25
-    nudge: float = 0.10
-    forget: float = 0.05
+    perturb: float = 0.10
+    reset: float = 0.05
     device: float = 0.25
     stage: float = 0.17
     exchange: float = 0.10
 
 
-class Cycle(NamedTuple):
-    """A part of an annealing cycle.
+class CycleParams(NamedTuple):
+    """Parameters of a part of an annealing cycle.
 
     Attributes
     ----------
-    hot, cold
+    t_start, t_end
         First and last temperature, seconds.
+    tail_weight
+        Weight of the remaining chain in the dispatching key, or `FOLLOW_TIMES`.
     jitter
-        Largest random nudge, seconds.
-    rearrange
+        Largest random change of a priority offset, seconds.
+    device_exchange_share
         Share of the proposals that exchange two devices.
-    smooth
-        Weight of the mean end of the microbatches beside the latest.
-    critical
-        Share of the proposals that begin at a step of a longest chain of waiting.
+    mean_weight
+        Weight of the microbatches' mean completion time, added to the makespan.
+    critical_share
+        Share of the proposals that change a step on the critical path.
     shares
-        Of the other moves.
+        Probabilities of the other moves.
     """
 
-    moves: int
-    hot: float
-    cold: float
-    pull: float
+    num_moves: int
+    t_start: float
+    t_end: float
+    tail_weight: float
     jitter: float
-    rearrange: float
-    smooth: float
-    critical: float
+    device_exchange_share: float
+    mean_weight: float
+    critical_share: float
     shares: MoveShares
 
 
-class Walk(NamedTuple):
-    """Where annealing stands; everything is changed in place.
+class AnnealingState(NamedTuple):
+    """State of an annealing run; all arrays are updated in place.
 
     Attributes
     ----------
-    use
-        Counts of the paths of ``now``.
-    now, trial, best
-        The state, a copy to try changes on, and the best state of the cycle.
-    word
+    counts
+        Counts of the paths of ``current``.
+    current, candidate, best
+        The current solution, a copy on which moves are tried, and the best solution of the cycle.
+    rng_state
         State of the random generator.
     """
 
-    setting: ExchangeContext
-    use: Use
-    now: DispatchState
-    trial: DispatchState
-    best: DispatchState
-    word: Words
+    context: ExchangeContext
+    counts: PathCounts
+    current: ScheduleState
+    candidate: ScheduleState
+    best: ScheduleState
+    rng_state: Words
 
 
 @kernel
-def mean_end(num: Numbers, state: DispatchState) -> float:
-    """Mean end of the microbatches."""
+def mean_end(data: ScheduleData, state: ScheduleState) -> float:
+    """Mean completion time of the microbatches."""
     total = 0.0
     for b in range(len(state.paths)):
-        total += state.begin[b, -1] + num.backward[state.paths[b, 0]]
+        total += state.begin[b, -1] + data.backward[state.paths[b, 0]]
     return total / len(state.paths)
 
 
 @kernel
-def trace(num: Numbers, state: DispatchState, makespan: float, critical: Ints) -> int:
-    """Steps on a longest chain of waiting, as ``b * steps + k``; returns how many."""
+def critical_path(data: ScheduleData, state: ScheduleState, makespan: float, critical: Ints) -> int:
+    """Fill in the steps of a critical path, as ``b * steps + k``; returns their number."""
     count, steps = state.begin.shape
     at = -1
     for b in range(count):
-        if state.begin[b, steps - 1] + num.backward[state.paths[b, 0]] >= makespan * (1 - 1e-12):
+        if state.begin[b, steps - 1] + data.backward[state.paths[b, 0]] >= makespan * (1 - 1e-12):
             at = b * steps + steps - 1
             break
-    found = 0
-    while at >= 0 and found < len(critical):
-        critical[found] = at
-        found += 1
+    critical_count = 0
+    while at >= 0 and critical_count < len(critical):
+        critical[critical_count] = at
+        critical_count += 1
         b, k = at // steps, at % steps
         if state.begin[b, k] > state.ready[b, k]:
-            # with live memory the wait may be for memory: the device's last step is a fair guess
-            at = state.before[b, k]
+            # with live memory the step may have waited for memory; assume it waited for the device
+            at = state.device_pred[b, k]
         elif k > 0:
-            # where messages waited for their link: to the one that did not, and who sent it
-            if len(state.behind) > 0:
-                while state.behind[at // steps, at % steps] >= 0:
-                    at = state.behind[at // steps, at % steps]
+            # messages that queued: go back to the first of the queue, then to the step that sent it
+            if len(state.link_pred) > 0:
+                while state.link_pred[at // steps, at % steps] >= 0:
+                    at = state.link_pred[at // steps, at % steps]
             at -= 1
         else:
             at = -1
-    return found
+    return critical_count
 
 
 @kernel
-def overtake(state: DispatchState, nudge: Floats, at: int, pull: float) -> bool:
-    """Put a step that waits for its device in front of the one before it.
+def overtake(state: ScheduleState, offset: Floats, at: int, tail_weight: float) -> bool:
+    """Give a step that waited for its device priority over its device predecessor.
 
-    If its message waited for a link, put the step that sent it in front of the one whose message
-    went first.
+    If its message queued for a link, give the sending step priority over the sender of the message
+    ahead of it.
     """
     steps = state.begin.shape[1]
     b, k = at // steps, at % steps
-    other = state.before[b, k]
-    queued = len(state.behind) > 0 and state.behind[b, k] >= 0
+    other = state.device_pred[b, k]
+    queued = len(state.link_pred) > 0 and state.link_pred[b, k] >= 0
     if queued and state.begin[b, k] <= state.ready[b, k]:
-        other = state.behind[b, k] - 1
+        other = state.link_pred[b, k] - 1
         at -= 1
     if other < 0 or other // steps == at // steps:
         return False
     b, k, c, j = at // steps, at % steps, other // steps, other % steps
-    if pull < 0.0:
-        nudge[b, k] = state.nudge[c, j] - 1e-6
+    if tail_weight < 0.0:
+        offset[b, k] = state.offset[c, j] - 1e-6
         return True
-    key = state.begin[c, j] - pull * state.tail[c, j] + state.nudge[c, j]
-    mine = max(state.ready[b, k], state.begin[c, j]) - pull * state.tail[b, k]
-    nudge[b, k] = key - mine - 1e-6
+    key = state.begin[c, j] - tail_weight * state.tail[c, j] + state.offset[c, j]
+    mine = max(state.ready[b, k], state.begin[c, j]) - tail_weight * state.tail[b, k]
+    offset[b, k] = key - mine - 1e-6
     return True
 
 
 @kernel
-def copy_row(source: DispatchState, target: DispatchState, b: int) -> None:
-    """Path, tail and nudges of one microbatch."""
+def copy_row(source: ScheduleState, target: ScheduleState, b: int) -> None:
+    """Copy path, tail and priority offsets of one microbatch."""
     for k in range(source.paths.shape[1]):
         target.paths[b, k] = source.paths[b, k]
     for k in range(source.tail.shape[1]):
         target.tail[b, k] = source.tail[b, k]
-        target.nudge[b, k] = source.nudge[b, k]
+        target.offset[b, k] = source.offset[b, k]
 
 
 @kernel
-def copy_rows(source: DispatchState, target: DispatchState) -> None:
-    """Paths, tails and nudges of all microbatches."""
+def copy_rows(source: ScheduleState, target: ScheduleState) -> None:
+    """Copy paths, tails and priority offsets of all microbatches."""
     for b in range(len(source.paths)):
         copy_row(source, target, b)
 
 
 @kernel
-def copy_times(source: DispatchState, target: DispatchState) -> None:
-    """What `timed` fills."""
+def copy_times(source: ScheduleState, target: ScheduleState) -> None:
+    """Copy the arrays that `compute_schedule` fills."""
     for b in range(source.begin.shape[0]):
         for k in range(source.begin.shape[1]):
             target.begin[b, k] = source.begin[b, k]
             target.ready[b, k] = source.ready[b, k]
-            target.before[b, k] = source.before[b, k]
-    if len(source.behind) > 0:
-        for b in range(source.behind.shape[0]):
-            for k in range(source.behind.shape[1]):
-                target.behind[b, k] = source.behind[b, k]
+            target.device_pred[b, k] = source.device_pred[b, k]
+    if len(source.link_pred) > 0:
+        for b in range(source.link_pred.shape[0]):
+            for k in range(source.link_pred.shape[1]):
+                target.link_pred[b, k] = source.link_pred[b, k]
 
 
 @kernel
 def propose(
     rules: PathRules,
-    use: Use,
-    now: DispatchState,
-    trial: DispatchState,
-    word: Words,
-    cycle: Cycle,
+    counts: PathCounts,
+    current: ScheduleState,
+    candidate: ScheduleState,
+    rng_state: Words,
+    cycle: CycleParams,
     at: int,
 ) -> int:
-    """Change ``trial`` at a step; the other microbatch changed (or the same), -1 for nothing."""
-    steps = now.begin.shape[1]
+    """Apply a random move at step ``at``.
+
+    Returns the second microbatch changed (``b`` itself if there is none), or -1 if nothing changed.
+    """
+    steps = current.begin.shape[1]
     b, k = at // steps, at % steps
-    shares, pull = cycle.shares, cycle.pull
-    kind = next_unit(word)
+    shares, tail_weight = cycle.shares, cycle.tail_weight
+    kind = next_unit(rng_state)
     edge = shares.overtake
     if kind < edge:
-        return b if overtake(now, trial.nudge, at, pull) else -1
-    edge += shares.nudge
+        return b if overtake(current, candidate.offset, at, tail_weight) else -1
+    edge += shares.perturb
     if kind < edge:
-        trial.nudge[b, k] += cycle.jitter * (2.0 * next_unit(word) - 1.0)
+        candidate.offset[b, k] += cycle.jitter * (2.0 * next_unit(rng_state) - 1.0)
         return int(b)
-    edge += shares.forget
+    edge += shares.reset
     if kind < edge:
-        trial.nudge[b, k] = 0.0 if pull >= 0.0 else now.ready[b, k]
+        candidate.offset[b, k] = 0.0 if tail_weight >= 0.0 else current.ready[b, k]
         return int(b)
     edge += shares.device
     if kind < edge:
-        return change_device(rules, use, trial.paths, b, word)
+        return change_device(rules, counts, candidate.paths, b, rng_state)
     edge += shares.stage
     if kind < edge:
-        return change_stage(rules, use, trial.paths, b, word)
+        return change_stage(rules, counts, candidate.paths, b, rng_state)
     edge += shares.exchange
     if kind < edge:
-        return exchange_paths(trial.paths, b, word)
-    return change_order(rules, trial.paths, b, word)
+        return exchange_paths(candidate.paths, b, rng_state)
+    return change_order(rules, candidate.paths, b, rng_state)
 
 
 @kernel
-def settle(
-    num: Numbers, rules: PathRules, now: DispatchState, trial: DispatchState, b: int
+def repair_order(
+    data: ScheduleData, rules: PathRules, current: ScheduleState, candidate: ScheduleState, b: int
 ) -> bool:
-    """Bring a changed path into a valid order and measure its chain; False if it is unchanged."""
+    """Restore CC2 on a changed path and update its tail; False if the path is unchanged."""
     same = True
-    for k in range(trial.paths.shape[1]):
-        same = same and trial.paths[b, k] == now.paths[b, k]
+    for k in range(candidate.paths.shape[1]):
+        same = same and candidate.paths[b, k] == current.paths[b, k]
     if same:
         return False
-    ordered = in_order(trial.paths[b], rules.stage, rules.max_swaps)
-    # sorting the paths that changed is enough: the others were within the limit
-    if not ordered or too_many_swaps(rules, trial.paths):
-        sort_path(trial.paths[b], rules.stage)
-    fill_tail(num, trial.paths[b], trial.tail[b])
+    ordered = in_order(candidate.paths[b], rules.stage, rules.max_swaps)
+    # sorting the changed paths is enough: the unchanged ones were within the limit
+    if not ordered or too_many_swaps(rules, candidate.paths):
+        sort_path(candidate.paths[b], rules.stage)
+    fill_tail(data, candidate.paths[b], candidate.tail[b])
     return True
 
 
 @kernel
-def rearrange(walk: Walk, at: int) -> tuple[int, int]:
-    """Exchange the device of a step with another, or let it move to a vacant role.
+def try_device_exchange(annealing: AnnealingState, at: int) -> tuple[int, int]:
+    """Exchange a step's device with that of another role, or move it to a vacant role.
 
     Returns both roles; -1, -1 if nothing was changed.
     """
-    setting, now, trial = walk.setting, walk.now, walk.trial
-    steps, length = now.begin.shape[1], now.paths.shape[1]
+    context, current, candidate = annealing.context, annealing.current, annealing.candidate
+    steps, length = current.begin.shape[1], current.paths.shape[1]
     b, k = at // steps, at % steps
-    one = now.paths[b, k if k < length else (2 * length - k if k > length else 0)]
-    other = exchange_partner(setting, walk.use, now.device_of, one, walk.word)
+    one = current.paths[b, k if k < length else (2 * length - k if k > length else 0)]
+    other = exchange_partner(context, annealing.counts, current.device_of, one, annealing.rng_state)
     if other < 0:
         return -1, -1
-    leaves = now.device_of[other] == setting.devices.vacant
-    if leaves and not empty_role(setting.rules, walk.use, trial.paths, one, walk.word):
-        recount(walk.use, setting.rules.stage, now.paths)
-        copy_rows(now, trial)
+    leaves = current.device_of[other] == context.devices.vacant
+    if leaves and not empty_role(
+        context.rules, annealing.counts, candidate.paths, one, annealing.rng_state
+    ):
+        recount(annealing.counts, context.rules.stage, current.paths)
+        copy_rows(current, candidate)
         return -1, -1
-    exchange_devices(setting, now.device_of, one, other)
-    for m in range(len(trial.paths)):
-        fill_tail(setting.num, trial.paths[m], trial.tail[m])
+    exchange_devices(context, current.device_of, one, other)
+    for m in range(len(candidate.paths)):
+        fill_tail(context.data, candidate.paths[m], candidate.tail[m])
     return one, other
 
 
 @kernel
-def undo_rearrange(walk: Walk, one: int, other: int) -> None:
+def revert_device_exchange(annealing: AnnealingState, one: int, other: int) -> None:
     """Exchange the devices of two roles back."""
-    exchange_devices(walk.setting, walk.now.device_of, one, other)
-    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
-    copy_rows(walk.now, walk.trial)
+    exchange_devices(annealing.context, annealing.current.device_of, one, other)
+    recount(annealing.counts, annealing.context.rules.stage, annealing.current.paths)
+    copy_rows(annealing.current, annealing.candidate)
 
 
 @kernel
-def keep_rearrange(walk: Walk) -> None:
-    """Keep the exchange and the paths that it sent elsewhere."""
-    copy_rows(walk.trial, walk.now)
-    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
+def accept_device_exchange(annealing: AnnealingState) -> None:
+    """Accept the exchange and the paths that it rerouted."""
+    copy_rows(annealing.candidate, annealing.current)
+    recount(annealing.counts, annealing.context.rules.stage, annealing.current.paths)
 
 
 @kernel
-def count_change(
-    use: Use, stage: Ints, now: DispatchState, trial: DispatchState, b: int, c: int
+def update_counts(
+    counts: PathCounts,
+    stage: Ints,
+    current: ScheduleState,
+    candidate: ScheduleState,
+    b: int,
+    c: int,
 ) -> None:
-    """Bring the counts from the paths of ``now`` to those of ``trial``."""
-    count_path(use, stage, now.paths[b], -1)
-    count_path(use, stage, trial.paths[b], 1)
+    """Update the counts from the paths of ``current`` to those of ``candidate``."""
+    count_path(counts, stage, current.paths[b], -1)
+    count_path(counts, stage, candidate.paths[b], 1)
     if c != b:
-        count_path(use, stage, now.paths[c], -1)
-        count_path(use, stage, trial.paths[c], 1)
+        count_path(counts, stage, current.paths[c], -1)
+        count_path(counts, stage, candidate.paths[c], 1)
 
 
 @kernel
-def keep_best(walk: Walk) -> None:
-    """Make ``best`` a copy of ``now``."""
-    copy_rows(walk.now, walk.best)
-    copy_times(walk.now, walk.best)
-    for d in range(len(walk.now.device_of)):
-        walk.best.device_of[d] = walk.now.device_of[d]
+def keep_best(annealing: AnnealingState) -> None:
+    """Make ``best`` a copy of ``current``."""
+    copy_rows(annealing.current, annealing.best)
+    copy_times(annealing.current, annealing.best)
+    for d in range(len(annealing.current.device_of)):
+        annealing.best.device_of[d] = annealing.current.device_of[d]
 
 
 @kernel
 def objective(
-    num: Numbers, rules: PathRules, state: DispatchState, rounds: Floats, makespan: float
+    data: ScheduleData, rules: PathRules, state: ScheduleState, rounds: Floats, makespan: float
 ) -> float:
-    """The makespan, or where averaging counts the longest span of a stage."""
-    if len(rounds) == 0 or makespan >= LATE:
+    """The makespan, or with averaging the longest span of any stage."""
+    if len(rounds) == 0 or makespan >= INFINITE_S:
         return makespan
-    return longest_span(num, rules, state, rounds)
+    return longest_span(data, rules, state, rounds)
 
 
 @allocating_entry
-def anneal(walk: Walk, cycle: Cycle, best_value: float) -> float:
-    """Anneal in place; keep the best in ``walk.best``."""
-    num, rules, use = walk.setting.num, walk.setting.rules, walk.use
-    now, trial, word = walk.now, walk.trial, walk.word
-    pull, smooth = cycle.pull, cycle.smooth
-    steps, size = now.begin.shape[1], now.begin.size
-    makespan = timed(num, now, pull, LATE)
-    mean = mean_end(num, now)
-    averaging = walk.setting.averaging
+def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> float:
+    """Anneal in place and store the best solution in ``annealing.best``; returns its objective."""
+    data, rules, counts = annealing.context.data, annealing.context.rules, annealing.counts
+    current, candidate, rng_state = annealing.current, annealing.candidate, annealing.rng_state
+    tail_weight, mean_weight = cycle.tail_weight, cycle.mean_weight
+    steps, size = current.begin.shape[1], current.begin.size
+    makespan = compute_schedule(data, current, tail_weight, INFINITE_S)
+    mean = mean_end(data, current)
+    averaging = annealing.context.averaging
     rounds, trial_rounds = np.zeros(len(averaging.vector)), np.zeros(len(averaging.vector))
-    fill_rounds(averaging, rules, now.device_of, rounds)
-    value = objective(num, rules, now, rounds, makespan)
-    cost = value + smooth * mean
+    fill_rounds(averaging, rules, current.device_of, rounds)
+    value = objective(data, rules, current, rounds, makespan)
+    cost = value + mean_weight * mean
     critical = np.empty(size, dtype=np.int64)
-    found = trace(num, now, makespan, critical)
-    copy_rows(now, trial)
-    heat, cooling = cycle.hot, (cycle.cold / cycle.hot) ** (1.0 / cycle.moves)
-    for _ in range(cycle.moves):
-        heat *= cooling
-        if found > 0 and next_unit(word) < cycle.critical:
-            at = critical[next_below(word, found)]
+    critical_count = critical_path(data, current, makespan, critical)
+    copy_rows(current, candidate)
+    temperature, cooling = cycle.t_start, (cycle.t_end / cycle.t_start) ** (1.0 / cycle.num_moves)
+    for _ in range(cycle.num_moves):
+        temperature *= cooling
+        if critical_count > 0 and next_unit(rng_state) < cycle.critical_share:
+            at = critical[next_below(rng_state, critical_count)]
         else:
-            at = next_below(word, size)
+            at = next_below(rng_state, size)
         b = at // steps
         c, one, other, rerouted = b, -1, -1, False
         trial_rounds[:] = rounds
-        if cycle.rearrange > 0.0 and next_unit(word) < cycle.rearrange:
-            one, other = rearrange(walk, at)
+        if cycle.device_exchange_share > 0.0 and next_unit(rng_state) < cycle.device_exchange_share:
+            one, other = try_device_exchange(annealing, at)
             if one < 0:
                 continue
-            fill_rounds(averaging, rules, now.device_of, trial_rounds)
+            fill_rounds(averaging, rules, current.device_of, trial_rounds)
         else:
-            c = propose(rules, use, now, trial, word, cycle, at)
+            c = propose(rules, counts, current, candidate, rng_state, cycle, at)
             if c < 0:
-                copy_row(now, trial, b)
+                copy_row(current, candidate, b)
                 continue
-            rerouted = settle(num, rules, now, trial, b)
+            rerouted = repair_order(data, rules, current, candidate, b)
             if c != b:
-                rerouted = settle(num, rules, now, trial, c) or rerouted
-        # Metropolis: draw the threshold first, so that a hopeless decoding ends early
-        threshold = cost - heat * np.log(1.0 - next_unit(word))
-        # stage 0 does the first F and the last B of all, and then its round
+                rerouted = repair_order(data, rules, current, candidate, c) or rerouted
+        # Metropolis with the threshold drawn first, so that scheduling can stop early
+        threshold = cost - temperature * np.log(1.0 - next_unit(rng_state))
+        # stage 0 runs the first F and the last B of all stages, then its averaging round
         closing = trial_rounds[0] if len(trial_rounds) > 0 else 0.0
-        span = timed(num, trial, pull, threshold - smooth * 0.9 * mean - closing)
-        new_mean = mean_end(num, trial) if span < LATE else mean
-        value = objective(num, rules, trial, trial_rounds, span)
-        if span >= LATE or value + smooth * new_mean > threshold:
+        span = compute_schedule(
+            data, candidate, tail_weight, threshold - mean_weight * 0.9 * mean - closing
+        )
+        new_mean = mean_end(data, candidate) if span < INFINITE_S else mean
+        value = objective(data, rules, candidate, trial_rounds, span)
+        if span >= INFINITE_S or value + mean_weight * new_mean > threshold:
             if one >= 0:
-                undo_rearrange(walk, one, other)
-            copy_row(now, trial, b)
-            copy_row(now, trial, c)
+                revert_device_exchange(annealing, one, other)
+            copy_row(current, candidate, b)
+            copy_row(current, candidate, c)
             continue
         if one >= 0:
-            keep_rearrange(walk)
+            accept_device_exchange(annealing)
         if rerouted:
-            count_change(use, rules.stage, now, trial, b, c)
-        copy_row(trial, now, b)
-        copy_row(trial, now, c)
-        copy_times(trial, now)
-        if pull < 0.0:
-            # the list of times that is followed is that of the schedule itself
-            now.nudge[:] = now.begin
-            trial.nudge[:] = now.begin
-        cost, mean = value + smooth * new_mean, new_mean
+            update_counts(counts, rules.stage, current, candidate, b, c)
+        copy_row(candidate, current, b)
+        copy_row(candidate, current, c)
+        copy_times(candidate, current)
+        if tail_weight < 0.0:
+            # the priorities to follow are the times of the accepted schedule
+            current.offset[:] = current.begin
+            candidate.offset[:] = current.begin
+        cost, mean = value + mean_weight * new_mean, new_mean
         rounds[:] = trial_rounds
-        found = trace(num, now, span, critical)
+        critical_count = critical_path(data, current, span, critical)
         if value < best_value:
             best_value = value
-            keep_best(walk)
+            keep_best(annealing)
     return best_value

@@ -1,7 +1,7 @@
-"""`arrange_paths`: arrangement and paths together, beyond SkipPipe's two steps (3.2).
+"""`arrange_paths`: joint search over arrangement and paths; SkipPipe decides them in turn (3.2).
 
-Annealing as for paths alone, with moves that exchange the devices of two places; then the paths of
-the best arrangement alone.
+Simulated annealing as for paths alone, with moves that exchange the devices of two roles, then a
+search over the paths of the best arrangement.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from planner.mapf.arranged_bounds import arranged_bound
 from planner.mapf.arrays import PathArrays
-from planner.mapf.device_exchange import DeviceNumbers
-from planner.mapf.dispatch import plan_of
-from planner.mapf.exact import Exact
+from planner.mapf.device_exchange import DeviceStageData
+from planner.mapf.exact_solver import ExactSolver
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.search import PathSearch, PathSearchParams, first_plans
+from planner.mapf.list_scheduling import build_plan
+from planner.mapf.search import PathSearch, PathSearchParams, initial_plans
 from planner.mapf.solve import improve, inner_run, steps_per_effort
 from planner.mapf.stage_spans import StageAveragingSpans, span_of
 from planner.mapf.warm_up import compile_kernels
@@ -35,31 +35,37 @@ from planner.search.stop import StoppingCriterion, StopRun, started
 
 @dataclass(frozen=True)
 class ArrangeParams:
-    """How the arrangement is searched.
+    """Parameters of the arrangement search.
 
     Attributes
     ----------
     search
-        Hotter and longer cycles than for paths alone: an exchange changes many times at once.
+        Hotter and longer cycles than for paths alone: an exchange affects many start times at once.
     vacancies
-        Devices by which a stage may grow.
-    exploring
-        Share of the limit for starting anew again and again, from devices at random.
-    rearranging
-        Share of what is left for exchanges around the best; paths alone have the rest.
-    most_iterations
-        Iterations of which these are shares under a count limit, at most.
+        Vacant roles per stage: the devices by which a stage may grow.
+    explore_share
+        Share of the limit for restarts from random arrangements.
+    rearrange_share
+        Share of the remaining limit for exchanges around the incumbent; the rest goes to the paths
+        of the best arrangement.
+    max_iterations
+        Under an iteration limit, the shares are of at most this many iterations.
     """
 
     search: PathSearchParams = field(
         default_factory=lambda: PathSearchParams(
-            first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
+            first_cycle=64,
+            max_cycle=512,
+            t_restart=0.08,
+            t_improve=0.02,
+            device_exchange_share=0.2,
+            mean_weight=0.3,
         )
     )
     vacancies: int = 2
-    exploring: float = 0.4
-    rearranging: float = 0.7
-    most_iterations: int = 512
+    explore_share: float = 0.4
+    rearrange_share: float = 0.7
+    max_iterations: int = 512
 
 
 PARAMS = ArrangeParams()
@@ -71,23 +77,24 @@ def arrange_paths(
     seed: int = 0,
     first: Sequence[Sequence[int]] | None = None,
 ) -> Result[ArrangedPathPlan]:
-    """Which device holds which stage, and paths over them, with the smallest makespan.
+    """Assign devices to stages and find paths over them with the smallest makespan.
 
-    Where the problem has averaging, with the shortest span of the longest stage.
+    If the problem has averaging, minimise the longest span of any stage instead.
 
     Parameters
     ----------
     stop, seed
         As in `solve_paths`.
     first
-        Devices per stage to begin with, such as ``solve_assignment(...).plan.groups``; the result
-        is never worse than the paths first found on it. By default the devices with the most
-        memory start; so it is where the given arrangement has no paths.
+        Initial arrangement: devices per stage, such as ``solve_assignment(...).plan.groups``. The
+        result is never worse than the first paths found on it. By default, or if it has no paths,
+        the devices with the most memory become start devices.
 
     Returns
     -------
     Result
-        Seconds; INFEASIBLE if no arrangement has paths, UNKNOWN if none with paths was found.
+        Objective and bound in seconds; INFEASIBLE if no arrangement has paths, UNKNOWN if none with
+        paths was found.
 
     References
     ----------
@@ -95,7 +102,7 @@ def arrange_paths(
     Networks, 2025, section 3.2.
     """
     instance_of(ArrangedPathProblem, problem)
-    started(stop)  # refused before the kernels are compiled
+    started(stop)  # validate before the kernels are compiled
     compile_kernels()
     given = [] if first is None else [_groups(first)]
     arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
@@ -112,7 +119,7 @@ def arrange_paths(
         why = f"on the first arrangement {reason}"
         return _answer(problem, best, best.without_plan(Status.UNKNOWN, why))
     with run.interruptible():
-        first_plans(best.arrays, best)
+        initial_plans(best.arrays, best)
         bound = arranged_bound(problem)
         best.raise_bound(bound.seconds, bound.basis, bound.witness)
         _search(problem, best, run, seed, PARAMS)
@@ -120,18 +127,18 @@ def arrange_paths(
 
 
 class _Arranged(PathIncumbent):
-    """The best by the problem's objective, which need not be the makespan."""
+    """Incumbent by the problem's objective, which need not be the makespan."""
 
     problem: ArrangedPathProblem
 
-    def offer_times(
+    def offer_schedule(
         self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
     ) -> bool:
         at = self._first if device_of is None else device_of
         value = makespan
         if self.problem.averaging is not None and math.isfinite(makespan):
             value = span_of(self.problem, self.arrays, paths, begin, at)
-        return super().offer_times(paths, begin, value, at)
+        return super().offer_schedule(paths, begin, value, at)
 
 
 def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -153,13 +160,13 @@ def _search(
     averaging = StageAveragingSpans.of(problem)
     search = PathSearch(best.arrays, best, seed, params.search, _device_numbers(problem), averaging)
     while run.check() is None and best.arrays.path_stages > 1:
-        for share in (params.exploring, params.rearranging):
+        for share in (params.explore_share, params.rearrange_share):
             if run.paced_by_time:
                 search.run(until_s=run.elapsed_s + share * run.remaining_s)
             else:
-                left = min(params.most_iterations, run.remaining_iterations)
+                left = min(params.max_iterations, run.remaining_iterations)
                 search.run(iterations=math.ceil(share * left))
-            search.settled = True
+            search.intensify = True
         if run.check() is None:
             _paths_alone(problem, best, run, seed)
 
@@ -167,7 +174,7 @@ def _search(
 def _first_possible(
     problem: ArrangedPathProblem, candidates: Iterator[list[list[int]]]
 ) -> tuple[PathArrays, str | None]:
-    """The first arrangement that has paths; if none has, the first, and why not."""
+    """The first arrangement that has paths; if there is none, the first one and the reason."""
     first: tuple[PathArrays, str] | None = None
     for groups in candidates:
         arrays = PathArrays.of(problem.arranged(groups))
@@ -180,10 +187,10 @@ def _first_possible(
 
 
 def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
-    """Arrangements to begin with: the devices with the most memory start, the others vary.
+    """Initial arrangements: the devices with the most memory are start devices.
 
-    First they are dealt out in turn, then so that every stage gets the devices with the most
-    memory for it, the stages in different orders.
+    The others are assigned round robin, then so that each stage in turn picks the device with the
+    most memory for it, for several orders of the stages.
     """
     order = np.argsort(-problem.memory[0], kind="stable").tolist()
     start, rest = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
@@ -195,7 +202,7 @@ def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
     )
     if not problem.fixed_sizes:
         yield _balanced(problem, start, rest)
-    # devices that would be missed most elsewhere need not start
+    # devices with much memory for later stages should not be start devices
     least = 1 if problem.live_memory else problem.microbatches_per_start
     able = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
     if len(able) >= len(start):
@@ -208,7 +215,7 @@ def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
 
 
 def _dealt(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
-    """The others dealt out in turn."""
+    """Assign the other devices to stages round robin."""
     groups: list[list[int]] = [start, *([] for _ in problem.stage_sizes[1:])]
     deck = iter(rest)
     for stage in itertools.cycle(range(1, len(groups))) if rest else ():
@@ -222,7 +229,7 @@ def _dealt(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> l
 def _roomiest(
     problem: ArrangedPathProblem, start: list[int], rest: list[int], turn: list[int]
 ) -> list[list[int]]:
-    """In this turn, each stage gets a device with the most memory for it, again and again."""
+    """Stages pick in the order ``turn``, repeatedly, the device with the most memory for them."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
     left = list(rest)
     while left:
@@ -235,45 +242,45 @@ def _roomiest(
 
 
 def _balanced(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
-    """Sizes left free: each time the stage with the least room gets its roomiest device."""
+    """Free stage sizes: the stage with the least memory repeatedly picks its largest device."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
-    left, room = list(rest), [0] * len(groups)
+    left, capacity = list(rest), [0] * len(groups)
     stages = range(1, len(groups))
     while left:
         empty = [s for s in stages if not groups[s]]
         choice = empty if len(left) <= len(empty) else stages
-        s = min(choice, key=lambda s: (room[s], s))
+        s = min(choice, key=lambda s: (capacity[s], s))
         d = max(left, key=lambda d: (int(problem.memory[s, d]), -d))
         groups[s].append(d)
         left.remove(d)
-        room[s] += int(problem.memory[s, d])
+        capacity[s] += int(problem.memory[s, d])
     return groups
 
 
 def _never_possible(problem: ArrangedPathProblem) -> bool:
-    """Whether what one arrangement lacks (TC1), every arrangement lacks."""
+    """Whether TC1 rules out every arrangement, not only the one tried."""
     least = 1 if problem.live_memory else problem.microbatches_per_start
     few = int((problem.memory[0] >= least).sum()) < problem.stage_sizes[0]
     alike = bool((problem.memory == problem.memory[:, :1]).all())
     return few or (alike and problem.fixed_sizes)
 
 
-def _device_numbers(problem: ArrangedPathProblem) -> DeviceNumbers:
-    """What each device would bring to each stage, as `PathArrays` has it for one."""
+def _device_numbers(problem: ArrangedPathProblem) -> DeviceStageData:
+    """`PathArrays` data of every device on every stage."""
     count = problem.stage_sizes[0] * problem.microbatches_per_start
-    room = np.minimum(problem.memory, count)
+    capacity = np.minimum(problem.memory, count)
     memory = np.full_like(problem.memory, count)
     if problem.live_memory:
-        room, memory = np.where(problem.memory > 0, count, 0), room
+        capacity, memory = np.where(problem.memory > 0, count, 0), capacity
     none = ((0, 0), (0, 1))
-    return DeviceNumbers(
+    return DeviceStageData(
         np.pad(problem.transfer_s, (0, 1)),
         np.zeros((0, 0)) if problem.link_s is None else np.pad(problem.link_s, (0, 1)),
         np.pad(problem.forward_s, none),
         np.pad(problem.backward_s, none),
         np.pad(np.tile(problem.head_s, (len(problem.stage_sizes), 1)), none),
         np.pad(memory.astype(np.int64), none),
-        np.pad(room.astype(np.int64), none),
+        np.pad(capacity.astype(np.int64), none),
         len(problem),
     )
 
@@ -281,7 +288,7 @@ def _device_numbers(problem: ArrangedPathProblem) -> DeviceNumbers:
 def _arrangement(best: PathIncumbent, devices: int) -> list[list[int]]:
     """Devices per stage, in the order of their roles."""
     t = best.arrays
-    roles = [t.members[t.first[s] : t.first[s + 1]] for s in range(len(t.fewest))]
+    roles = [t.members[t.stage_ptr[s] : t.stage_ptr[s + 1]] for s in range(len(t.min_visits))]
     return [[d for d in best.device_of[group].tolist() if d != devices] for group in roles]
 
 
@@ -296,38 +303,38 @@ def _role_of(device_of: Ints, devices: int) -> Ints:
 def _paths_alone(
     problem: ArrangedPathProblem, best: PathIncumbent, run: StopRun, seed: int
 ) -> None:
-    """Improve the paths of the best arrangement, its devices staying where they are."""
+    """Improve the paths with the best arrangement fixed."""
     at = problem.arranged(_arrangement(best, len(problem)))
     inner = inner_run(run, 1.0)
     found = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
     device_of = best.device_of
-    rows = device_of[best.rows]
-    ends = best.times[:, -1] + found.arrays.backward[rows[:, 0]]
-    found.offer_times(rows, best.times, float(ends.max()))
+    rows = device_of[best.paths]
+    ends = best.starts[:, -1] + found.arrays.backward[rows[:, 0]]
+    found.offer_schedule(rows, best.starts, float(ends.max()))
     search = PathSearch(found.arrays, found, seed)
-    search.settled = True
+    search.intensify = True
     try:
-        improve(search, Exact(at, found.arrays, found, seed), inner)
+        improve(search, ExactSolver(at, found.arrays, found, seed), inner)
     finally:
         roles = _role_of(device_of, len(problem))
-        best.offer_times(roles[found.rows], found.times, found.objective, device_of)
+        best.offer_schedule(roles[found.paths], found.starts, found.objective, device_of)
         run.update(inner.iterations)
 
 
 def _answer(
     problem: ArrangedPathProblem, best: PathIncumbent, result: Result[Any]
 ) -> Result[ArrangedPathPlan]:
-    """The outcome with the plan over devices instead of roles."""
+    """The result with roles replaced by devices."""
     if best.plan is None:
         return result
     groups = _arrangement(best, len(problem))
     arrays = PathArrays.of(problem.arranged(groups))
-    plan = plan_of(arrays, best.device_of[best.rows], best.times)
+    plan = build_plan(arrays, best.device_of[best.paths], best.starts)
     return replace(result, plan=_in_order(groups, plan, problem.microbatches_per_start))
 
 
 def _in_order(groups: list[list[int]], plan: PathPlan, each: int) -> ArrangedPathPlan:
-    """Groups sorted, and microbatches numbered by the sorted devices of stage 0."""
+    """Sort the groups and number microbatches by the sorted devices of stage 0."""
     order = sorted(range(len(plan.paths)), key=lambda b: (plan.paths[b][0], b % each))
     name = {b: k for k, b in enumerate(order)}
     ops = [PathOp(name[op.microbatch], *op[1:]) for op in plan.ops]

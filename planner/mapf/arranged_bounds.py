@@ -1,4 +1,4 @@
-"""Bounds on the makespan whatever the arrangement."""
+"""Lower bounds on the makespan over all arrangements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.problems import ArrangedPathProblem
 
 
 def arranged_bound_s(problem: ArrangedPathProblem) -> float:
-    """`arranged_bound` without what shows it, seconds."""
+    """`arranged_bound` in seconds, without its witness."""
     return arranged_bound(problem).seconds
 
 
@@ -30,7 +30,7 @@ def arranged_bound(problem: ArrangedPathProblem) -> PathBound:
 
 
 def _work_s(problem: ArrangedPathProblem) -> float:
-    """Every device works for the whole span, on the stage where it is quickest."""
+    """Total work: every device is busy all the time on the stage where it is fastest."""
     busy = problem.forward_s + problem.backward_s
     count = problem.stage_sizes[0] * problem.microbatches_per_start
     with np.errstate(divide="ignore"):
@@ -39,13 +39,13 @@ def _work_s(problem: ArrangedPathProblem) -> float:
 
 
 def _start_s(problem: ArrangedPathProblem) -> float:
-    """The turnover of the last of the start devices, if the quickest are chosen.
+    """Turnover of the slowest start device if the fastest devices are chosen.
 
-    A chain costs at least the cheapest closed walk over as many devices, stages left aside.
+    A chain costs at least the cheapest closed walk over as many devices, ignoring stages.
     """
     n, each = len(problem), problem.microbatches_per_start
-    hops = problem.transfer_s + problem.transfer_s.T
-    np.fill_diagonal(hops, math.inf)
+    transfers = problem.transfer_s + problem.transfer_s.T
+    np.fill_diagonal(transfers, math.inf)
     busy = problem.forward_s + problem.backward_s
     spans = []
     elsewhere = busy[1:].min(axis=0, initial=math.inf)
@@ -56,8 +56,8 @@ def _start_s(problem: ArrangedPathProblem) -> float:
         walk = np.full(n, math.inf)
         walk[d] = 0.0
         for _ in range(problem.path_stages - 1):
-            walk = (walk[:, None] + hops).min(axis=0) + elsewhere
-        home = float((walk + np.where(np.arange(n) == d, 0.0, hops[:, d])).min())
+            walk = (walk[:, None] + transfers).min(axis=0) + elsewhere
+        home = float((walk + np.where(np.arange(n) == d, 0.0, transfers[:, d])).min())
         own = float(busy[0, d] + problem.head_s[d])
         f, h, b = problem.forward_s[0, d], problem.head_s[d], problem.backward_s[0, d]
         spans.append(turnover_s(float(f), float(h), float(b), memory, each, home + own))

@@ -1,4 +1,4 @@
-"""Bounds on the makespan that take no search: chains, loads, memory, links."""
+"""Lower bounds on the makespan that need no search: chains, loads, memory, links."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
+from planner.mapf.entry_times import entry_and_return_s, min_feasible_span
 from planner.mapf.link_bounds import link_bounds
-from planner.mapf.spans import least_span, least_ways
 from planner.mapf.start_turnover import turnover_s
 from planner.search.arrays import Floats
 from planner.search.certificate import Witness
 
 
 class PathBound(NamedTuple):
-    """Seconds that no plan undercuts, and what shows it."""
+    """A lower bound in seconds with its basis and witness."""
 
     seconds: float
     basis: str
@@ -24,18 +24,18 @@ class PathBound(NamedTuple):
 
 
 def shortest_chain_s(arrays: PathArrays, start: int) -> float:
-    """Least F, H and B with transfers over ``path_stages`` devices, alone; exact (CC1, CC2).
+    """Shortest possible chain of F, H, B and transfers for one microbatch; exact (CC1, CC2).
 
-    Dynamic programming over places. ``plain`` is the cost of paths that end at a device of their
-    highest stage, ``wide`` of those among them that left out the stage before it, and ``back`` of
-    those that end with that stage, swapped; each by the number of swaps so far.
+    Dynamic programming over positions on the path. ``plain`` is the cost of paths that end at a
+    device of their highest stage, ``wide`` of those among them that left out the stage before it,
+    and ``back`` of those that end with that stage, swapped; each by the number of swaps so far.
     """
-    both = arrays.hop + arrays.hop.T
+    round_trip = arrays.transfer + arrays.transfer.T
     busy = arrays.forward + arrays.backward
     gap = arrays.stage[None, :] - arrays.stage[:, None]
-    usable = (arrays.room > 0)[None, :] & (arrays.stage > 0)[None, :]
-    up1, up2, up3 = (np.where((gap >= least) & usable, both, math.inf) for least in (1, 2, 3))
-    down = np.where((gap == -1) & usable, both, math.inf)
+    usable = (arrays.capacity > 0)[None, :] & (arrays.stage > 0)[None, :]
+    up1, up2, up3 = (np.where((gap >= least) & usable, round_trip, math.inf) for least in (1, 2, 3))
+    down = np.where((gap == -1) & usable, round_trip, math.inf)
     swaps = min(arrays.max_swaps, (arrays.path_stages - 1) // 2)
     plain = np.full((swaps + 1, len(arrays.stage)), math.inf)
     wide, back = plain.copy(), plain.copy()
@@ -43,16 +43,16 @@ def shortest_chain_s(arrays: PathArrays, start: int) -> float:
     for _ in range(arrays.path_stages - 1):
         swapped = np.full_like(plain, math.inf)
         swapped[1:] = _step(wide, down)[:-1]
-        # after a swap the highest stage is one above the device's own
+        # after a swap the highest stage visited is one above the current one
         further = np.minimum(_step(plain, up2), _step(back, up3))
         plain = np.minimum(_step(plain, up1), _step(back, up2)) + busy
         wide, back = further + busy, swapped + busy
-    home = float((np.minimum(plain, back) + both[:, start]).min())
+    home = float((np.minimum(plain, back) + round_trip[:, start]).min())
     return float(home + busy[start] + arrays.head[start])
 
 
 def _step(cost: Floats, arcs: Floats) -> Floats:
-    """Cheapest cost at every device after one more arc."""
+    """Least cost at every device after one more arc."""
     found: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
     return found
 
@@ -62,29 +62,28 @@ def simple_bound(arrays: PathArrays) -> PathBound:
 
     Notes
     -----
-    Links that queue only delay: what holds without them holds with them. The witness names the
-    device or the stage; `planner.checker.path_bounds` recomputes the bound
-    from that and the problem.
+    Queueing on links only delays, so bounds that ignore it hold. The witness names the device or
+    the stage; `planner.checker.path_bounds` recomputes the bound from it and the problem.
     """
     starts = list(dict.fromkeys(arrays.starts.tolist()))
     found = [_start_bound(arrays, start) for start in starts]
-    near, back = least_ways(arrays, starts)
-    for s in range(1, len(arrays.fewest)):
+    entry_s, back = entry_and_return_s(arrays, starts)
+    for s in range(1, len(arrays.min_visits)):
         group = [
             d
-            for d in arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
-            if arrays.room[d] > 0
+            for d in arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()
+            if arrays.capacity[d] > 0
         ]
-        if group and arrays.fewest[s] > 0:
-            span = _stage_bound_s(arrays, group, int(arrays.fewest[s]), near, back)
+        if group and arrays.min_visits[s] > 0:
+            span = _stage_bound_s(arrays, group, int(arrays.min_visits[s]), entry_s, back)
             witness = {"kind": "stage visits", "stage": s}
             found.append(PathBound(span, f"visits of stage {s}", witness))
-    found += [PathBound(*bound) for bound in link_bounds(arrays, near, back)]
+    found += [PathBound(*bound) for bound in link_bounds(arrays, entry_s, back)]
     return max(found, key=lambda bound: bound.seconds)
 
 
 def _start_bound(arrays: PathArrays, start: int) -> PathBound:
-    """What a start device needs to let in its microbatches and to see them end."""
+    """Least time for a start device to start and finish all of its microbatches."""
     count, memory = int((arrays.starts == start).sum()), int(arrays.memory[start])
     span = turnover_s(
         float(arrays.forward[start]),
@@ -99,19 +98,19 @@ def _start_bound(arrays: PathArrays, start: int) -> PathBound:
 
 
 def _stage_bound_s(
-    arrays: PathArrays, group: list[int], visits: int, near: Floats, back: Floats
+    arrays: PathArrays, group: list[int], visits: int, entry_s: Floats, back: Floats
 ) -> float:
-    """Least time in which a stage's devices can take so many visits, found by bisection."""
+    """Least time in which a stage's devices can process ``visits`` visits, by bisection."""
     head = float(arrays.head.min())
 
     def fits(span: float) -> bool:
         total = 0
         for d in group:
             busy = float(arrays.forward[d] + arrays.backward[d])
-            room = span - float(near[d] + back[d])
+            room = span - float(entry_s[d] + back[d])
             if room < busy + head:
                 continue
-            total += min(int(arrays.room[d]), int(room / busy + 1e-9) if busy > 0 else visits)
+            total += min(int(arrays.capacity[d]), int(room / busy + 1e-9) if busy > 0 else visits)
         return total >= visits
 
-    return least_span(fits)
+    return min_feasible_span(fits)

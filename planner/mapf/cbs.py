@@ -1,11 +1,11 @@
 """SkipPipe's own solver: conflict-based search over microbatches (3.3, 3.4, Algorithm 1).
 
 The phases of the paper, each a `ConflictSearch`: stages with too many paths (CC3) until 32
-candidates are found, then from these devices with too many (TC1) and collisions (TC2). The slowest
-agents are spared: the fastest have to make way.
+candidates are found, then, starting from these, devices with too many paths (TC1) and collisions
+(TC2). Constraints are put on the fastest agents, so that the slowest are not delayed further.
 
-Where links queue they are places too: two messages on one link collide (an edge conflict), and who
-makes way sends later, or works later on the device before the link if it would have sent first.
+Where links queue they are places too: two messages on one link collide (an edge conflict). The
+constrained agent sends later, or runs later on the sending device if it would have sent first.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy as np
 
 from planner.mapf import conflict_search
 from planner.mapf.arrays import PathArrays
-from planner.mapf.conflict_search import Branch, ConflictObjective, ConflictSearch, Options
-from planner.mapf.fixed_order import FOLLOW, scheduled
+from planner.mapf.conflict_search import Branch, CbsOptions, ConflictObjective, ConflictSearch
+from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.intervals import Forbidden, Stay, conflicts
+from planner.mapf.intervals import Constraint, Occupancy, conflicts
 from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, SWAPS, PathRouter, Route
 from planner.search.stop import StopRun
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """More paths through some devices than may go there (CC3, TC1), or too many swaps (D.2).
+class CapacityConflict:
+    """Too many paths through a stage (CC3) or a device (TC1), or too many swaps (D.2).
 
     Attributes
     ----------
     stage
-        Whether the devices are those of a stage (CC3), or `SWAPS`; else one device (TC1).
+        True for the devices of a stage (CC3) and for `SWAPS`; False for one device (TC1).
     agents
-        Those on their way through, the fastest first.
+        The agents on these devices, the fastest first.
     excess
-        How many have to stay away.
+        Number of agents that must be rerouted.
     """
 
     stage: bool
@@ -47,133 +47,139 @@ class Crowd:
     excess: int
 
 
-Collision = tuple[Stay, Stay]
-Conflict = Crowd | Collision
-Node = conflict_search.Node[Route, Forbidden, Conflict]
+Collision = tuple[Occupancy, Occupancy]
+Conflict = CapacityConflict | Collision
+Node = conflict_search.Node[Route, Constraint, Conflict]
 
 
-BEST_FIRST = Options(ConflictObjective.MAKESPAN, classified=1, bypass=False)
+BEST_FIRST = CbsOptions(ConflictObjective.MAKESPAN, max_classified=1, bypass=False)
 """High level of CC3, as in the paper."""
 
-NEARLY_BEST = Options(ConflictObjective.MAKESPAN, suboptimality=1.5)
+BOUNDED_SUBOPTIMAL = CbsOptions(ConflictObjective.MAKESPAN, suboptimality=1.5)
 """High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
 
-The paper's is best first, which takes far longer to come to a first schedule.
+The paper uses best-first search, which takes far longer to find a first schedule.
 """
 
 
 @dataclass(frozen=True)
-class CbsSettings:
-    """How to search, as far as the paper leaves it open.
+class CbsParams:
+    """Parameters that the paper leaves open.
 
     Attributes
     ----------
-    near
-        Of the later end: two agents that end so near to each other may both make way (the delta of
-        Algorithm 1).
+    tie_tolerance
+        Relative tolerance: if the ends of two agents differ by less, both branches are created (the
+        delta of Algorithm 1).
     candidates
-        Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1).
-    alternatives
-        Choices of who leaves a crowd, the paper's first.
-    stages, collisions
-        The high level of CC3, and of TC1 and TC2.
+        Sets of paths that satisfy CC3 to find before TC1 and TC2 are resolved (Algorithm 1).
+    max_branches
+        Maximum number of choices of agents to reroute per conflict, the paper's choice first.
+    stage_options, collision_options
+        Options of the high level for CC3, and for TC1 and TC2.
     """
 
-    near: float = 1e-6
+    tie_tolerance: float = 1e-6
     candidates: int = 32
-    alternatives: int = 4
-    stages: Options = BEST_FIRST
-    collisions: Options = NEARLY_BEST
+    max_branches: int = 4
+    stage_options: CbsOptions = BEST_FIRST
+    collision_options: CbsOptions = BOUNDED_SUBOPTIMAL
 
 
 class MicrobatchAgents:
-    """One agent per microbatch.
+    """CBS domain with one agent per microbatch.
 
     Parameters
     ----------
-    blind
-        Look at CC3 alone.
+    stages_only
+        Detect only CC3 conflicts and the limit on swaps.
     """
 
     def __init__(
-        self, router: PathRouter, blind: bool, settings: CbsSettings | None = None
+        self, router: PathRouter, stages_only: bool, params: CbsParams | None = None
     ) -> None:
         self.arrays = router.arrays
         self.router = router
-        self.blind = blind
-        self.settings = settings or CbsSettings()
+        self.stages_only = stages_only
+        self.params = params or CbsParams()
 
     @property
     def agents(self) -> int:
         """Number of microbatches."""
         return self.arrays.microbatches
 
-    def plan(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
+    def plan(self, agent: int, constraints: tuple[Constraint, ...]) -> Route | None:
         """The fastest route."""
-        return self.router.route(agent, rules)
+        return self.router.route(agent, constraints)
 
     def cost(self, route: Route) -> float:
-        """Its end."""
+        """End of the last B."""
         return route.end_s
 
     def conflicts(self, routes: Sequence[Route]) -> list[Conflict]:
         """Crowded stages (CC3), crowded devices (TC1), collisions (TC2)."""
-        found: list[Conflict] = [*self._crowded_stages(routes), *self._too_many_swaps(routes)]
-        if not self.blind:
-            found += self._crowded_devices(routes)
+        found: list[Conflict] = [*self._stage_conflicts(routes), *self._swap_conflicts(routes)]
+        if not self.stages_only:
+            found += self._device_conflicts(routes)
             slack = 1e-9 * max(route.end_s for route in routes)
-            stays = [stay for route in routes for stay in (*route.stays, *route.messages)]
-            found += conflicts(stays, slack)
+            occupancies = [
+                occupancy for route in routes for occupancy in (*route.occupancies, *route.messages)
+            ]
+            found += conflicts(occupancies, slack)
         return found
 
-    def urgency(self, conflict: Conflict) -> int:
+    def priority(self, conflict: Conflict) -> int:
         """CC3 and the cap on swaps before TC1 before TC2."""
-        if isinstance(conflict, Crowd):
+        if isinstance(conflict, CapacityConflict):
             return 0 if conflict.stage else 1
         return 2
 
-    def split(self, conflict: Conflict, node: Node) -> list[Branch[Forbidden]]:
-        """The fastest make way; of two that end together, one or the other."""
-        if isinstance(conflict, Crowd):
-            return list(self._leave(conflict, node))
+    def split(self, conflict: Conflict, node: Node) -> list[Branch[Constraint]]:
+        """Constrain the faster agent; with a tie, one branch for each."""
+        if isinstance(conflict, CapacityConflict):
+            return list(self._reroute_branches(conflict, node))
         one, other = conflict
         ends = node.routes[one.agent].end_s, node.routes[other.agent].end_s
-        near = abs(ends[0] - ends[1]) <= self.settings.near * max(ends)
-        branches: list[Branch[Forbidden]] = []
-        if ends[0] >= ends[1] or near:
-            branches.append([(other.agent, self._make_way(node, other, one))])
-        if ends[0] < ends[1] or near:
-            branches.append([(one.agent, self._make_way(node, one, other))])
+        tied = abs(ends[0] - ends[1]) <= self.params.tie_tolerance * max(ends)
+        branches: list[Branch[Constraint]] = []
+        if ends[0] >= ends[1] or tied:
+            branches.append([(other.agent, self._constraint_for(node, other, one))])
+        if ends[0] < ends[1] or tied:
+            branches.append([(one.agent, self._constraint_for(node, one, other))])
         return branches
 
-    def _make_way(self, node: Node, stay: Stay, spared: Stay) -> Forbidden:
-        """Not there while the other is; on a link, not before it in the order of the queue."""
-        if stay.place >= len(self.arrays.stage):
-            mine = _sender(node.routes[stay.agent], stay)
+    def _constraint_for(self, node: Node, occupancy: Occupancy, spared: Occupancy) -> Constraint:
+        """Constraint to avoid the other's occupancy; on a link, to keep behind it in the queue."""
+        if occupancy.place >= len(self.arrays.stage):
+            mine = _sender(node.routes[occupancy.agent], occupancy)
             its = _sender(node.routes[spared.agent], spared)
             if mine.begin < mine.end < its.end:
-                return Forbidden(mine.place, mine.begin, its.end)
-        return Forbidden(stay.place, spared.begin, spared.end)
+                return Constraint(mine.place, mine.begin, its.end)
+        return Constraint(occupancy.place, spared.begin, spared.end)
 
-    def _crowded_stages(self, routes: Sequence[Route]) -> Iterator[Crowd]:
+    def _stage_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         t = self.arrays
-        groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.first)]
+        groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.stage_ptr)]
         visits = [sum(d in group for r in routes for d in r.path) for group in groups]
-        most = t.most
-        if (visits <= t.most).all() and (visits < t.fewest).any():
-            # nobody can be forbidden to stay away: those beyond the fewest elsewhere leave
-            most = t.fewest
-        crowds = [
-            self._crowd(routes, True, group, int(most[s]))
+        most = t.max_visits
+        if (visits <= t.max_visits).all() and (visits < t.min_visits).any():
+            # no constraint can force a visit: reroute the visits above the minimum elsewhere
+            most = t.min_visits
+        capacity_conflicts = [
+            self._capacity_conflict(routes, True, group, int(most[s]))
             for s, group in enumerate(groups)
             if s > 0
         ]
-        over = [crowd for crowd in crowds if crowd is not None]
-        # the most crowded first
-        yield from sorted(over, key=lambda crowd: -crowd.excess)
+        exceeded = [
+            capacity_conflict
+            for capacity_conflict in capacity_conflicts
+            if capacity_conflict is not None
+        ]
+        # the largest excess first
+        yield from sorted(exceeded, key=lambda capacity_conflict: -capacity_conflict.excess)
 
-    def _too_many_swaps(self, routes: Sequence[Route]) -> Iterator[Crowd]:
-        """The cap over all paths, resolved as CC3 (D.2)."""
+    def _swap_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
+        """The limit on swaps over all paths, resolved like CC3 (D.2)."""
         t = self.arrays
         if t.max_total_swaps == t.microbatches * t.max_swaps:
             return
@@ -182,93 +188,103 @@ class MicrobatchAgents:
         if excess > 0:
             agents = [b for b, count in enumerate(counts) if count > 0]
             agents.sort(key=lambda b: (routes[b].end_s, b))
-            yield Crowd(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
+            yield CapacityConflict(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
 
-    def _crowded_devices(self, routes: Sequence[Route]) -> Iterator[Crowd]:
+    def _device_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         t = self.arrays
         for d in np.flatnonzero(t.stage > 0).tolist():
-            crowd = self._crowd(routes, False, [d], int(t.room[d]))
-            if crowd is not None:
-                yield crowd
+            capacity_conflict = self._capacity_conflict(routes, False, [d], int(t.capacity[d]))
+            if capacity_conflict is not None:
+                yield capacity_conflict
 
-    def _crowd(
+    def _capacity_conflict(
         self, routes: Sequence[Route], stage: bool, devices: list[int], most: int
-    ) -> Crowd | None:
+    ) -> CapacityConflict | None:
         through = [b for b, route in enumerate(routes) if not set(devices).isdisjoint(route.path)]
         if len(through) <= most:
             return None
         through.sort(key=lambda b: (routes[b].end_s, b))
-        return Crowd(stage, tuple(devices), tuple(through), len(through) - most)
+        return CapacityConflict(stage, tuple(devices), tuple(through), len(through) - most)
 
-    def _leave(self, crowd: Crowd, node: Node) -> Iterator[Branch[Forbidden]]:
-        """The fastest that have another way are kept off the devices.
+    def _reroute_branches(
+        self, capacity_conflict: CapacityConflict, node: Node
+    ) -> Iterator[Branch[Constraint]]:
+        """Branches that forbid the devices to the fastest agents that have another route.
 
-        Then others in their place, the next fastest first, so that there are several candidates.
+        Further branches shift the choice to slower agents, which yields several candidates.
         """
-        rules = [Forbidden(d, *ALWAYS) for d in crowd.devices]
-        able = [
-            b for b in crowd.agents if self.router.route(b, (*node.rules[b], *rules)) is not None
+        constraints = [Constraint(d, *ALWAYS) for d in capacity_conflict.devices]
+        reroutable = [
+            b
+            for b in capacity_conflict.agents
+            if self.router.route(b, (*node.constraints[b], *constraints)) is not None
         ]
-        for k in range(min(self.settings.alternatives, len(able) - crowd.excess + 1)):
-            leaving = able[k : k + crowd.excess]
-            yield [(b, rule) for b in leaving for rule in rules]
+        for k in range(
+            min(self.params.max_branches, len(reroutable) - capacity_conflict.excess + 1)
+        ):
+            rerouted = reroutable[k : k + capacity_conflict.excess]
+            yield [(b, constraint) for b in rerouted for constraint in constraints]
 
 
-def _sender(route: Route, message: Stay) -> Stay:
-    """The operation before a message."""
-    hops = [
-        k for k in range(1, len(route.stays)) if route.stays[k].place != route.stays[k - 1].place
+def _sender(route: Route, message: Occupancy) -> Occupancy:
+    """Occupancy of the operation that sends a message."""
+    transfers = [
+        k
+        for k in range(1, len(route.occupancies))
+        if route.occupancies[k].place != route.occupancies[k - 1].place
     ]
-    return route.stays[hops[route.messages.index(message)] - 1]
+    return route.occupancies[transfers[route.messages.index(message)] - 1]
 
 
 class CbsSearch:
-    """The phases of Algorithm 1; every set of paths that is valid is offered."""
+    """The phases of Algorithm 1; every valid set of paths is offered to the incumbent."""
 
     def __init__(
         self,
         arrays: PathArrays,
         incumbent: PathIncumbent,
         run: StopRun,
-        settings: CbsSettings | None = None,
+        params: CbsParams | None = None,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
         self.run = run
-        self.settings = settings or CbsSettings()
+        self.params = params or CbsParams()
 
     def search(self) -> None:
-        """32 candidates by CC3, from these TC1 and TC2; then the next 32."""
+        """Find 32 candidates for CC3, resolve TC1 and TC2 from these, and repeat."""
         router = PathRouter(self.arrays)
-        stages = ConflictSearch(
-            MicrobatchAgents(router, True, self.settings), self.run, self.settings.stages
+        stage_options = ConflictSearch(
+            MicrobatchAgents(router, True, self.params), self.run, self.params.stage_options
         )
-        root = stages.root()
+        root = stage_options.root()
         if root is None:
             return
-        candidates = stages.solutions([root])
-        while batch := list(itertools.islice(candidates, self.settings.candidates)):
-            self._below(MicrobatchAgents(router, False, self.settings), batch)
+        candidates = stage_options.solutions([root])
+        while batch := list(itertools.islice(candidates, self.params.candidates)):
+            self._resolve_collisions(MicrobatchAgents(router, False, self.params), batch)
 
-    def _below(self, domain: MicrobatchAgents, candidates: list[Node]) -> None:
-        search = ConflictSearch(domain, self.run, self.settings.collisions)
+    def _resolve_collisions(self, domain: MicrobatchAgents, candidates: list[Node]) -> None:
+        search = ConflictSearch(domain, self.run, self.params.collision_options)
 
-        def look(node: Node) -> None:
+        def on_node(node: Node) -> None:
             self._offer(node)
-            # a node ends no earlier than its routes without collisions
-            search.limit = self.incumbent.objective
+            # a node's cost is a lower bound on its schedules
+            search.upper_bound = self.incumbent.objective
 
-        search.seen = look
-        search.limit = self.incumbent.objective
+        search.on_node = on_node
+        search.upper_bound = self.incumbent.objective
         for _ in search.solutions(candidates):
             pass
 
     def _offer(self, node: Node) -> None:
-        """Dispatch paths that satisfy CC3 and TC1: first in first out, and in the planned order."""
-        if any(isinstance(conflict, Crowd) for conflict in node.conflicts):
+        """Schedule paths that satisfy CC3 and TC1: first in first out, and in the planned order."""
+        if any(isinstance(conflict, CapacityConflict) for conflict in node.conflicts):
             return
         paths = np.array([route.path for route in node.routes], dtype=np.int64)
-        planned = np.array([[stay.begin for stay in route.stays] for route in node.routes])
-        for pull, nudge in ((0.0, None), (FOLLOW, planned)):
-            makespan, begin = scheduled(self.arrays, paths, nudge, pull)
-            self.incumbent.offer_times(paths, begin, makespan)
+        planned = np.array(
+            [[occupancy.begin for occupancy in route.occupancies] for route in node.routes]
+        )
+        for tail_weight, offset in ((0.0, None), (FOLLOW_TIMES, planned)):
+            makespan, begin = schedule_paths(self.arrays, paths, offset, tail_weight)
+            self.incumbent.offer_schedule(paths, begin, makespan)

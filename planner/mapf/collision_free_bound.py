@@ -1,9 +1,9 @@
-"""The path problem without collisions away from the start devices: a lower bound.
+"""A relaxation of the path problem that ignores collisions away from the start devices.
 
-Every microbatch chooses its devices; CC1, CC2, CC3 and TC1 hold; of the times there remain the
-chain of each microbatch, the order of F and of B on its start device, and the load of the others.
-What is left out only ever delays, so the optimum is a lower bound. It is solved in seconds where
-the whole problem takes minutes, and its paths have the right structure: who goes far, and where.
+Every microbatch chooses its devices under CC1, CC2, CC3 and TC1. The relaxation keeps the chain of
+each microbatch, the order of F and of B on its start device, and the load of the other devices. The
+constraints left out can only delay, so the optimum is a lower bound. It is solved in seconds where
+the full problem takes minutes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from ortools.sat.python import cp_model
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.chains import Path, chain_s
-from planner.mapf.cp_model import proven_s
+from planner.mapf.job_shop_model import proven_bound_s
+from planner.mapf.path_enumeration import Path, chain_s
 from planner.mapf.start_turnover import earliest_begins_s
 from planner.search.cp_sat import solve_interruptibly
 
@@ -24,7 +24,7 @@ STEPS = 1 << 22
 
 
 def cheapest_orders(arrays: PathArrays, options: Sequence[Path]) -> list[Path]:
-    """Of the paths over the same devices, the shortest chain; no other counts here."""
+    """Of the paths over the same devices, the one with the shortest chain; it dominates."""
     best: dict[tuple[int, ...], tuple[float, Path]] = {}
     for path in options:
         devices, cost = tuple(sorted(path)), chain_s(arrays, path)
@@ -39,7 +39,7 @@ def collision_free_bound_s(
     horizon_s: float,
     solver: cp_model.CpSolver,
 ) -> float:
-    """A proven bound on plans no longer than ``horizon_s``, seconds."""
+    """A proven lower bound, in seconds, on plans with a makespan of at most ``horizon_s``."""
     model = cp_model.CpModel()
     tick = horizon_s / STEPS
     makespan = model.new_int_var(0, STEPS, "makespan")
@@ -71,18 +71,22 @@ def collision_free_bound_s(
             after = cp_model.LinearExpr.weighted_sum(rank[i], behind)
             model.add(makespan >= before[i] + chain + after)
             total.append(chain)
-        # at most `memory` chains at a time, one F and one B after the other at either end
-        room = min(memory, count)
-        model.add(room * makespan >= sum(total) + sum(before[:room]) + sum(behind[:room]))
-    for s in range(1, len(arrays.fewest)):
-        group = arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
+        # energy argument: at most `capacity` chains run at a time, staggered at both ends
+        capacity = min(memory, count)
+        model.add(
+            capacity * makespan >= sum(total) + sum(before[:capacity]) + sum(behind[:capacity])
+        )
+    for s in range(1, len(arrays.min_visits)):
+        group = arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()
         model.add_linear_constraint(
-            sum(x for d in group for x in through[d]), int(arrays.fewest[s]), int(arrays.most[s])
+            sum(x for d in group for x in through[d]),
+            int(arrays.min_visits[s]),
+            int(arrays.max_visits[s]),
         )
         for d in group:
             if len(through[d]) > 0:
-                model.add(sum(through[d]) <= int(arrays.room[d]))
+                model.add(sum(through[d]) <= int(arrays.capacity[d]))
                 busy = ticks(arrays.forward[d]) + ticks(arrays.backward[d])
                 model.add(makespan >= busy * sum(through[d]))
     model.minimize(makespan)
-    return proven_s(solver, solve_interruptibly(solver, model), tick)
+    return proven_bound_s(solver, solve_interruptibly(solver, model), tick)

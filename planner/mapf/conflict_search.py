@@ -1,10 +1,10 @@
-"""Conflict-based search: plan agents one by one, find conflicts, forbid, plan anew.
+"""Conflict-based search (CBS): the high level, independent of the domain.
 
-The search knows nothing of places or times: a `Domain` plans one agent under its rules, finds the
-conflicts of a set of routes and splits a conflict into branches of further rules (Sharon et al.
-2015). Conflicts whose every branch costs more come first, and a branch that costs nothing and
-leaves fewer conflicts is taken without a split (Boyarski et al. 2015). Among nodes that are nearly
-cheapest the one with the fewest conflicts is taken (Barer et al. 2014).
+A `Domain` plans one agent under its constraints, finds the conflicts of a set of routes and splits
+a conflict into branches of further constraints (Sharon et al. 2015). Cardinal conflicts are split
+first, and a conflict is bypassed if a child has the same cost and fewer conflicts (Boyarski et al.
+2015). Among the nodes within the suboptimality factor, the one with the fewest conflicts is
+expanded (ECBS, Barer et al. 2014).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from planner.mapf.focal import FocalQueue
+from planner.mapf.focal_queue import FocalQueue
 from planner.search.stop import StopRun
 
 RouteT = TypeVar("RouteT")
-RuleT = TypeVar("RuleT")
+ConstraintT = TypeVar("ConstraintT")
 ConflictT = TypeVar("ConflictT")
 
-Branch = Sequence[tuple[int, RuleT]]
-"""Further rules and the agents that they bind."""
+Branch = Sequence[tuple[int, ConstraintT]]
+"""Further constraints, each with the agent that it binds."""
 
 
 class ConflictObjective(enum.StrEnum):
-    """What a node costs: the sum of its routes' costs, or the largest of them."""
+    """Cost of a node: sum of costs or makespan of its routes."""
 
     SUM = "sum"
     MAKESPAN = "makespan"
@@ -38,111 +38,113 @@ class ConflictObjective(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to search.
+class CbsOptions:
+    """Options of the high-level search.
 
     Attributes
     ----------
     suboptimality
-        w: nodes of at most w times the least cost are nearly cheapest; 1 is best first.
+        w: nodes of at most w times the least cost are in the focal list; 1 is best-first search.
     bypass
-        Take a branch that costs nothing and leaves fewer conflicts instead of splitting.
-    classified
-        Conflicts of a node that are tried for the one whose branches cost most; 1 takes the first.
+        Bypass conflicts: adopt a child of equal cost with fewer conflicts instead of splitting.
+    max_classified
+        Conflicts of a node that are classified as cardinal, semi-cardinal or non-cardinal before
+        one is split; 1 splits the first.
     """
 
     objective: ConflictObjective = ConflictObjective.SUM
     suboptimality: float = 1.0
     bypass: bool = True
-    classified: int = 8
+    max_classified: int = 8
 
 
 @dataclass(frozen=True)
-class Node(Generic[RouteT, RuleT, ConflictT]):
-    """Rules and routes of every agent, what they cost and what is wrong with them.
+class Node(Generic[RouteT, ConstraintT, ConflictT]):
+    """Node of the constraint tree: constraints and routes of every agent, cost and conflicts.
 
     Attributes
     ----------
     cost
-        By the objective. No solution that keeps the rules costs less.
+        By the objective; a lower bound on every solution under the node's constraints.
     total
-        Sum of the routes' costs; decides between equal ones.
+        Sum of the routes' costs; breaks ties.
     """
 
-    rules: tuple[tuple[RuleT, ...], ...]
+    constraints: tuple[tuple[ConstraintT, ...], ...]
     routes: tuple[RouteT, ...]
     conflicts: tuple[ConflictT, ...]
     cost: float
     total: float
 
 
-class Domain(Protocol[RouteT, RuleT, ConflictT]):
-    """What is being searched."""
+class Domain(Protocol[RouteT, ConstraintT, ConflictT]):
+    """Low-level planner and conflict detection."""
 
     @property
     def agents(self) -> int:
         """Number of agents."""
         ...
 
-    def plan(self, agent: int, rules: tuple[RuleT, ...]) -> RouteT | None:
-        """A cheapest route of one agent under its rules, None if there is none.
+    def plan(self, agent: int, constraints: tuple[ConstraintT, ...]) -> RouteT | None:
+        """A cheapest route of one agent under its constraints, None if there is none.
 
-        Asked again with the same arguments; worth remembering.
+        Called repeatedly with the same arguments; implementations should cache.
         """
         ...
 
     def cost(self, route: RouteT) -> float:
-        """Cost of a route; more rules never make it less."""
+        """Cost of a route; further constraints never decrease it."""
         ...
 
     def conflicts(self, routes: Sequence[RouteT]) -> Sequence[ConflictT]:
-        """Everything that is wrong with a set of routes, in the order it should be looked at."""
+        """Conflicts of a set of routes, in the order in which they should be considered."""
         ...
 
-    def urgency(self, conflict: ConflictT) -> int:
-        """Only conflicts of the least urgency number that a node has are split."""
+    def priority(self, conflict: ConflictT) -> int:
+        """Priority class; only conflicts of a node's lowest class are split."""
         ...
 
     def split(
-        self, conflict: ConflictT, node: Node[RouteT, RuleT, ConflictT]
-    ) -> Sequence[Branch[RuleT]]:
-        """Branches of further rules, each broken by the node's routes.
+        self, conflict: ConflictT, node: Node[RouteT, ConstraintT, ConflictT]
+    ) -> Sequence[Branch[ConstraintT]]:
+        """Branches of further constraints, each violated by the node's routes.
 
-        Bounds and exhaustion prove something only if every solution keeps the rules of some branch.
+        Bounds and exhaustion are proofs only if every solution satisfies the constraints of at
+        least one branch.
         """
         ...
 
 
-class ConflictSearch(Generic[RouteT, RuleT, ConflictT]):
-    """The high level; one expansion is one iteration of the stopping rule.
+class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
+    """The high-level search; one expansion is one iteration of the stopping criterion.
 
     Attributes
     ----------
     bound
-        No solution below the roots that has not been returned costs less; infinite when the search
-        is exhausted. See `Domain.split`.
-    limit
-        Nodes that cost this much or more are dropped; to be set by the caller.
+        Lower bound on all solutions below the roots that have not been returned; infinite when the
+        search is exhausted. See `Domain.split`.
+    upper_bound
+        Nodes that cost this much or more are pruned; set by the caller.
     """
 
     def __init__(
         self,
-        domain: Domain[RouteT, RuleT, ConflictT],
+        domain: Domain[RouteT, ConstraintT, ConflictT],
         run: StopRun,
-        options: Options | None = None,
-        seen: Callable[[Node[RouteT, RuleT, ConflictT]], None] | None = None,
+        options: CbsOptions | None = None,
+        on_node: Callable[[Node[RouteT, ConstraintT, ConflictT]], None] | None = None,
     ) -> None:
-        """``seen`` is called with every node that is taken from the queue."""
+        """``on_node`` is called with every node that is popped from the queue."""
         self.domain = domain
         self.run = run
-        self.options = options or Options()
-        self.seen = seen
+        self.options = options or CbsOptions()
+        self.on_node = on_node
         self.bound = 0.0
-        self.limit = math.inf
-        self._known: set[tuple[frozenset[RuleT], ...]] = set()
+        self.upper_bound = math.inf
+        self._known: set[tuple[frozenset[ConstraintT], ...]] = set()
 
-    def root(self) -> Node[RouteT, RuleT, ConflictT] | None:
-        """Every agent's cheapest route without rules; None if one has none."""
+    def root(self) -> Node[RouteT, ConstraintT, ConflictT] | None:
+        """Every agent's cheapest route without constraints; None if an agent has no route."""
         routes = []
         for agent in range(self.domain.agents):
             route = self.domain.plan(agent, ())
@@ -152,25 +154,25 @@ class ConflictSearch(Generic[RouteT, RuleT, ConflictT]):
         return self._node(((),) * self.domain.agents, tuple(routes))
 
     def solutions(
-        self, roots: Iterable[Node[RouteT, RuleT, ConflictT]]
-    ) -> Iterator[Node[RouteT, RuleT, ConflictT]]:
-        """Nodes without conflicts, as they are found; stops when the run does.
+        self, roots: Iterable[Node[RouteT, ConstraintT, ConflictT]]
+    ) -> Iterator[Node[RouteT, ConstraintT, ConflictT]]:
+        """Yield nodes without conflicts as they are found, until the run stops.
 
-        With ``suboptimality = 1`` the first is a cheapest one.
+        With ``suboptimality = 1`` the first one is optimal.
         """
-        queue: FocalQueue[Node[RouteT, RuleT, ConflictT]]
+        queue: FocalQueue[Node[RouteT, ConstraintT, ConflictT]]
         queue = FocalQueue(self.options.suboptimality)
         for root in roots:
-            # a root of another domain has other conflicts here
-            self._push(queue, self._node(root.rules, root.routes))
+            # recompute conflicts: a root may come from a search over another domain
+            self._push(queue, self._node(root.constraints, root.routes))
         while True:
-            self.bound = min(queue.least, self.limit) if queue else math.inf
-            if not queue or self.bound >= self.limit or self.run.check() is not None:
+            self.bound = min(queue.least, self.upper_bound) if queue else math.inf
+            if not queue or self.bound >= self.upper_bound or self.run.check() is not None:
                 return
             node = queue.pop()
             self.run.update()
-            if self.seen is not None:
-                self.seen(node)
+            if self.on_node is not None:
+                self.on_node(node)
             if not node.conflicts:
                 yield node
                 continue
@@ -179,30 +181,30 @@ class ConflictSearch(Generic[RouteT, RuleT, ConflictT]):
 
     def _push(
         self,
-        queue: FocalQueue[Node[RouteT, RuleT, ConflictT]],
-        node: Node[RouteT, RuleT, ConflictT],
+        queue: FocalQueue[Node[RouteT, ConstraintT, ConflictT]],
+        node: Node[RouteT, ConstraintT, ConflictT],
     ) -> None:
-        if node.cost < self.limit:
+        if node.cost < self.upper_bound:
             order: tuple[float, float] = (node.total, len(node.conflicts))
             if self.options.suboptimality > 1:
                 order = (len(node.conflicts), node.total)
             queue.push(node, node.cost, order)
 
     def _expand(
-        self, node: Node[RouteT, RuleT, ConflictT]
-    ) -> Iterable[Node[RouteT, RuleT, ConflictT]]:
-        """Children of the conflict whose branches cost most, or the node with another route."""
-        urgent = min(self.domain.urgency(c) for c in node.conflicts)
-        chosen: list[Node[RouteT, RuleT, ConflictT]] | None = None
+        self, node: Node[RouteT, ConstraintT, ConflictT]
+    ) -> Iterable[Node[RouteT, ConstraintT, ConflictT]]:
+        """Children of the most cardinal conflict, or the bypassed node."""
+        first_priority = min(self.domain.priority(c) for c in node.conflicts)
+        chosen: list[Node[RouteT, ConstraintT, ConflictT]] | None = None
         best = -1
-        here = [c for c in node.conflicts if self.domain.urgency(c) == urgent]
-        for conflict in here[: max(1, self.options.classified)]:
+        first_conflicts = [c for c in node.conflicts if self.domain.priority(c) == first_priority]
+        for conflict in first_conflicts[: max(1, self.options.max_classified)]:
             branches = self.domain.split(conflict, node)
             children = [c for branch in branches if (c := self._child(node, branch)) is not None]
-            dear = sum((c.cost, c.total) > (node.cost, node.total) for c in children)
-            dear += len(branches) - len(children)
+            num_costlier = sum((c.cost, c.total) > (node.cost, node.total) for c in children)
+            num_costlier += len(branches) - len(children)
             # cardinal: all branches cost more; semi-cardinal: some; non-cardinal: none
-            rank = 2 if dear == len(branches) else 1 if dear else 0
+            rank = 2 if num_costlier == len(branches) else 1 if num_costlier else 0
             if rank > best:
                 chosen, best = children, rank
             if rank == 2:
@@ -210,38 +212,38 @@ class ConflictSearch(Generic[RouteT, RuleT, ConflictT]):
             if self.options.bypass:
                 for child in children:
                     if child.cost <= node.cost and len(child.conflicts) < len(node.conflicts):
-                        # its routes are as cheap under the node's own rules
-                        return [replace(child, rules=node.rules)]
+                        # the child's routes are as cheap and valid under the node's own constraints
+                        return [replace(child, constraints=node.constraints)]
         assert chosen is not None
         return filter(self._new, chosen)
 
     def _child(
-        self, node: Node[RouteT, RuleT, ConflictT], branch: Branch[RuleT]
-    ) -> Node[RouteT, RuleT, ConflictT] | None:
-        """Only agents with further rules are planned anew."""
-        rules, routes = list(node.rules), list(node.routes)
+        self, node: Node[RouteT, ConstraintT, ConflictT], branch: Branch[ConstraintT]
+    ) -> Node[RouteT, ConstraintT, ConflictT] | None:
+        """Replan only the agents with further constraints."""
+        constraints, routes = list(node.constraints), list(node.routes)
         changed: list[int] = []
-        for agent, rule in branch:
-            if rule not in rules[agent]:
-                rules[agent] = (*rules[agent], rule)
+        for agent, constraint in branch:
+            if constraint not in constraints[agent]:
+                constraints[agent] = (*constraints[agent], constraint)
                 changed.append(agent)
         for agent in dict.fromkeys(changed):
-            route = self.domain.plan(agent, rules[agent])
+            route = self.domain.plan(agent, constraints[agent])
             if route is None:
                 return None
             routes[agent] = route
-        return self._node(tuple(rules), tuple(routes))
+        return self._node(tuple(constraints), tuple(routes))
 
-    def _new(self, node: Node[RouteT, RuleT, ConflictT]) -> bool:
-        """Whether these rules have not been met; they come about in any order."""
-        rules = tuple(frozenset(of) for of in node.rules)
-        known = rules in self._known
-        self._known.add(rules)
+    def _new(self, node: Node[RouteT, ConstraintT, ConflictT]) -> bool:
+        """Whether this set of constraints is new: splits in another order reach the same set."""
+        constraints = tuple(frozenset(of) for of in node.constraints)
+        known = constraints in self._known
+        self._known.add(constraints)
         return not known
 
     def _node(
-        self, rules: tuple[tuple[RuleT, ...], ...], routes: tuple[RouteT, ...]
-    ) -> Node[RouteT, RuleT, ConflictT]:
+        self, constraints: tuple[tuple[ConstraintT, ...], ...], routes: tuple[RouteT, ...]
+    ) -> Node[RouteT, ConstraintT, ConflictT]:
         costs = [self.domain.cost(route) for route in routes]
         conflicts = tuple(self.domain.conflicts(routes))
-        return Node(rules, routes, conflicts, self.options.objective.of(costs), sum(costs))
+        return Node(constraints, routes, conflicts, self.options.objective.of(costs), sum(costs))

@@ -1,8 +1,8 @@
-"""Compiled schedule for a fixed order of operations, in linear time.
+"""Compiled schedule for a given order of operations, in linear time.
 
-Operations are taken in ascending order of their keys, a key being a time to follow but never less
-than that of the step before. One whose device is full (TC1, live memory) stands aside until an
-earlier microbatch ends there. Between schedules that differ little the order is nearly sorted.
+Operations are scheduled in ascending order of their keys: the times to follow, made non-decreasing
+along each chain. An operation whose device has no free memory (TC1, live memory) is blocked until
+an earlier microbatch ends there. Successive candidates differ little, so insertion sort is fast.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.dispatch import (
-    LATE,
-    PULL,
-    DispatchScratch,
-    DispatchState,
-    Numbers,
+from planner.mapf.list_scheduling import (
+    DEFAULT_TAIL_WEIGHT,
+    INFINITE_S,
+    ScheduleData,
+    ScheduleScratch,
+    ScheduleState,
     decode,
     device_at,
+    duration_at,
+    enqueue_message,
     fill_tail,
-    leave,
-    seconds_at,
 )
 from planner.search.arrays import Floats, Ints
 from planner.search.compiled import entry, kernel
 
-FOLLOW = -1.0
-"""Instead of a pull: operations in the order of given times."""
+FOLLOW_TIMES = -1.0
+"""Value of ``tail_weight`` that schedules operations in the order of the times in ``offset``."""
 
 
 @kernel
@@ -45,85 +45,90 @@ def sort_steps(key: Floats, order: Ints) -> None:
 
 
 @kernel
-def fill_keys(nudge: Floats, key: Floats) -> None:
-    """The times to follow, none less than that of the step before."""
-    count, steps = nudge.shape
+def fill_keys(offset: Floats, key: Floats) -> None:
+    """Fill the keys: the times to follow, made non-decreasing along each chain."""
+    count, steps = offset.shape
     for b in range(count):
-        latest = nudge[b, 0]
+        latest = offset[b, 0]
         for k in range(steps):
-            latest = max(latest, nudge[b, k])
+            latest = max(latest, offset[b, k])
             key[b * steps + k] = latest
 
 
 @kernel
-def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: DispatchScratch) -> int:
-    """Of the microbatches that stand aside and could go on now, the first by key; or -1."""
+def first_unblocked(paths: Ints, memory: Ints, key: Floats, scratch: ScheduleScratch) -> int:
+    """The first by key of the blocked microbatches that can continue now, or -1."""
     count, length = paths.shape
     steps = 2 * length + 1
-    live, step, aside = scratch.live, scratch.step, scratch.aside
+    live, next_step, blocked = scratch.live, scratch.next_step, scratch.blocked
     b = -1
     for c in range(count):
-        if not aside[c] or live[paths[c, step[c]]] >= memory[paths[c, step[c]]]:
+        if not blocked[c] or live[paths[c, next_step[c]]] >= memory[paths[c, next_step[c]]]:
             continue
-        if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
+        if b < 0 or key[c * steps + next_step[c]] < key[b * steps + next_step[b]]:
             b = c
     return b
 
 
 @kernel
-def follow(num: Numbers, state: DispatchState, limit: float) -> float:
-    """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
+def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
+    """Makespan with every device working in the order of ``offset``; INFINITE_S as in `decode`.
 
-    Reads ``paths``, ``tail``, ``nudge`` and, as a first guess, ``order``; fills the rest.
+    Reads ``paths``, ``tail``, ``offset`` and, as a first guess, ``order``; fills the rest.
     """
     paths, tail, key, order = state.paths, state.tail, state.key, state.order
     count, length = paths.shape
     steps = 2 * length + 1
-    fill_keys(state.nudge, key)
+    fill_keys(state.offset, key)
     sort_steps(key, order)
     scratch = state.scratch
-    free, live, before, step = scratch.free, scratch.live, scratch.before, scratch.step
-    since, aside = scratch.since, scratch.aside
+    free, live, last_step, next_step = (
+        scratch.free,
+        scratch.live,
+        scratch.last_step,
+        scratch.next_step,
+    )
+    ready, blocked = scratch.ready, scratch.blocked
     free[:] = 0.0
     live[:] = 0
-    before[:] = -1
-    step[:] = 0
-    since[:] = 0.0
-    aside[:] = False
-    waiting, makespan = 0, 0.0
-    queueing = len(num.links.busy) > 0
+    last_step[:] = -1
+    next_step[:] = 0
+    ready[:] = 0.0
+    blocked[:] = False
+    blocked_count, makespan = 0, 0.0
+    queueing = len(data.links.busy) > 0
     if queueing:
-        num.links.free[:] = 0.0
+        data.links.free[:] = 0.0
     for i in range(len(order)):
         last = order[i]
         b = last // steps
-        if step[b] != last - b * steps:
+        if next_step[b] != last - b * steps:
             continue
         while b >= 0:
-            # b's steps up to this key; more than one only after it stood aside
-            k = step[b]
-            aside[b] = False
+            # b's steps up to this key; more than one only after it was blocked
+            k = next_step[b]
+            blocked[b] = False
             while k < steps:
                 at = b * steps + k
                 if key[at] > key[last] or (key[at] == key[last] and at > last):
                     break
                 d = device_at(paths[b], k)
                 if k < length:
-                    if live[d] >= num.memory[d]:
-                        aside[b] = True
-                        waiting += 1
+                    if live[d] >= data.memory[d]:
+                        blocked[b] = True
+                        blocked_count += 1
                         break
                     live[d] += 1
                 elif k > length:
                     live[d] -= 1
-                start = max(since[b], free[d])
+                start = max(ready[b], free[d])
                 if start + tail[b, k] > limit:
-                    return LATE
+                    return INFINITE_S
                 state.begin[b, k] = start
-                state.ready[b, k] = since[b]
-                state.before[b, k] = before[d]
-                before[d] = at
-                end = start + seconds_at(num, d, k, length)
+                state.ready[b, k] = ready[b]
+                state.device_pred[b, k] = last_step[d]
+                last_step[d] = at
+                end = start + duration_at(data, d, k, length)
                 free[d] = end
                 k += 1
                 if k == steps:
@@ -131,35 +136,40 @@ def follow(num: Numbers, state: DispatchState, limit: float) -> float:
                 else:
                     v = device_at(paths[b], k)
                     if queueing:
-                        since[b] = leave(num.links, state.behind, b, k, d, v, end)
-                        since[b] += num.hop[d, v]
+                        ready[b] = enqueue_message(data.links, state.link_pred, b, k, d, v, end)
+                        ready[b] += data.transfer[d, v]
                     else:
-                        since[b] = end + num.hop[d, v]
-            step[b] = k
-            b = first_aside(paths, num.memory, key, scratch) if waiting > 0 else -1
+                        ready[b] = end + data.transfer[d, v]
+            next_step[b] = k
+            b = first_unblocked(paths, data.memory, key, scratch) if blocked_count > 0 else -1
             if b >= 0:
-                waiting -= 1
+                blocked_count -= 1
     for b in range(count):
-        if step[b] < steps:
-            return LATE
+        if next_step[b] < steps:
+            return INFINITE_S
     return makespan
 
 
 @entry
-def timed(num: Numbers, state: DispatchState, pull: float, limit: float) -> float:
-    """`decode` with a pull, or `follow` with FOLLOW."""
-    if pull < 0.0:
-        return follow(num, state, limit)
-    return decode(num, state, pull, limit)
+def compute_schedule(
+    data: ScheduleData, state: ScheduleState, tail_weight: float, limit: float
+) -> float:
+    """Makespan by `decode`, or by `follow` if ``tail_weight`` is FOLLOW_TIMES."""
+    if tail_weight < 0.0:
+        return follow(data, state, limit)
+    return decode(data, state, tail_weight, limit)
 
 
-def scheduled(
-    arrays: PathArrays, paths: Ints, nudge: Floats | None = None, pull: float = PULL
+def schedule_paths(
+    arrays: PathArrays,
+    paths: Ints,
+    offset: Floats | None = None,
+    tail_weight: float = DEFAULT_TAIL_WEIGHT,
 ) -> tuple[float, Floats]:
-    """Makespan and start of every step; infinite in a deadlock. ``pull`` as in `timed`."""
-    state = DispatchState.of(arrays, paths, nudge)
-    num = Numbers.of(arrays)
+    """Makespan, infinite in a deadlock, and the start of every step."""
+    state = ScheduleState.of(arrays, paths, offset)
+    data = ScheduleData.of(arrays)
     for b in range(arrays.microbatches):
-        fill_tail(num, state.paths[b], state.tail[b])
-    makespan = float(timed(num, state, pull, math.inf))
-    return (makespan if makespan < LATE else math.inf), state.begin
+        fill_tail(data, state.paths[b], state.tail[b])
+    makespan = float(compute_schedule(data, state, tail_weight, math.inf))
+    return (makespan if makespan < INFINITE_S else math.inf), state.begin

@@ -1,6 +1,6 @@
-"""Continuous time: stays at places, and conflicts between them.
+"""Occupancy of places in continuous time, and conflicts between agents.
 
-Intervals are half-open: who comes when another leaves does not meet it.
+Intervals are half-open: an agent may enter a place at the time when another leaves it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Stay(NamedTuple):
-    """An agent is at a place in ``[begin, end)``, seconds."""
+class Occupancy(NamedTuple):
+    """An agent occupies a place in ``[begin, end)``, seconds."""
 
     agent: int
     place: int
@@ -18,28 +18,30 @@ class Stay(NamedTuple):
     end: float
 
 
-class Forbidden(NamedTuple):
-    """Rule for one agent: not at the place at any time in ``[begin, end)``, seconds."""
+class Constraint(NamedTuple):
+    """CBS constraint: the agent must not occupy the place in ``[begin, end)``, seconds."""
 
     place: int
     begin: float
     end: float
 
 
-def conflicts(stays: Iterable[Stay], slack: float = 0.0) -> list[tuple[Stay, Stay]]:
-    """Overlaps, by more than ``slack``, of two agents at one place, by the time they begin.
+def conflicts(
+    occupancies: Iterable[Occupancy], slack: float = 0.0
+) -> list[tuple[Occupancy, Occupancy]]:
+    """Pairs of occupancies of one place that overlap by more than ``slack``, by start of overlap.
 
-    The stay that begins first comes first in its pair; stays of no length meet nobody.
+    The occupancy that begins first is first in its pair; those of no length never conflict.
     """
-    by_place: dict[int, list[Stay]] = {}
-    for stay in stays:
-        if stay.end > stay.begin:
-            by_place.setdefault(stay.place, []).append(stay)
+    by_place: dict[int, list[Occupancy]] = {}
+    for occupancy in occupancies:
+        if occupancy.end > occupancy.begin:
+            by_place.setdefault(occupancy.place, []).append(occupancy)
     found = []
-    for here in by_place.values():
-        here.sort(key=lambda s: (s.begin, s.end, s.agent))
-        for k, one in enumerate(here):
-            for other in here[k + 1 :]:
+    for at_place in by_place.values():
+        at_place.sort(key=lambda s: (s.begin, s.end, s.agent))
+        for k, one in enumerate(at_place):
+            for other in at_place[k + 1 :]:
                 if other.begin >= one.end - slack:
                     break
                 if other.agent != one.agent:

@@ -1,9 +1,9 @@
-"""Bounds by links that queue: messages out of a device or stage, or into it, share its links.
+"""Lower bounds by queueing links: all messages from or to a device or stage share its links.
 
 A microbatch sends two messages out of its start device (after F and after H) and two into it; every
-visit of a device of another stage takes one in and sends one out on the way forward, and again on
-the way back. Each keeps its link busy, begins no earlier than F can end on the sender, and is
-followed by a B on the receiver and the way home.
+visit of another stage receives one message and sends one on the forward pass, and again on the
+backward pass. Each message occupies its link, leaves no earlier than F can end on the sender, and
+is followed by a B on the receiver and the return to the start device.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.spans import least_span
+from planner.mapf.entry_times import min_feasible_span
 from planner.search.arrays import Floats
 from planner.search.certificate import Witness
 
 
 def link_bounds(
-    arrays: PathArrays, near: Floats, back: Floats
+    arrays: PathArrays, entry_s: Floats, return_s: Floats
 ) -> Iterator[tuple[float, str, Witness]]:
-    """Seconds, basis and witness for every start device and stage, out of it and into it."""
+    """Bound in seconds, basis and witness for every start device and stage, in both directions."""
     if not arrays.queueing or arrays.path_stages == 1:
         return
     starts, counts = np.unique(arrays.starts, return_counts=True)
     groups = [
         ("device", int(d), [int(d)], int(count)) for d, count in zip(starts, counts, strict=True)
     ]
-    for s in range(1, len(arrays.fewest)):
-        members = arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
-        groups.append(("stage", s, members, int(arrays.fewest[s])))
+    for s in range(1, len(arrays.min_visits)):
+        members = arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()
+        groups.append(("stage", s, members, int(arrays.min_visits[s])))
     for kind, number, devices, visits in groups:
         for way in ("out of", "into"):
-            seconds = _span_s(arrays, devices, way == "out of", 2 * visits, near, back)
+            seconds = _span_s(arrays, devices, way == "out of", 2 * visits, entry_s, return_s)
             yield (
                 seconds,
                 f"links {way} {'start device' if kind == 'device' else kind} {number}: "
@@ -43,10 +43,15 @@ def link_bounds(
 
 
 def _span_s(
-    arrays: PathArrays, group: Sequence[int], out: bool, messages: int, near: Floats, back: Floats
+    arrays: PathArrays,
+    group: Sequence[int],
+    out: bool,
+    messages: int,
+    entry_s: Floats,
+    return_s: Floats,
 ) -> float:
-    """Least time in which the group's links can carry so many messages."""
-    usable = arrays.room > 0
+    """Least time in which the group's links can carry ``messages`` messages."""
+    usable = arrays.capacity > 0
     here = np.zeros(len(usable), dtype=np.bool_)
     here[group] = True
     pairs = (here[:, None] if out else here[None, :]) & usable[:, None] & usable[None, :]
@@ -55,11 +60,11 @@ def _span_s(
     u, v = np.nonzero(pairs)
     if messages == 0 or len(u) == 0:
         return 0.0
-    before = np.where(arrays.stage[u] == 0, 0.0, near[u]) + arrays.forward[u]
-    after = arrays.backward[v] + np.where(arrays.stage[v] == 0, 0.0, back[v])
+    before = np.where(arrays.stage[u] == 0, 0.0, entry_s[u]) + arrays.forward[u]
+    after = arrays.backward[v] + np.where(arrays.stage[v] == 0, 0.0, return_s[v])
     busy = arrays.link[u, v]
-    around = before + (arrays.hop[u, v] - busy) + after
-    most = 2 * np.minimum(arrays.room[u], arrays.room[v])
+    around = before + (arrays.transfer[u, v] - busy) + after
+    most = 2 * np.minimum(arrays.capacity[u], arrays.capacity[v])
 
     def fits(span: float) -> bool:
         room = span - around
@@ -67,4 +72,4 @@ def _span_s(
             many = np.where(busy > 0, np.floor(room / busy + 1e-9), most)
         return bool(np.where(room >= 0, np.minimum(many, most), 0).sum() >= messages)
 
-    return least_span(fits)
+    return min_feasible_span(fits)

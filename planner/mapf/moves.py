@@ -1,6 +1,6 @@
 """Compiled moves between sets of paths that keep CC1, CC2, CC3 and TC1.
 
-Every move touches at most two microbatches. `Use` counts paths per device and per stage.
+Every move changes at most two microbatches. `PathCounts` holds the paths per device and stage.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from planner.search.rng import next_below, next_unit
 
 
 class PathRules(NamedTuple):
-    """What paths must satisfy; as in `PathArrays`."""
+    """Constraints on paths; as in `PathArrays`."""
 
     stage: Ints
     members: Ints
-    first: Ints
-    room: Ints
-    fewest: Ints
-    most: Ints
+    stage_ptr: Ints
+    capacity: Ints
+    min_visits: Ints
+    max_visits: Ints
     max_swaps: int
     max_total_swaps: int
 
@@ -33,49 +33,49 @@ class PathRules(NamedTuple):
         return cls(
             arrays.stage,
             arrays.members,
-            arrays.first,
-            arrays.room.copy(),
-            arrays.fewest,
-            arrays.most,
+            arrays.stage_ptr,
+            arrays.capacity.copy(),
+            arrays.min_visits,
+            arrays.max_visits,
             arrays.max_swaps,
             arrays.max_total_swaps,
         )
 
 
-class Use(NamedTuple):
-    """Paths through each device and each stage."""
+class PathCounts(NamedTuple):
+    """Number of paths through each device and each stage."""
 
     device: Ints
     stage: Ints
 
     @classmethod
-    def of(cls, arrays: PathArrays, paths: Ints) -> Use:
+    def of(cls, arrays: PathArrays, paths: Ints) -> PathCounts:
         """Counted from paths."""
         device = np.bincount(paths.ravel(), minlength=len(arrays.stage)).astype(np.int64)
-        stages = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.fewest))
+        stages = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.min_visits))
         return cls(device, stages.astype(np.int64))
 
 
 @kernel
-def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
+def count_path(counts: PathCounts, stage: Ints, path: Ints, by: int) -> None:
     """Add (1) or remove (-1) a path."""
     for d in path:
-        use.device[d] += by
-        use.stage[stage[d]] += by
+        counts.device[d] += by
+        counts.stage[stage[d]] += by
 
 
 @kernel
-def recount(use: Use, stage: Ints, paths: Ints) -> None:
-    """Count all paths anew."""
-    use.device[:] = 0
-    use.stage[:] = 0
+def recount(counts: PathCounts, stage: Ints, paths: Ints) -> None:
+    """Recompute the counts from all paths."""
+    counts.device[:] = 0
+    counts.stage[:] = 0
     for path in paths:
-        count_path(use, stage, path, 1)
+        count_path(counts, stage, path, 1)
 
 
 @entry
 def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
-    """CC2: ascending stages after the first, save disjoint swaps of neighbours."""
+    """CC2: stages ascend after the first, except for disjoint swaps of neighbours."""
     highest, swaps, k = 0, 0, 1
     while k < len(path):
         s = stage[path[k]]
@@ -103,7 +103,7 @@ def count_swaps(path: Ints, stage: Ints) -> int:
 
 @kernel
 def too_many_swaps(rules: PathRules, paths: Ints) -> bool:
-    """Whether all paths together have more swaps than they may (D.2)."""
+    """Whether the swaps of all paths exceed the limit (D.2)."""
     if rules.max_total_swaps >= len(paths) * rules.max_swaps:
         return False
     swaps = 0
@@ -114,7 +114,7 @@ def too_many_swaps(rules: PathRules, paths: Ints) -> bool:
 
 @kernel
 def sort_path(path: Ints, stage: Ints) -> None:
-    """Bring the devices after the first into the order of their stages."""
+    """Sort the devices after the first by stage."""
     for k in range(2, len(path)):
         d = path[k]
         j = k
@@ -126,7 +126,7 @@ def sort_path(path: Ints, stage: Ints) -> None:
 
 @kernel
 def place_of(path: Ints, stage: Ints, s: int) -> int:
-    """Place of stage ``s`` on a path, or -1."""
+    """Position of stage ``s`` on a path, or -1."""
     for k in range(1, len(path)):
         if stage[path[k]] == s:
             return k
@@ -134,25 +134,27 @@ def place_of(path: Ints, stage: Ints, s: int) -> int:
 
 
 @kernel
-def change_device(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) -> int:
-    """Another device of the same stage, in exchange with a path through it if it is full.
+def change_device(
+    rules: PathRules, counts: PathCounts, paths: Ints, b: int, rng_state: Words
+) -> int:
+    """Move to another device of the same stage; if it is full, exchange with a path through it.
 
     Returns the other microbatch, ``b`` if there is none, -1 if nothing was changed.
     """
     count, length = paths.shape
-    k = 1 + next_below(word, length - 1)
+    k = 1 + next_below(rng_state, length - 1)
     d = paths[b, k]
     s = rules.stage[d]
-    size = rules.first[s + 1] - rules.first[s]
+    size = rules.stage_ptr[s + 1] - rules.stage_ptr[s]
     if size < 2:
         return -1
-    v = rules.members[rules.first[s] + next_below(word, size)]
-    if v == d or rules.room[v] == 0:
+    v = rules.members[rules.stage_ptr[s] + next_below(rng_state, size)]
+    if v == d or rules.capacity[v] == 0:
         return -1
-    if use.device[v] < rules.room[v] and next_unit(word) < 0.7:
+    if counts.device[v] < rules.capacity[v] and next_unit(rng_state) < 0.7:
         paths[b, k] = v
         return b
-    offset = next_below(word, count)
+    offset = next_below(rng_state, count)
     for i in range(count):
         c = (i + offset) % count
         j = place_of(paths[c], rules.stage, s)
@@ -163,26 +165,28 @@ def change_device(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) 
 
 
 @kernel
-def change_stage(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) -> int:
-    """Another stage; in exchange with a path that has it and lacks ours, if CC3 demands it.
+def change_stage(
+    rules: PathRules, counts: PathCounts, paths: Ints, b: int, rng_state: Words
+) -> int:
+    """Visit another stage; if CC3 requires it, exchange with a path that visits only that stage.
 
     Returns as `change_device` does.
     """
     count, length = paths.shape
-    stages = len(rules.fewest)
-    k = 1 + next_below(word, length - 1)
+    stages = len(rules.min_visits)
+    k = 1 + next_below(rng_state, length - 1)
     d = paths[b, k]
     s = rules.stage[d]
-    t = 1 + next_below(word, stages - 1)
+    t = 1 + next_below(rng_state, stages - 1)
     if place_of(paths[b], rules.stage, t) > 0:
         return -1
-    if use.stage[s] > rules.fewest[s] and use.stage[t] < rules.most[t]:
-        size = rules.first[t + 1] - rules.first[t]
-        v = rules.members[rules.first[t] + next_below(word, size)]
-        if use.device[v] < rules.room[v]:
+    if counts.stage[s] > rules.min_visits[s] and counts.stage[t] < rules.max_visits[t]:
+        size = rules.stage_ptr[t + 1] - rules.stage_ptr[t]
+        v = rules.members[rules.stage_ptr[t] + next_below(rng_state, size)]
+        if counts.device[v] < rules.capacity[v]:
             paths[b, k] = v
             return b
-    offset = next_below(word, count)
+    offset = next_below(rng_state, count)
     for i in range(count):
         c = (i + offset) % count
         j = place_of(paths[c], rules.stage, t)
@@ -193,10 +197,10 @@ def change_stage(rules: PathRules, use: Use, paths: Ints, b: int, word: Words) -
 
 
 @kernel
-def exchange_paths(paths: Ints, b: int, word: Words) -> int:
-    """Exchange all devices but the start with a microbatch of another start device."""
+def exchange_paths(paths: Ints, b: int, rng_state: Words) -> int:
+    """Exchange all devices after the first with a microbatch of another start device."""
     count, length = paths.shape
-    c = int(next_below(word, count))
+    c = int(next_below(rng_state, count))
     if paths[c, 0] == paths[b, 0]:
         return -1
     for k in range(1, length):
@@ -205,12 +209,12 @@ def exchange_paths(paths: Ints, b: int, word: Words) -> int:
 
 
 @kernel
-def change_order(rules: PathRules, paths: Ints, b: int, word: Words) -> int:
-    """Swap two neighbouring places (CC2), or swap them back."""
+def change_order(rules: PathRules, paths: Ints, b: int, rng_state: Words) -> int:
+    """Swap two neighbouring stages (CC2), or swap them back."""
     length = paths.shape[1]
     if length < 3 or rules.max_swaps == 0:
         return -1
-    k = 1 + next_below(word, length - 2)
+    k = 1 + next_below(rng_state, length - 2)
     gap = rules.stage[paths[b, k]] - rules.stage[paths[b, k + 1]]
     if gap != 1 and gap != -1:
         return -1

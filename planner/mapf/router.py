@@ -1,9 +1,9 @@
-"""Low level of SkipPipe's search: compiled A* over time for one microbatch (3.4).
+"""Low level of SkipPipe's CBS: compiled A* over time for one microbatch (3.4).
 
-Exactly ``path_stages`` stages under CC1 and CC2, forward, head and backward costed. The backward
-pass waits where the forward pass need not, so a path is costed in full when its forward half is
-complete, and put back with its true end; it is final when it comes out again (the paper's
-re-insertion).
+Routes visit exactly ``path_stages`` stages under CC1 and CC2, and cost F, H and B. The backward
+pass may have to wait where the forward pass does not, so a path is scheduled in full when its
+forward half is complete, and reinserted with its true end; it is final when popped again (the
+paper's re-insertion).
 """
 
 from __future__ import annotations
@@ -19,108 +19,109 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.chains import Path
-from planner.mapf.dispatch import device_at, seconds_at
-from planner.mapf.intervals import Forbidden, Stay
+from planner.mapf.intervals import Constraint, Occupancy
+from planner.mapf.list_scheduling import device_at, duration_at
 from planner.mapf.moves import in_order
+from planner.mapf.path_enumeration import Path
 from planner.search.arrays import Bools2, Floats, Floats2, Ints
 from planner.search.compiled import allocating_entry, entry, kernel
 
-REMEMBERED = 1 << 16
-"""Routes kept, so that the same question is not searched twice."""
+CACHE_SIZE = 1 << 16
+"""Maximum number of cached routes."""
 
 ALWAYS = (-math.inf, math.inf)
 
 SWAPS = -1
-"""Stands for swapping where a rule names a place: who may not be there may not swap (D.2)."""
+"""Pseudo-place of a constraint that forbids the agent to swap stages (D.2)."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A microbatch's path with the times it is on each device, step by step: F, H, B.
+    """A microbatch's path with its occupancy of each device, step by step: F, H, B.
 
     Attributes
     ----------
     messages
-        Where links queue: the times it is on each link between its steps, at `link_place`.
+        Where links queue: its occupancy of each link between steps, at `link_place`.
     """
 
     path: Path
-    stays: tuple[Stay, ...]
-    messages: tuple[Stay, ...] = ()
+    occupancies: tuple[Occupancy, ...]
+    messages: tuple[Occupancy, ...] = ()
 
     @property
     def end_s(self) -> float:
         """End of the last B."""
-        return self.stays[-1].end
+        return self.occupancies[-1].end
 
 
 def link_place(devices: int, u: int, v: int) -> int:
-    """The place that stands for the link from u to v; devices are the first places."""
+    """Place index of the link from u to v; places below ``devices`` are devices."""
     return devices + u * devices + v
 
 
-class Ways(NamedTuple):
-    """The numbers that the compiled search reads; ``link`` as in `PathArrays`.
+class RouterData(NamedTuple):
+    """Arrays that the compiled search reads; durations as in `PathArrays`.
 
     Attributes
     ----------
     allowed
-        Whether a path may go from one device straight to another, CC2 aside.
-    rest
-        ``rest[k, d]``: least seconds of transfers and work after d with k devices to come.
+        Whether a path may go directly from one device to another, ignoring CC2.
+    cost_to_go
+        ``cost_to_go[k, d]``: admissible heuristic, least seconds of transfers and work after d
+        with k devices to come.
     """
 
-    hop: Floats2
+    transfer: Floats2
     link: Floats2
     forward: Floats
     backward: Floats
     head: Floats
     stage: Ints
     allowed: Bools2
-    rest: Floats2
+    cost_to_go: Floats2
     max_swaps: int
 
 
-class Blocks(NamedTuple):
-    """Times to avoid, those of place d at ``first[d]:first[d + 1]``, ascending."""
+class BlockedTimes(NamedTuple):
+    """Forbidden intervals, those of place d at ``ptr[d]:ptr[d + 1]``, ascending."""
 
-    first: Ints
+    ptr: Ints
     low: Floats
     high: Floats
 
     @classmethod
-    def of(cls, rules: Iterable[Forbidden], places: int) -> Blocks:
-        """From the rules of one microbatch."""
-        ordered = sorted(rules)
+    def of(cls, constraints: Iterable[Constraint], places: int) -> BlockedTimes:
+        """From the constraints of one microbatch."""
+        ordered = sorted(constraints)
         count = np.zeros(places + 1, dtype=np.int64)
-        for rule in ordered:
-            count[rule.place + 1] += 1
+        for constraint in ordered:
+            count[constraint.place + 1] += 1
         return cls(
             np.cumsum(count),
-            np.array([rule.begin for rule in ordered], dtype=np.float64),
-            np.array([rule.end for rule in ordered], dtype=np.float64),
+            np.array([constraint.begin for constraint in ordered], dtype=np.float64),
+            np.array([constraint.end for constraint in ordered], dtype=np.float64),
         )
 
 
 class PathRouter:
-    """Fastest routes; the rest of a chain is never longer than the heuristic says."""
+    """Fastest routes by A* with an admissible heuristic."""
 
     def __init__(self, arrays: PathArrays) -> None:
         self.arrays = arrays
-        both = arrays.hop + arrays.hop.T
+        round_trip = arrays.transfer + arrays.transfer.T
         busy = arrays.forward + arrays.backward
         gap = arrays.stage[None, :] - arrays.stage[:, None]
         back = (gap == -1) & (arrays.max_swaps > 0)
-        allowed = ((gap > 0) | back) & ((arrays.room > 0) & (arrays.stage > 0))[None, :]
-        arcs = np.where(allowed, both, math.inf)
-        self.ways: dict[int, Ways] = {}
+        allowed = ((gap > 0) | back) & ((arrays.capacity > 0) & (arrays.stage > 0))[None, :]
+        arcs = np.where(allowed, round_trip, math.inf)
+        self.data: dict[int, RouterData] = {}
         for start in dict.fromkeys(arrays.starts.tolist()):
-            rows = [both[:, start]]
+            rows = [round_trip[:, start]]
             for _ in range(arrays.path_stages - 1):
                 rows.append((arcs + busy[None, :] + rows[-1][None, :]).min(axis=1))
-            self.ways[start] = Ways(
-                arrays.hop,
+            self.data[start] = RouterData(
+                arrays.transfer,
                 arrays.link,
                 arrays.forward,
                 arrays.backward,
@@ -130,75 +131,82 @@ class PathRouter:
                 np.array(rows),
                 arrays.max_swaps,
             )
-        self._remembered = lru_cache(maxsize=REMEMBERED)(self._search)
+        self._cached_search = lru_cache(maxsize=CACHE_SIZE)(self._search)
 
-    def route(self, agent: int, rules: Iterable[Forbidden]) -> Route | None:
-        """The fastest path under the agent's rules, None if there is none."""
-        return self._remembered(agent, tuple(sorted(set(rules))))
+    def route(self, agent: int, constraints: Iterable[Constraint]) -> Route | None:
+        """The fastest route under the agent's constraints, None if there is none."""
+        return self._cached_search(agent, tuple(sorted(set(constraints))))
 
-    def _search(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
+    def _search(self, agent: int, constraints: tuple[Constraint, ...]) -> Route | None:
         t = self.arrays
         start = int(t.starts[agent])
         path = np.full(t.path_stages, -1, dtype=np.int64)
-        begin, leaves = np.zeros(t.steps), np.zeros(t.steps)
-        ways, places = self.ways[start], [rule for rule in rules if rule.place != SWAPS]
-        if len(places) < len(rules):
-            ways = ways._replace(max_swaps=0)
+        begin, departs = np.zeros(t.steps), np.zeros(t.steps)
+        data, places = (
+            self.data[start],
+            [constraint for constraint in constraints if constraint.place != SWAPS],
+        )
+        if len(places) < len(constraints):
+            data = data._replace(max_swaps=0)
         devices = len(t.stage)
-        blocks = Blocks.of(places, devices * (devices + 1) if t.queueing else devices)
-        found = fastest(ways, blocks, start, path, begin, leaves)
+        blocks = BlockedTimes.of(places, devices * (devices + 1) if t.queueing else devices)
+        found = fastest_path(data, blocks, start, path, begin, departs)
         if not found:
             return None
         stops = path.tolist()
         chain = [*((d, t.forward) for d in stops), (start, t.head)]
         chain += [(d, t.backward) for d in reversed(stops)]
-        stays = tuple(
-            Stay(agent, d, at, at + float(seconds[d]))
+        occupancies = tuple(
+            Occupancy(agent, d, at, at + float(seconds[d]))
             for (d, seconds), at in zip(chain, begin.tolist(), strict=True)
         )
         if not t.queueing:
-            return Route(tuple(stops), stays)
+            return Route(tuple(stops), occupancies)
         messages = tuple(
-            Stay(agent, link_place(devices, u, v), at, at + float(t.link[u, v]))
-            for ((u, _), (v, _)), at in zip(pairwise(chain), leaves[1:].tolist(), strict=True)
+            Occupancy(agent, link_place(devices, u, v), at, at + float(t.link[u, v]))
+            for ((u, _), (v, _)), at in zip(pairwise(chain), departs[1:].tolist(), strict=True)
             if u != v
         )
-        return Route(tuple(stops), stays, messages)
+        return Route(tuple(stops), occupancies, messages)
 
 
 @kernel
-def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
-    """First time from ``begin`` on with ``length`` clear of all blocks of a place, or infinity."""
+def earliest_clear(blocks: BlockedTimes, d: int, begin: float, length: float) -> float:
+    """Earliest start from ``begin`` on of ``length`` unblocked seconds at a place, or infinity."""
     at = begin
     if length > 0:
-        for k in range(blocks.first[d], blocks.first[d + 1]):
+        for k in range(blocks.ptr[d], blocks.ptr[d + 1]):
             if at < blocks.high[k] and blocks.low[k] < at + length:
                 at = blocks.high[k]
     return at
 
 
 @kernel
-def leave(ways: Ways, blocks: Blocks, u: int, v: int, ready: float) -> float:
-    """First time from ``ready`` on when a message from u to v has its link for itself."""
-    devices = len(ways.link)
+def earliest_departure(
+    data: RouterData, blocks: BlockedTimes, u: int, v: int, ready: float
+) -> float:
+    """Earliest departure from ``ready`` on of a message from u to v on its link."""
+    devices = len(data.link)
     if devices == 0 or u == v:
         return ready
-    return clear(blocks, devices + u * devices + v, ready, ways.link[u, v])
+    return earliest_clear(blocks, devices + u * devices + v, ready, data.link[u, v])
 
 
 @entry
-def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats, leaves: Floats) -> float:
-    """Fill the earliest starts of all steps, and when the messages before them leave.
+def earliest_schedule(
+    data: RouterData, blocks: BlockedTimes, path: Ints, begin: Floats, departs: Floats
+) -> float:
+    """Fill the earliest starts of all steps and the departures of their messages.
 
-    Returns the end, infinite if there is none.
+    Returns the end of the route, infinite if there is none.
     """
     length = len(path)
     ready, at = 0.0, path[0]
     for k in range(2 * length + 1):
         d = device_at(path, k)
-        seconds = seconds_at(ways, d, k, length)
-        leaves[k] = leave(ways, blocks, at, d, ready)
-        ready = clear(blocks, d, leaves[k] + ways.hop[at, d], seconds)
+        seconds = duration_at(data, d, k, length)
+        departs[k] = earliest_departure(data, blocks, at, d, ready)
+        ready = earliest_clear(blocks, d, departs[k] + data.transfer[at, d], seconds)
         if math.isinf(ready):
             return ready
         begin[k] = ready
@@ -208,60 +216,60 @@ def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats, leaves: Floats)
 
 
 @allocating_entry
-def fastest(
-    ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats, leaves: Floats
+def fastest_path(
+    data: RouterData, blocks: BlockedTimes, start: int, path: Ints, begin: Floats, departs: Floats
 ) -> bool:
-    """Fill in the fastest path and its times, as `timed` does; False if there is none."""
+    """Fill in the fastest path and its times; False if there is none."""
     length = len(path)
-    fixed = ways.head[start] + ways.backward[start]
-    room = 256
-    paths = np.empty((room, length), dtype=np.int64)
-    size = np.empty(room, dtype=np.int64)
-    out = np.empty(room)  # end of the last F
-    behind = np.empty(room)  # the way back along the path, nobody in the way
-    done = np.zeros(room, dtype=np.bool_)
+    fixed = data.head[start] + data.backward[start]
+    capacity = 256
+    paths = np.empty((capacity, length), dtype=np.int64)
+    size = np.empty(capacity, dtype=np.int64)
+    out = np.empty(capacity)  # end of the last F
+    return_s = np.empty(capacity)  # backward pass along the path, without waiting
+    done = np.zeros(capacity, dtype=np.bool_)
     count = 1
     paths[0, 0] = start
     size[0] = 1
-    out[0] = clear(blocks, start, 0.0, ways.forward[start]) + ways.forward[start]
-    behind[0] = 0.0
-    queue = [(out[0] + ways.rest[length - 1, start] + fixed, 0)]
+    out[0] = earliest_clear(blocks, start, 0.0, data.forward[start]) + data.forward[start]
+    return_s[0] = 0.0
+    queue = [(out[0] + data.cost_to_go[length - 1, start] + fixed, 0)]
     while len(queue) > 0:
         cost, at = heapq.heappop(queue)
         if math.isinf(cost):
             return False
         if done[at]:
             path[:] = paths[at]
-            timed(ways, blocks, path, begin, leaves)
+            earliest_schedule(data, blocks, path, begin, departs)
             return True
         if size[at] == length:
             done[at] = True
-            heapq.heappush(queue, (timed(ways, blocks, paths[at], begin, leaves), at))
+            heapq.heappush(queue, (earliest_schedule(data, blocks, paths[at], begin, departs), at))
             continue
         k = size[at]
         u = paths[at, k - 1]
-        for v in range(len(ways.stage)):
-            if not ways.allowed[u, v]:
+        for v in range(len(data.stage)):
+            if not data.allowed[u, v]:
                 continue
-            if count == room:
+            if count == capacity:
                 paths = np.concatenate((paths, np.empty_like(paths)))
                 size = np.concatenate((size, np.empty_like(size)))
                 out = np.concatenate((out, np.empty_like(out)))
-                behind = np.concatenate((behind, np.empty_like(behind)))
+                return_s = np.concatenate((return_s, np.empty_like(return_s)))
                 done = np.concatenate((done, np.zeros_like(done)))
-                room *= 2
+                capacity *= 2
             paths[count, :k] = paths[at, :k]
             paths[count, k] = v
-            if not in_order(paths[count, : k + 1], ways.stage, ways.max_swaps):
+            if not in_order(paths[count, : k + 1], data.stage, data.max_swaps):
                 continue
-            there = leave(ways, blocks, u, v, out[at]) + ways.hop[u, v]
-            enter = clear(blocks, v, there, ways.forward[v])
+            there = earliest_departure(data, blocks, u, v, out[at]) + data.transfer[u, v]
+            enter = earliest_clear(blocks, v, there, data.forward[v])
             if math.isinf(enter):
                 continue
             size[count] = k + 1
-            out[count] = enter + ways.forward[v]
-            behind[count] = behind[at] + ways.hop[v, u] + ways.backward[v]
-            estimate = out[count] + ways.rest[length - 1 - k, v] + behind[count] + fixed
+            out[count] = enter + data.forward[v]
+            return_s[count] = return_s[at] + data.transfer[v, u] + data.backward[v]
+            estimate = out[count] + data.cost_to_go[length - 1 - k, v] + return_s[count] + fixed
             heapq.heappush(queue, (estimate, count))
             count += 1
     return False

@@ -1,9 +1,9 @@
-"""Annealing cycles on a fixed number of logical workers.
+"""Simulated annealing cycles on a fixed number of logical workers.
 
-Cycles alternate: anew from a random construction, with dispatching, then on the worker's best in
-the order of its times. On large problems all work on the incumbent. Workers are merged in a fixed
-order and their number does not depend on the machine, so a limit on iterations gives
-the same plan on any number of threads.
+Cycles alternate between a restart from a random construction with list scheduling, and the worker's
+best solution with the order of its times. On large problems all workers improve the incumbent.
+Workers are merged in a fixed order and their number does not depend on the machine, so a limit on
+iterations gives the same plan on any number of threads.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.mapf.anneal import Cycle, MoveShares, Walk, anneal
+from planner.mapf.anneal import AnnealingState, CycleParams, MoveShares, anneal
 from planner.mapf.arrays import PathArrays
 from planner.mapf.baselines import unit_cost_paths
-from planner.mapf.construct import by_chain, construct
+from planner.mapf.construction import construct, construction_order
 from planner.mapf.device_exchange import (
-    DeviceNumbers,
+    DeviceStageData,
     ExchangeContext,
     exchange_devices,
     exchange_partner,
     put_device,
 )
-from planner.mapf.dispatch import PULL, DispatchState, Numbers, fill_tail
-from planner.mapf.fixed_order import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.moves import PathRules, Use
+from planner.mapf.list_scheduling import DEFAULT_TAIL_WEIGHT, ScheduleData, ScheduleState, fill_tail
+from planner.mapf.moves import PathCounts, PathRules
 from planner.mapf.stage_spans import StageAveragingSpans
 from planner.search.arrays import Floats, Ints, Words
 
@@ -41,132 +41,138 @@ class PathSearchParams:
     ----------
     workers
         Logical workers, independent of the number of cores.
-    work
-        Moves of an iteration and worker, times operations, times microbatches.
-    most_moves
-        Moves of an iteration and worker, at most.
+    move_budget
+        Moves per iteration and worker, times operations, times microbatches.
+    max_moves
+        Maximum number of moves per iteration and worker.
     first_cycle
         Iterations of the first annealing cycle; each later one is ``growth`` times as long.
-    large
-        From this many operations on, both workers work on the incumbent.
-    rearrange
+    max_cycle
+        Maximum number of iterations of an annealing cycle.
+    t_restart, t_improve, t_end
+        First temperature of a cycle after a restart and of one on a known schedule; last one.
+    tail_weights
+        Weights of the tail in list scheduling, used in turn.
+    large_operations
+        From this many operations on, all workers improve the incumbent.
+    device_exchange_share
         Share of the moves that exchange two devices, where the arrangement is free.
-    smooth
-        Weight of the mean end of the microbatches beside the latest: a slope on plateaus.
-    critical
-        Share of the moves that begin at a step of a longest chain of waiting.
+    mean_weight
+        Weight of the mean completion time in the objective, which gives plateaus a slope.
+    critical_share
+        Share of the moves that change a step on the critical path.
     shares
-        Of the moves, see `MoveShares`.
-    tolls
-        Construction: seconds that a device costs per earlier visit, as shares of its F and B.
-    hot, warm, cold
-        First temperature of a cycle that begins anew and of one on a known schedule; the last.
-    pulls
-        Weights of the rest of the chain when steps are dispatched, in turn.
-    longest_cycle
-        Iterations of an annealing cycle, at most.
+        Probabilities of the moves, see `MoveShares`.
+    visit_costs
+        Construction: cost of a device per earlier visit, as shares of the mean B.
     """
 
     workers: int = 2
-    work: int = 8192 * 2025
-    most_moves: int = 16384
+    move_budget: int = 8192 * 2025
+    max_moves: int = 16384
     first_cycle: int = 8
-    longest_cycle: int = 128
+    max_cycle: int = 128
     growth: float = 2.0
-    hot: float = 0.03
-    warm: float = 0.006
-    cold: float = 0.0006
-    pulls: tuple[float, ...] = (0.1, 0.3, 0.02)
-    large: int = 1000
-    rearrange: float = 0.1
-    smooth: float = 0.1
-    critical: float = 0.6
+    t_restart: float = 0.03
+    t_improve: float = 0.006
+    t_end: float = 0.0006
+    tail_weights: tuple[float, ...] = (0.1, 0.3, 0.02)
+    large_operations: int = 1000
+    device_exchange_share: float = 0.1
+    mean_weight: float = 0.1
+    critical_share: float = 0.6
     shares: MoveShares = field(default_factory=MoveShares)
-    tolls: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
+    visit_costs: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
 
 
 class SearchWorker:
-    """One state with its generator and its best."""
+    """A logical worker: an annealing state with its random generator."""
 
     def __init__(
         self,
         arrays: PathArrays,
         rng: np.random.Generator,
-        devices: DeviceNumbers | None,
+        devices: DeviceStageData | None,
         params: PathSearchParams,
         averaging: StageAveragingSpans | None = None,
     ) -> None:
         self.arrays = arrays
         self.params = params
         self.rng = rng
-        numbers = devices or DeviceNumbers.fixed(arrays)
+        numbers = devices or DeviceStageData.fixed(arrays)
         rounds = averaging or StageAveragingSpans.none()
-        self.setting = ExchangeContext(Numbers.of(arrays), PathRules.of(arrays), numbers, rounds)
+        self.context = ExchangeContext(
+            ScheduleData.of(arrays), PathRules.of(arrays), numbers, rounds
+        )
         self.free = devices is not None
-        self.word: Words = rng.integers(0, 2**63, size=1, dtype=np.uint64)
+        self.rng_state: Words = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
-    def begin(self, paths: Ints, pull: float, times: Floats | None, device_of: Ints) -> None:
-        """Begin a cycle with these paths: no nudges, or the times of a schedule to follow."""
-        now = DispatchState.of(self.arrays, paths, times)
+    def start_cycle(
+        self, paths: Ints, tail_weight: float, times: Floats | None, device_of: Ints
+    ) -> None:
+        """Start a cycle from given paths, with zero offsets or the times of a schedule."""
+        now = ScheduleState.of(self.arrays, paths, times)
         if self.free:
             for role, device in enumerate(device_of.tolist()):
-                put_device(self.setting, now.device_of, role, device)
+                put_device(self.context, now.device_of, role, device)
         for b in range(len(paths)):
-            fill_tail(self.setting.num, now.paths[b], now.tail[b])
-        trial, best = DispatchState.of(self.arrays, paths), DispatchState.of(self.arrays, paths)
-        use = Use.of(self.arrays, paths)
-        self.walk = Walk(self.setting, use, now, trial, best, self.word)
-        self.makespan, self.pull = math.inf, pull
+            fill_tail(self.context.data, now.paths[b], now.tail[b])
+        trial, best = ScheduleState.of(self.arrays, paths), ScheduleState.of(self.arrays, paths)
+        counts = PathCounts.of(self.arrays, paths)
+        self.annealing = AnnealingState(self.context, counts, now, trial, best, self.rng_state)
+        self.makespan, self.tail_weight = math.inf, tail_weight
 
     @property
-    def best(self) -> DispatchState:
+    def best(self) -> ScheduleState:
         """The best state of the cycle."""
-        return self.walk.best
+        return self.annealing.best
 
     def shuffle(self) -> None:
-        """Exchange devices at random, where the arrangement is free."""
-        setting, now = self.setting, self.walk.now
-        device_of, vacant = now.device_of, setting.devices.vacant
+        """Exchange random devices, if the arrangement is free."""
+        context, now = self.context, self.annealing.current
+        device_of, vacant = now.device_of, context.devices.vacant
         tries = 4 * len(device_of) if self.free else 0
         for role in self.rng.integers(len(device_of), size=tries).tolist():
             if device_of[role] == vacant:
                 continue
-            other = exchange_partner(setting, self.walk.use, device_of, role, self.word)
+            other = exchange_partner(
+                context, self.annealing.counts, device_of, role, self.rng_state
+            )
             if other >= 0 and device_of[other] != vacant:
-                exchange_devices(setting, device_of, role, other)
+                exchange_devices(context, device_of, role, other)
         for b, path in enumerate(now.paths):
-            fill_tail(setting.num, path, now.tail[b])
+            fill_tail(context.data, path, now.tail[b])
 
-    def work(self, moves: int, hot: float, cold: float, jitter: float) -> None:
-        """Some moves of the cycle, from ``hot`` to ``cold`` seconds."""
+    def run_moves(self, moves: int, t_start: float, t_end: float, jitter: float) -> None:
+        """Run a part of the cycle, cooling from ``t_start`` to ``t_end`` seconds."""
         params = self.params
-        rearrange = params.rearrange if self.free else 0.0
-        cycle = Cycle(
+        device_exchange_share = params.device_exchange_share if self.free else 0.0
+        cycle = CycleParams(
             moves,
-            hot,
-            cold,
-            self.pull,
+            t_start,
+            t_end,
+            self.tail_weight,
             jitter,
-            rearrange,
-            params.smooth,
-            params.critical,
+            device_exchange_share,
+            params.mean_weight,
+            params.critical_share,
             params.shares,
         )
-        self.makespan = anneal(self.walk, cycle, self.makespan)
+        self.makespan = anneal(self.annealing, cycle, self.makespan)
 
 
 class PathSearch:
-    """A search that can be advanced one iteration at a time.
+    """Simulated annealing that can be advanced one iteration at a time.
 
     Attributes
     ----------
-    settled
-        All cycles work on the incumbent: it has a structure that random starts do not find.
+    intensify
+        No restarts: all cycles improve the incumbent.
     devices
-        Where the arrangement is free: what each device would bring to each stage.
+        Data of each device on each stage, if the arrangement is free.
     averaging
-        Where it counts: what a stage's round takes.
+        Duration of a stage's averaging, if it is part of the objective.
     """
 
     def __init__(
@@ -175,7 +181,7 @@ class PathSearch:
         incumbent: PathIncumbent,
         seed: int,
         params: PathSearchParams | None = None,
-        devices: DeviceNumbers | None = None,
+        devices: DeviceStageData | None = None,
         averaging: StageAveragingSpans | None = None,
     ) -> None:
         self.arrays = arrays
@@ -184,77 +190,85 @@ class PathSearch:
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
         self.workers = [SearchWorker(arrays, rng, devices, self.params, averaging) for rng in rngs]
         size = arrays.microbatches * arrays.steps
-        share = self.params.work // (size * arrays.microbatches)
-        self.moves = min(self.params.most_moves, max(16, share))
-        self.is_large = size >= self.params.large
-        self.settled = False
+        share = self.params.move_budget // (size * arrays.microbatches)
+        self.moves = min(self.params.max_moves, max(16, share))
+        self.is_large = size >= self.params.large_operations
+        self.intensify = False
         self._first_devices = incumbent.device_of
         self._cycles = 0
         self._length = float(self.params.first_cycle)
 
     def run(self, until_s: float = math.inf, iterations: float = math.inf) -> None:
-        """Cycles until the rule stops the run, or a given time or count has passed."""
+        """Run cycles until the run stops, or until a given time or number of iterations."""
         run = self.incumbent.run
         last = run.iterations + iterations
         with ThreadPoolExecutor(max_workers=len(self.workers)) as pool:
             while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
                 left = min(run.remaining_iterations, last - run.iterations)
                 self._cycle(pool, math.ceil(min(self._length, left)), until_s)
-                self._length = min(self._length * self.params.growth, self.params.longest_cycle)
+                self._length = min(self._length * self.params.growth, self.params.max_cycle)
                 self._cycles += 1
 
     def _cycle(self, pool: ThreadPoolExecutor, length: int, until_s: float) -> None:
         params, incumbent = self.params, self.incumbent
         best = incumbent.objective
-        heats = []
+        temperatures = []
         for k, worker in enumerate(self.workers):
-            pull = params.pulls[(self._cycles + k) % len(params.pulls)]
-            anew = not self.is_large and not self.settled and self._cycles % 2 == 0
-            if anew:
-                worker.begin(self._start(worker), pull, None, self._first_devices)
+            tail_weight = params.tail_weights[(self._cycles + k) % len(params.tail_weights)]
+            restart = not self.is_large and not self.intensify and self._cycles % 2 == 0
+            if restart:
+                worker.start_cycle(self._start(worker), tail_weight, None, self._first_devices)
                 if self._cycles % 3 != 0:
                     worker.shuffle()
-            elif math.isinf(worker.makespan) or self.settled or self.is_large:
-                worker.begin(incumbent.rows, FOLLOW, incumbent.times, incumbent.device_of)
+            elif math.isinf(worker.makespan) or self.intensify or self.is_large:
+                worker.start_cycle(
+                    incumbent.paths, FOLLOW_TIMES, incumbent.starts, incumbent.device_of
+                )
             else:
                 last = worker.best
-                worker.begin(last.paths, FOLLOW, last.begin, last.device_of)
+                worker.start_cycle(last.paths, FOLLOW_TIMES, last.begin, last.device_of)
             spread = 2.0 ** worker.rng.uniform(-2.0, 2.0)
-            heats.append((params.hot if anew else params.warm * spread) * best)
+            temperatures.append((params.t_restart if restart else params.t_improve * spread) * best)
         if self.is_large:
-            heats = [heat / 4 for heat in heats]
-        cold = params.cold * best
+            temperatures = [temperature / 4 for temperature in temperatures]
+        t_end = params.t_end * best
         jitter = float(np.mean(self.arrays.backward + self.arrays.forward))
         for step in range(length):
             tasks = []
-            for worker, hot in zip(self.workers, heats, strict=True):
-                cool = min(cold, hot / 2)
-                now = hot * (cool / hot) ** (step / length)
-                then = hot * (cool / hot) ** ((step + 1) / length)
-                tasks.append(pool.submit(worker.work, self.moves, now, then, jitter))
+            for worker, t_restart in zip(self.workers, temperatures, strict=True):
+                cool = min(t_end, t_restart / 2)
+                now = t_restart * (cool / t_restart) ** (step / length)
+                then = t_restart * (cool / t_restart) ** ((step + 1) / length)
+                tasks.append(pool.submit(worker.run_moves, self.moves, now, then, jitter))
             for task in tasks:
                 task.result()
             for worker in self.workers:
                 found = worker.best
-                incumbent.offer_times(found.paths, found.begin, worker.makespan, found.device_of)
+                incumbent.offer_schedule(found.paths, found.begin, worker.makespan, found.device_of)
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 
     def _start(self, worker: SearchWorker) -> Ints:
-        toll = float(worker.rng.choice(self.params.tolls)) * float(np.mean(self.arrays.backward))
-        return construct(self.arrays, by_chain(self.arrays, worker.rng), toll)
+        visit_cost = float(worker.rng.choice(self.params.visit_costs)) * float(
+            np.mean(self.arrays.backward)
+        )
+        return construct(self.arrays, construction_order(self.arrays, worker.rng), visit_cost)
 
 
-def first_plans(
+def initial_plans(
     arrays: PathArrays, incumbent: PathIncumbent, params: PathSearchParams | None = None
 ) -> None:
-    """Constructed paths, dispatched; at least one is valid, and no baseline is better."""
+    """Offer constructed paths, list scheduled; at least one is valid, and no baseline is better."""
     unit = float(np.mean(arrays.forward + arrays.backward))
-    order = by_chain(arrays)
-    for toll in (*(params or PathSearchParams()).tolls, None):
-        paths = unit_cost_paths(arrays) if toll is None else construct(arrays, order, toll * unit)
-        for pull in (PULL, 0.0):
-            makespan, begin = scheduled(arrays, paths, pull=pull)
-            incumbent.offer_times(paths, begin, makespan)
+    order = construction_order(arrays)
+    for visit_cost in (*(params or PathSearchParams()).visit_costs, None):
+        paths = (
+            unit_cost_paths(arrays)
+            if visit_cost is None
+            else construct(arrays, order, visit_cost * unit)
+        )
+        for tail_weight in (DEFAULT_TAIL_WEIGHT, 0.0):
+            makespan, begin = schedule_paths(arrays, paths, tail_weight=tail_weight)
+            incumbent.offer_schedule(paths, begin, makespan)
         if incumbent.run.check() is not None and incumbent.plan is not None:
             break

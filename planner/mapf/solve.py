@@ -18,13 +18,19 @@ from planner.mapf.baselines import (
 )
 from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import CbsSearch
-from planner.mapf.exact import Exact
-from planner.mapf.fixed_order import FOLLOW, scheduled
+from planner.mapf.exact_solver import ExactSolver
+from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import count_swaps, in_order
-from planner.mapf.search import PathSearch, PathSearchParams, first_plans
+from planner.mapf.search import PathSearch, PathSearchParams, initial_plans
 from planner.mapf.warm_up import compile_kernels
-from planner.mapf.waves import even, in_turn, offer_waves, repeats_evenly, wave_problem
+from planner.mapf.waves import (
+    offer_repeated_wave,
+    repeat_in_turn,
+    repeats_evenly,
+    visits_balanced,
+    wave_problem,
+)
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.problems.path_method import PathMethod
@@ -45,74 +51,76 @@ from planner.search.stop import (
 
 @dataclass(frozen=True)
 class PathParams:
-    """How ``auto`` shares a limit between annealing and CP-SAT.
+    """How ``auto`` and ``cbs`` divide a limit between their parts.
 
     Attributes
     ----------
-    few
-        Microbatches up to which several waves are not built from one.
-    wave
+    max_direct_microbatches
+        Up to this many microbatches, several waves are solved directly instead of repeating one.
+    wave_share
         Share of the limit for the first wave.
-    cbs_waves
-        ``cbs``: shares of what is left of the limit for the smallest and the largest wave.
-    annealing
-        Share of a limit in seconds for annealing before CP-SAT begins.
-    settled_annealing
-        The same for several waves, whose whole model is beyond CP-SAT, and at most anywhere.
+    cbs_wave_shares
+        ``cbs``: shares of the remaining limit for the smallest and the largest wave.
+    annealing_share
+        Share of a time limit for annealing before CP-SAT starts.
+    intensify_annealing
+        The same for several waves, whose full model is too large for CP-SAT; also the maximum
+        for any problem.
     short_annealing_s
-        Annealing under a short limit, in which CP-SAT would hardly begin.
+        Seconds of annealing under a short limit, in which CP-SAT would hardly start.
     small_annealing_s
-        Of a limit, what counts for annealing on problems so small that CP-SAT closes them at once.
-    collision_free
-        Share of a limit in seconds for the bound without collisions, at most.
+        Part of a limit that counts for annealing on problems that CP-SAT closes quickly.
+    collision_free_share
+        Maximum share of a time limit for the bound without collisions.
     threads
-        Of CP-SAT under a limit in seconds; under a count limit there is one.
-    least_s
-        CP-SAT is not begun with fewer seconds left: building a model takes a part of them.
+        Threads of CP-SAT under a time limit; one under any other limit.
+    min_cp_sat_s
+        CP-SAT is not started with fewer seconds left: building a model takes a part of them.
     step_s
-        Seconds of one step of annealing or of large-neighbourhood search, at most.
-    step_iterations, step_polishes
-        Iterations of annealing, and neighbourhoods, between two proofs under a count limit.
-    polish_work, prove_work, collision_free_work
-        CP-SAT's deterministic time under a count limit, of one neighbourhood, of the first proof
-        (each later one has twice as much) and of the bound without collisions.
-    annealing_effort, closing_effort
-        Under a limit of effort: annealing before CP-SAT on small problems, and at most so much for
-        a neighbourhood.
+        Maximum seconds of one step of annealing or of LNS.
+    step_iterations, step_neighbourhoods
+        Iterations of annealing, and LNS neighbourhoods, between two proofs under an iteration
+        limit.
+    neighbourhood_work, prove_work, collision_free_work
+        CP-SAT's deterministic time under an iteration limit: of one neighbourhood, of the first
+        proof (doubled for each later one) and of the bound without collisions.
+    step_effort, annealing_effort
+        Under an effort limit: maximum effort of a step of annealing or LNS, and of annealing before
+        CP-SAT on small problems.
     inner_iterations
-        Iterations of a part of the solve on a problem of its own, at most.
+        Maximum iterations of an inner solve, such as of one wave.
     """
 
-    few: int = 12
-    wave: float = 0.35
-    cbs_waves: tuple[float, float] = (0.2, 0.7)
-    annealing: float = 0.25
-    settled_annealing: float = 0.6
+    max_direct_microbatches: int = 12
+    wave_share: float = 0.35
+    cbs_wave_shares: tuple[float, float] = (0.2, 0.7)
+    annealing_share: float = 0.25
+    intensify_annealing: float = 0.6
     short_annealing_s: float = 6.0
     small_annealing_s: float = 1.0
-    collision_free: float = 0.25
+    collision_free_share: float = 0.25
     threads: int = 2
-    least_s: float = 2.0
+    min_cp_sat_s: float = 2.0
     step_s: float = 3.0
     step_iterations: int = 8
-    step_polishes: int = 4
-    polish_work: float = 1.0
+    step_neighbourhoods: int = 4
+    neighbourhood_work: float = 1.0
     prove_work: float = 1.0
     collision_free_work: float = 10.0
-    closing_effort: float = 3.0
+    step_effort: float = 3.0
     annealing_effort: float = 1.0
     inner_iterations: int = 64
 
 
 PARAMS = PathParams()
 
-LEAST_EFFORT = 1e-3
-"""A neighbourhood is never counted as less, so that every loop ends."""
+MIN_EFFORT = 1e-3
+"""Minimum effort counted for a neighbourhood, so that every loop terminates."""
 
 ITERATIONS_PER_EFFORT = 9.0
 NODES_PER_EFFORT, NODE_AGENTS, NODE_STAGES = 1500.0, 24, 4
-"""Annealing iterations of full size, and nodes of ``cbs`` with so many agents on paths of so many
-stages, in a unit of effort."""
+"""Full-size annealing iterations per unit of effort, and ``cbs`` nodes per unit of effort for
+NODE_AGENTS agents on paths of NODE_STAGES stages."""
 
 
 def solve_paths(
@@ -127,26 +135,26 @@ def solve_paths(
     Parameters
     ----------
     stop
-        When to stop. With a limit in seconds alone two threads work beside each other; under any
-        other rule the decisions depend on the problem, the seed and the rule alone, and seconds
-        beside a limit on iterations only cut the search off.
+        When to stop. A time limit alone uses two threads and is not deterministic; under any other
+        criterion the result depends only on the problem, the seed and the criterion, and a time
+        limit combined with an iteration limit only ends the search early.
     seed
-        Of the random generators.
+        Seed of the random generators.
     method
         See `PathMethod`.
     first
-        Paths of this problem to begin with, in the order of their times, such as those of a
-        shorter solve; with ``auto`` only. They are improved in place of other starts.
+        Initial solution: a plan for this problem, such as that of a shorter solve; with ``auto``
+        only. It replaces the constructed initial solutions.
 
     Returns
     -------
     Result
-        Seconds; INFEASIBLE if no paths exist.
+        Objective and bound in seconds; INFEASIBLE if no paths exist.
 
     Raises
     ------
     ProblemError
-        The method cannot solve such a problem.
+        The method is unknown or not applicable to the problem.
 
     References
     ----------
@@ -162,7 +170,7 @@ def solve_paths(
         raise ProblemError(
             f"method must be one of {', '.join(PathMethod)}, found {method!r}"
         ) from None
-    started(stop)  # refused before the kernels are compiled
+    started(stop)  # validate before the kernels are compiled
     compile_kernels()
     arrays = PathArrays.of(problem)
     per_effort = (nodes_per_effort if chosen is PathMethod.CBS else steps_per_effort)(arrays)
@@ -173,23 +181,25 @@ def solve_paths(
         found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
         return found
     with run.interruptible():
-        if chosen is PathMethod.AUTO and (first is None or not _begun(arrays, incumbent, first)):
+        if chosen is PathMethod.AUTO and (
+            first is None or not _offer_initial_plan(arrays, incumbent, first)
+        ):
             first = None
-            first_plans(arrays, incumbent)
+            initial_plans(arrays, incumbent)
         raise_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
-            _auto(problem, arrays, incumbent, run, seed, settled=first is not None)
+            _auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
         elif chosen is PathMethod.CBS:
-            _conflict_based(problem, arrays, incumbent, run, seed)
+            _run_cbs(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
-            _reuse(problem, arrays, incumbent, run, seed)
+            _reuse_wave(problem, arrays, incumbent, run, seed)
         else:
             paths = _baseline(problem, arrays, chosen)
             makespan, begin = first_in_first_out(arrays, paths)
-            incumbent.offer_times(paths, begin, makespan)
+            incumbent.offer_schedule(paths, begin, makespan)
     if incumbent.plan is None and chosen is PathMethod.REUSE:
-        # interrupted in the first wave: the best so far is what is constructed
-        first_plans(arrays, incumbent)
+        # interrupted in the first wave: fall back to constructed paths
+        initial_plans(arrays, incumbent)
     return incumbent.answer()
 
 
@@ -197,7 +207,7 @@ def steps_per_effort(arrays: PathArrays) -> float:
     """Iterations of annealing in one unit of `planner.search.stop.Effort`."""
     params = PathSearchParams()
     size = arrays.microbatches * arrays.steps * arrays.microbatches
-    return ITERATIONS_PER_EFFORT * max(1.0, params.work / (params.most_moves * size))
+    return ITERATIONS_PER_EFFORT * max(1.0, params.move_budget / (params.max_moves * size))
 
 
 def nodes_per_effort(arrays: PathArrays) -> float:
@@ -208,13 +218,15 @@ def nodes_per_effort(arrays: PathArrays) -> float:
 
 
 def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
-    """The bound that takes no search."""
+    """Raise the bound by `simple_bound`."""
     bound = simple_bound(arrays)
     incumbent.raise_bound(bound.seconds, bound.basis, bound.witness)
 
 
-def improve(search: PathSearch, exact: Exact, run: StopRun, params: PathParams = PARAMS) -> None:
-    """Annealing and CP-SAT in turn until the rule says stop."""
+def improve(
+    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams = PARAMS
+) -> None:
+    """Alternate annealing and CP-SAT until the run stops."""
     if run.check() is not None:
         return
     if run.paced_by_time:
@@ -226,14 +238,14 @@ def improve(search: PathSearch, exact: Exact, run: StopRun, params: PathParams =
 
 
 def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRun:
-    """A run of its own with a share of what is left of the limit.
+    """A nested run with a share of the remaining limit.
 
-    Under a count limit its seconds are all that are left of the outer run.
+    Under an iteration limit it may use all remaining seconds of the outer run.
     """
     if run.paced_by_time:
         return MaxRuntime(max(1e-3, share * run.remaining_s)).start()
     if math.isfinite(run.remaining_effort):
-        part: StoppingCriterion = Effort(max(LEAST_EFFORT, share * run.remaining_effort))
+        part: StoppingCriterion = Effort(max(MIN_EFFORT, share * run.remaining_effort))
         if math.isfinite(run.remaining_s):
             part = AnyOf(part, MaxRuntime(max(1e-3, run.remaining_s)))
         return part.start(run.steps_per_effort)
@@ -252,44 +264,44 @@ def _auto(
     seed: int,
     params: PathParams = PARAMS,
     *,
-    settled: bool = False,
+    intensify: bool = False,
 ) -> None:
     """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
-    # F, H and B of one device without transfers: any order without gaps is best
+    # one stage: F, H and B on one device without transfers; any schedule without gaps is optimal
     if run.check() is not None or arrays.path_stages == 1:
         return
     search = PathSearch(arrays, incumbent, seed)
-    search.settled = settled
-    wave = None if settled else wave_problem(problem)
-    if wave is not None and arrays.microbatches > params.few:
-        best = _solve_wave(wave, run, seed, params.wave)
-        offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
-        search.settled = True
+    search.intensify = intensify
+    wave = None if intensify else wave_problem(problem)
+    if wave is not None and arrays.microbatches > params.max_direct_microbatches:
+        best = _solve_wave(wave, run, seed, params.wave_share)
+        offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)
+        search.intensify = True
         if run.check() is not None:
             return
-    improve(search, Exact(problem, arrays, incumbent, seed), run, params)
+    improve(search, ExactSolver(problem, arrays, incumbent, seed), run, params)
 
 
-def _begun(arrays: PathArrays, incumbent: PathIncumbent, first: PathPlan) -> bool:
-    """Offer given paths, dispatched anew in the order of their times; whether that could be."""
+def _offer_initial_plan(arrays: PathArrays, incumbent: PathIncumbent, first: PathPlan) -> bool:
+    """Offer an initial plan, rescheduled in the order of its times; False if it is not valid."""
     shape = (arrays.microbatches, arrays.path_stages)
     rows = np.array([path for path in first.paths if len(path) == shape[1]], dtype=np.int64)
     fits = rows.shape == shape and rows.min() >= 0 and rows.max() < len(arrays.stage)
-    fits = fits and bool((rows[:, 0] == arrays.starts).all()) and even(arrays, rows)
-    used = np.bincount(rows.ravel(), minlength=len(arrays.room)) if fits else arrays.room
-    if not fits or (used > arrays.room).any():
+    fits = fits and bool((rows[:, 0] == arrays.starts).all()) and visits_balanced(arrays, rows)
+    used = np.bincount(rows.ravel(), minlength=len(arrays.capacity)) if fits else arrays.capacity
+    if not fits or (used > arrays.capacity).any():
         return False
     swaps = [count_swaps(row, arrays.stage) for row in rows]
     if not all(in_order(row, arrays.stage, arrays.max_swaps) for row in rows):
         return False
     if sum(swaps) > arrays.max_total_swaps:
         return False
-    makespan, begin = scheduled(arrays, rows, incumbent.begins(first), FOLLOW)
-    incumbent.offer_times(rows, begin, makespan)
+    makespan, begin = schedule_paths(arrays, rows, incumbent.starts_of(first), FOLLOW_TIMES)
+    incumbent.offer_schedule(rows, begin, makespan)
     return incumbent.plan is not None
 
 
-def _conflict_based(
+def _run_cbs(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
@@ -297,21 +309,21 @@ def _conflict_based(
     seed: int,
     params: PathParams = PARAMS,
 ) -> None:
-    """Algorithm 1; an iteration of several waves begins with the paths of one, repeated (D.1).
+    """Algorithm 1; with several waves, the paths of one are found first and repeated (D.1).
 
-    First those of the smallest wave, whose paths are there soon, then of the largest.
+    First the smallest wave, whose paths are found soon, then the largest.
     """
     found = (wave_problem(problem, 1), wave_problem(problem))
     waves = {wave.microbatches_per_start: wave for wave in found if wave is not None}
-    # where there is only one size, it gets the larger share
-    for wave, share in zip(waves.values(), params.cbs_waves[-len(waves) :], strict=False):
+    # a single wave size gets the larger share
+    for wave, share in zip(waves.values(), params.cbs_wave_shares[-len(waves) :], strict=False):
         inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
         own = PathArrays.of(wave)
         best = PathIncumbent(own, inner, wave, seed=seed)
         CbsSearch(own, best, inner).search()
         run.update(inner.iterations)
         if best.plan is not None:
-            offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
+            offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)
     if run.check() is None:
         CbsSearch(arrays, incumbent, run).search()
 
@@ -325,21 +337,21 @@ def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> I
 
 
 def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> PathIncumbent:
-    """One wave, with a share of what is left of the limit."""
+    """Solve one wave with a share of the remaining limit."""
     inner = inner_run(run, share)
     arrays = PathArrays.of(wave)
     best = PathIncumbent(arrays, inner, wave, seed=seed)
-    first_plans(arrays, best)
+    initial_plans(arrays, best)
     raise_simple_bound(arrays, best)
     _auto(wave, arrays, best, inner, seed)
     run.update(inner.iterations)
     return best
 
 
-def _reuse(
+def _reuse_wave(
     problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: StopRun, seed: int
 ) -> None:
-    """The best paths of one wave, the waves strictly in turn."""
+    """Repeat the best paths of one wave without overlap."""
     wave = wave_problem(problem)
     if wave is None or not repeats_evenly(wave):
         raise ProblemError(
@@ -348,68 +360,72 @@ def _reuse(
             "start device; take auto"
         )
     best = _solve_wave(wave, run, seed, 0.99)
-    incumbent.offer_times(*in_turn(arrays, best.rows, best.times, best.objective))
+    incumbent.offer_schedule(*repeat_in_turn(arrays, best.paths, best.starts, best.objective))
 
 
-def _by_time(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
-    """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
+def _by_time(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+    """Improve under a time limit."""
     begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
-    short = min(params.settled_annealing, params.short_annealing_s / limit)
-    share = params.settled_annealing if search.settled else max(params.annealing, short)
+    short = min(params.intensify_annealing, params.short_annealing_s / limit)
+    share = params.intensify_annealing if search.intensify else max(params.annealing_share, short)
     seconds = min(params.small_annealing_s, limit) if exact.small else limit
 
     def time_left() -> bool:
-        return run.check() is None and run.remaining_s > params.least_s
+        return run.check() is None and run.remaining_s > params.min_cp_sat_s
 
     search.run(until_s=begun + share * seconds)
-    if exact.listable and time_left():
-        exact.leave_out_collisions(params.threads, params.collision_free * limit, math.inf)
-    if exact.whole and not search.settled and time_left():
+    if exact.enumerable and time_left():
+        exact.bound_without_collisions(
+            params.threads, params.collision_free_share * limit, math.inf
+        )
+    if exact.fits_one_model and not search.intensify and time_left():
         exact.prove(params.threads, run.remaining_s, math.inf)
     while run.check() is None:
         search.run(until_s=run.elapsed_s + params.step_s)
-        if exact.polishable and time_left():
-            exact.polish(min(params.step_s, run.remaining_s), math.inf)
+        if exact.lns_applicable and time_left():
+            exact.improve_neighbourhood(min(params.step_s, run.remaining_s), math.inf)
             run.update()
 
 
-def _by_effort(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
-    """As `_by_time`, with effort in the place of seconds and one worker."""
+def _by_effort(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+    """Improve under an effort limit: as `_by_time`, with one CP-SAT worker."""
     limit = run.remaining_effort
-    short = min(params.settled_annealing, params.short_annealing_s / max(limit, LEAST_EFFORT))
-    share = params.settled_annealing if search.settled else max(params.annealing, short)
+    short = min(params.intensify_annealing, params.short_annealing_s / max(limit, MIN_EFFORT))
+    share = params.intensify_annealing if search.intensify else max(params.annealing_share, short)
     first = share * (min(params.annealing_effort, limit) if exact.small else limit)
     search.run(iterations=math.ceil(first * run.steps_per_effort))
-    if exact.listable and run.check() is None:
-        exact.leave_out_collisions(1, run.remaining_s, params.collision_free * limit)
-        run.spend(exact.take_work())
-    if exact.whole and not search.settled and run.check() is None:
+    if exact.enumerable and run.check() is None:
+        exact.bound_without_collisions(1, run.remaining_s, params.collision_free_share * limit)
+        run.spend(exact.pop_work())
+    if exact.fits_one_model and not search.intensify and run.check() is None:
         exact.prove(1, run.remaining_s, run.remaining_effort)
-        run.spend(exact.take_work())
+        run.spend(exact.pop_work())
     while run.check() is None:
-        search.run(iterations=math.ceil(params.closing_effort * run.steps_per_effort))
-        if exact.polishable and run.check() is None:
-            exact.polish(run.remaining_s, min(params.closing_effort, run.remaining_effort))
-            run.spend(max(exact.take_work(), LEAST_EFFORT))
+        search.run(iterations=math.ceil(params.step_effort * run.steps_per_effort))
+        if exact.lns_applicable and run.check() is None:
+            exact.improve_neighbourhood(
+                run.remaining_s, min(params.step_effort, run.remaining_effort)
+            )
+            run.spend(max(exact.pop_work(), MIN_EFFORT))
 
 
-def _by_count(search: PathSearch, exact: Exact, run: StopRun, params: PathParams) -> None:
-    """Steps with limits in deterministic units; each counts as one iteration.
+def _by_count(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+    """Improve under an iteration limit: each step has a deterministic limit and is one iteration.
 
-    Seconds, where the rule has them too, only cut a step off.
+    An additional time limit only ends a step early.
     """
     work, bounded = params.prove_work, False
     while run.check() is None:
         search.run(iterations=params.step_iterations)
-        if exact.listable and not bounded and run.check() is None:
-            exact.leave_out_collisions(1, run.remaining_s, params.collision_free_work)
+        if exact.enumerable and not bounded and run.check() is None:
+            exact.bound_without_collisions(1, run.remaining_s, params.collision_free_work)
             bounded = True
             run.update()
-        for _ in range(params.step_polishes):
-            if exact.polishable and run.check() is None:
-                exact.polish(run.remaining_s, params.polish_work)
+        for _ in range(params.step_neighbourhoods):
+            if exact.lns_applicable and run.check() is None:
+                exact.improve_neighbourhood(run.remaining_s, params.neighbourhood_work)
                 run.update()
-        if exact.whole and run.check() is None:
+        if exact.fits_one_model and run.check() is None:
             exact.prove(1, run.remaining_s, work)
             run.update()
             work *= 2

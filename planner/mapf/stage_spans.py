@@ -1,8 +1,8 @@
-"""Compiled: how long stages are busy with a step, averaging included, while devices change places.
+"""Compiled spans of stages, averaging included, for the arrangement search.
 
-The objective of an arrangement whose averaging counts: the longest that a stage takes from its
-first F to its last B and through its round. There is no barrier between steps, so this is about
-what a step takes.
+The objective of an arrangement with averaging is the longest span of any stage, from its first F to
+its last B and through its averaging round. There is no barrier between steps, so this approximates
+the step time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.dispatch import LATE, DispatchState, Numbers
+from planner.mapf.list_scheduling import INFINITE_S, ScheduleData, ScheduleState
 from planner.mapf.moves import PathRules
 from planner.problems import ArrangedPathProblem
 from planner.search.arrays import Floats, Floats2, Ints
@@ -20,14 +20,16 @@ from planner.search.compiled import entry
 
 
 class StageAveragingSpans(NamedTuple):
-    """As in `planner.problems.GroupAveraging`, the vacant device last; empty where none counts.
+    """Averaging data as in `planner.problems.GroupAveraging`, with the vacant device last.
+
+    Arrays are empty if averaging is not part of the objective.
 
     Attributes
     ----------
     pair, line, away
-        Per pair and device.
+        Seconds per byte per pair and per site line, and seconds of latency per pair.
     vacant
-        The device that stands for none.
+        Device index that marks a vacant role.
     """
 
     vector: Floats
@@ -38,12 +40,12 @@ class StageAveragingSpans(NamedTuple):
 
     @classmethod
     def none(cls) -> StageAveragingSpans:
-        """Averaging does not count: the objective is the makespan."""
+        """No averaging: the objective is the makespan."""
         return cls(np.zeros(0), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)), -1)
 
     @classmethod
     def of(cls, problem: ArrangedPathProblem) -> StageAveragingSpans:
-        """What a problem says of it."""
+        """From a problem, which need not have averaging."""
         given = problem.averaging
         if given is None:
             return cls.none()
@@ -60,16 +62,16 @@ class StageAveragingSpans(NamedTuple):
 def fill_rounds(
     averaging: StageAveragingSpans, rules: PathRules, device_of: Ints, rounds: Floats
 ) -> None:
-    """Seconds of every stage's round with the devices that fill its roles now."""
+    """Fill the duration of every stage's averaging round with its current devices."""
     for s in range(len(rounds)):
         pair, line, away, members = 0.0, 0.0, 0.0, 0
-        for i in range(rules.first[s], rules.first[s + 1]):
+        for i in range(rules.stage_ptr[s], rules.stage_ptr[s + 1]):
             d = device_of[rules.members[i]]
             if d == averaging.vacant:
                 continue
             members += 1
             line = max(line, averaging.line[d])
-            for j in range(rules.first[s], i):
+            for j in range(rules.stage_ptr[s], i):
                 e = device_of[rules.members[j]]
                 if e != averaging.vacant:
                     pair = max(pair, averaging.pair[d, e])
@@ -81,22 +83,24 @@ def fill_rounds(
 
 
 @entry
-def longest_span(num: Numbers, rules: PathRules, state: DispatchState, rounds: Floats) -> float:
-    """The longest of any stage's first F to the end of its round, seconds."""
+def longest_span(
+    data: ScheduleData, rules: PathRules, state: ScheduleState, rounds: Floats
+) -> float:
+    """Longest span of any stage from its first F to the end of its round, seconds."""
     count, length = state.paths.shape
-    first, last = state.scratch.first, state.scratch.last
-    first[:] = LATE
+    first, last = state.scratch.stage_first, state.scratch.stage_last
+    first[:] = INFINITE_S
     last[:] = 0.0
     for b in range(count):
         for k in range(length):
             d = state.paths[b, k]
             s = rules.stage[d]
             first[s] = min(first[s], state.begin[b, k])
-            last[s] = max(last[s], state.begin[b, 2 * length - k] + num.backward[d])
+            last[s] = max(last[s], state.begin[b, 2 * length - k] + data.backward[d])
     longest = 0.0
     for s in range(len(rounds)):
         span = rounds[s]
-        if first[s] < LATE:
+        if first[s] < INFINITE_S:
             span += last[s] - first[s]
         longest = max(longest, span)
     return longest
@@ -105,12 +109,12 @@ def longest_span(num: Numbers, rules: PathRules, state: DispatchState, rounds: F
 def span_of(
     problem: ArrangedPathProblem, arrays: PathArrays, paths: Ints, begin: Floats, device_of: Ints
 ) -> float:
-    """The objective of paths over roles, seconds."""
-    rounds = np.zeros(len(arrays.fewest))
-    rules, num = PathRules.of(arrays), Numbers.of(arrays)
+    """Objective of scheduled paths over roles, seconds."""
+    rounds = np.zeros(len(arrays.min_visits))
+    rules, data = PathRules.of(arrays), ScheduleData.of(arrays)
     filled = np.flatnonzero(device_of < len(problem))
-    num.backward[filled] = problem.backward_s[arrays.stage[filled], device_of[filled]]
+    data.backward[filled] = problem.backward_s[arrays.stage[filled], device_of[filled]]
     fill_rounds(StageAveragingSpans.of(problem), rules, device_of, rounds)
-    state = DispatchState.of(arrays, paths)
+    state = ScheduleState.of(arrays, paths)
     state.begin[:] = begin
-    return float(longest_span(num, rules, state, rounds))
+    return float(longest_span(data, rules, state, rounds))

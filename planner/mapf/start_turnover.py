@@ -1,4 +1,4 @@
-"""Bound from start devices: how soon their memory admits the next microbatch."""
+"""Lower bound by start devices: how soon their memory admits the next microbatch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from __future__ import annotations
 def earliest_begins_s(
     forward_s: float, backward_s: float, memory: int, count: int, shortest_s: float
 ) -> list[float]:
-    """Least seconds before the j-th F of a start device begins, for every j.
+    """Earliest start of the j-th F of a start device, for every j.
 
     Notes
     -----
     Let S_j be the start of the j-th F (from 0), E_k the end of the k-th B (from 1), m the memory,
-    f and b the seconds of F and B, C a chain that no microbatch undercuts. Then
+    f and b the seconds of F and B, C the shortest chain of any microbatch. Then
 
     - S_j >= S_{j-1} + f, E_k >= E_{k-1} + b, and E_k >= S_{k-1} + C, as one of the first k to end
       was not among the first k - 1 to begin;
@@ -23,28 +23,28 @@ def earliest_begins_s(
     end of the j-th last B.
     """
     f, b = forward_s, backward_s
-    begins: list[float] = []
+    starts: list[float] = []
     ends: list[float] = []
     for j in range(count):
-        soonest = begins[-1] + f if begins else 0.0
+        soonest = starts[-1] + f if starts else 0.0
         done = j - memory + 1
         for r in range(1, done + 1):
             soonest = max(soonest, ends[r - 1] + (done - r) * (b + f))
-        begins.append(soonest)
+        starts.append(soonest)
         ends.append(max(soonest + shortest_s, ends[-1] + b if ends else 0.0))
-    return begins
+    return starts
 
 
 def turnover_s(
     forward_s: float, head_s: float, backward_s: float, memory: int, count: int, shortest_s: float
 ) -> float:
-    """Least seconds in which a start device lets in ``count`` microbatches and sees them end.
+    """Least seconds in which a start device starts and finishes ``count`` microbatches.
 
     Parameters as in `earliest_begins_s`; ``head_s`` are the seconds of H.
     """
     first = earliest_begins_s(forward_s, backward_s, memory, count, shortest_s)
     last = earliest_begins_s(backward_s, forward_s, memory, count, shortest_s)
-    # the order of F and B that suits best: first in, first out or the other way, or between;
+    # over all orders of F and B:
     # the largest of sums of two sequences is least when one ascends and the other descends
     span = max(a + b for a, b in zip(first, reversed(last), strict=True)) + shortest_s
     return max(span, count * (forward_s + head_s + backward_s))

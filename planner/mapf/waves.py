@@ -1,7 +1,8 @@
-"""Several waves (live memory): the paths of one wave, found first, used for every wave.
+"""Iterations of several waves (live memory): solve one wave and repeat its paths.
 
-Strictly one wave after the other it is the paper's reuse of paths (SkipPipe, Appendix D.1); with
-every microbatch let in as soon as memory allows it is a starting point for the search.
+Strictly one wave after the other is the paper's reuse of paths (SkipPipe, Appendix D.1);
+overlapping waves, with every microbatch admitted as soon as memory allows, are initial solutions of
+the search.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ import sys
 import numpy as np
 
 from planner.mapf.arrays import PathArrays
-from planner.mapf.dispatch import PULL
-from planner.mapf.fixed_order import FOLLOW, scheduled
+from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
+from planner.mapf.list_scheduling import DEFAULT_TAIL_WEIGHT
 from planner.problems import PathProblem
 from planner.search.arrays import Floats, Ints
 
 
 def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem | None:
-    """The problem of one wave, the largest that divides the iteration; None if it is no smaller.
+    """The problem of the largest wave that divides the iteration; None if there is no smaller one.
 
-    TC1 holds in it as a count of paths.
+    In a wave TC1 limits the number of paths through a device.
     """
     each = problem.microbatches_per_start
     if not problem.live_memory:
         return None
-    room = int(problem.memory[list(problem.stage_devices[0])].min())
-    for size in range(min(each - 1, room, most), 0, -1):
+    capacity = int(problem.memory[list(problem.stage_devices[0])].min())
+    for size in range(min(each - 1, capacity, most), 0, -1):
         cap = problem.max_total_swaps
         wave = problem.replace(
             microbatches_per_start=size,
             live_memory=False,
-            # every wave repeats the swaps of the first
+            # every wave repeats the swaps of the first, so each gets an equal part of the limit
             max_total_swaps=None if cap is None else cap * size // each,
         )
         if each % size == 0 and PathArrays.of(wave).impossible() is None:
@@ -41,57 +42,57 @@ def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem |
 
 
 def repeats_evenly(wave: PathProblem) -> bool:
-    """Whether the paths of the wave, repeated, satisfy CC3 whatever they are."""
+    """Whether repeating any valid paths of the wave satisfies CC3."""
     fewest, most = wave.visits
     return fewest == most
 
 
-def in_turn(
+def repeat_in_turn(
     arrays: PathArrays, wave: Ints, times: Floats, length_s: float
 ) -> tuple[Ints, Floats, float]:
-    """Paths, starts and makespan of the wave repeated, each after the end of the one before."""
+    """Paths, starts and makespan of the repeated wave, without overlap of waves."""
     rows, turn = _rows(arrays, len(wave))
     paths, starts = wave[rows], times[rows] + turn[:, None] * length_s
     return paths, starts, float((starts[:, -1] + arrays.backward[paths[:, 0]]).max())
 
 
-def offer_waves(
+def offer_repeated_wave(
     arrays: PathArrays, incumbent: PathIncumbent, wave: Ints, times: Floats, length_s: float
 ) -> None:
-    """Offer the wave repeated: strictly in turn, and overlapping with different eagerness."""
-    paths, begin, makespan = in_turn(arrays, wave, times, length_s)
-    if even(arrays, paths):
-        incumbent.offer_times(paths, begin, makespan)
-    repair(arrays, paths)
-    if not even(arrays, paths):
+    """Offer the repeated wave: without overlap, and with several degrees of overlap."""
+    paths, begin, makespan = repeat_in_turn(arrays, wave, times, length_s)
+    if visits_balanced(arrays, paths):
+        incumbent.offer_schedule(paths, begin, makespan)
+    repair_visits(arrays, paths)
+    if not visits_balanced(arrays, paths):
         return
     rows, turn = _rows(arrays, len(wave))
     later = turn[:, None] * length_s
     for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
-        makespan, found = scheduled(arrays, paths, times[rows] + later * early, FOLLOW)
-        incumbent.offer_times(paths, found, makespan)
+        makespan, found = schedule_paths(arrays, paths, times[rows] + later * early, FOLLOW_TIMES)
+        incumbent.offer_schedule(paths, found, makespan)
     for late in (0.02, 0.1, 0.3, 0.6, 1.0):
-        nudge = np.repeat(later * late, arrays.steps, axis=1)
-        for pull in (PULL, 0.1, 0.3):
-            makespan, found = scheduled(arrays, paths, nudge, pull)
-            incumbent.offer_times(paths, found, makespan)
+        offset = np.repeat(later * late, arrays.steps, axis=1)
+        for tail_weight in (DEFAULT_TAIL_WEIGHT, 0.1, 0.3):
+            makespan, found = schedule_paths(arrays, paths, offset, tail_weight)
+            incumbent.offer_schedule(paths, found, makespan)
 
 
-def even(arrays: PathArrays, paths: Ints) -> bool:
-    """CC3."""
-    count = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.most))
-    return bool((count >= arrays.fewest).all() and (count <= arrays.most).all())
+def visits_balanced(arrays: PathArrays, paths: Ints) -> bool:
+    """Whether the visits per stage satisfy CC3."""
+    count = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.max_visits))
+    return bool((count >= arrays.min_visits).all() and (count <= arrays.max_visits).all())
 
 
-def repair(arrays: PathArrays, paths: Ints) -> None:
+def repair_visits(arrays: PathArrays, paths: Ints) -> None:
     """Move visits from stages with too many to stages with too few (CC3), in place.
 
-    The shares of a part are rounded; those of the whole need not be their multiples. Where no
-    device of a stage has room (TC1) visits stay where they are.
+    Visits per stage of a wave are rounded, so their multiples can violate CC3. Visits stay where
+    they are if no device of the other stage has capacity (TC1).
     """
     target = arrays.shares()
     count = np.bincount(arrays.stage[paths.ravel()], minlength=len(target))
-    if even(arrays, paths):
+    if visits_balanced(arrays, paths):
         return
     for s in np.flatnonzero(count > target).tolist():
         for t in np.flatnonzero(count < target).tolist():
@@ -101,9 +102,9 @@ def repair(arrays: PathArrays, paths: Ints) -> None:
                 stages = arrays.stage[paths[b]]
                 if s in stages and t not in stages:
                     row = [d for d in paths[b, 1:].tolist() if arrays.stage[d] != s]
-                    group = arrays.members[arrays.first[t] : arrays.first[t + 1]]
+                    group = arrays.members[arrays.stage_ptr[t] : arrays.stage_ptr[t + 1]]
                     use = np.bincount(paths.ravel(), minlength=len(arrays.stage))
-                    free = [d for d in group.tolist() if arrays.room[d] > use[d]]
+                    free = [d for d in group.tolist() if arrays.capacity[d] > use[d]]
                     if not free:
                         break
                     row.append(min(free, key=lambda d: (use[d], d)))

@@ -1,4 +1,4 @@
-"""Exact sub-problems of the assignment: bottleneck matching (eq. 3) and open path (eq. 4)."""
+"""Subproblems of the assignment: bottleneck matching (eq. 3) and open-path TSP (eq. 4)."""
 
 from planner.matching.bottleneck import bottleneck_assignment
 from planner.matching.path_tsp import open_path

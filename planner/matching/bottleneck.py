@@ -11,20 +11,20 @@ from planner.utils.validate import short_repr
 
 
 class MatchingError(ValueError):
-    """A cost matrix that cannot be used as asked."""
+    """An invalid cost matrix."""
 
 
 def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
-    """Match every row or every column, whichever are fewer, at the smallest possible largest cost.
+    """Match every row or every column, whichever are fewer, minimising the largest cost.
 
-    Threshold search with augmenting paths (Derigs and Zimmermann): the threshold starts at a lower
-    bound, and rises to the cheapest entry that leaves an alternating tree only when the tree proves
-    that there is no matching below it.
+    Threshold method with augmenting paths (Derigs and Zimmermann): the threshold starts at a lower
+    bound, and is raised to the cheapest entry that leaves an alternating tree only when the tree
+    proves that there is no matching below it.
 
     Parameters
     ----------
     cost
-        ``n x m``; infinite entries are allowed and are used only when they must be. NaN is not.
+        ``n x m``; infinite entries are used only if no finite matching exists. NaN is not allowed.
 
     Returns
     -------
@@ -32,20 +32,20 @@ def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
         The largest entry of the matching; infinite if no finite matching covers the smaller side,
         0 for a matrix without rows or columns.
     columns
-        ``int[n]``, the column of every row, -1 for a row left over. Of several best matchings
-        always the same.
+        ``int[n]``, the column of every row, -1 for an unmatched row. Ties are broken
+        deterministically.
 
     Raises
     ------
     MatchingError
-        ``cost`` is no matrix of numbers, or holds NaN.
+        ``cost`` is not a matrix of numbers, or contains NaN.
 
     References
     ----------
     U. Derigs and U. Zimmermann, "An augmenting path method for solving linear bottleneck assignment
-    problems", Computing 19 (1978). The question is eq. 3 of DT-FM.
+    problems", Computing 19 (1978). Used for eq. 3 of DT-FM.
     """
-    matrix = numbers(cost)
+    matrix = cost_matrix(cost)
     rows, columns = matrix.shape
     if rows <= columns:
         matched = np.full(rows, -1, dtype=np.int64)
@@ -59,8 +59,8 @@ def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
     return float(value), matched
 
 
-def numbers(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
-    """A new matrix of the given numbers, refused if they are none or have another shape."""
+def cost_matrix(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
+    """Copy the input to a float matrix; raises `MatchingError` if it is not one."""
     try:
         matrix = np.array(cost, dtype=np.float64, order="C")
     except (TypeError, ValueError, OverflowError):
@@ -91,7 +91,7 @@ def _name(number: float) -> str:
 
 @allocating_entry
 def fill_matching(cost: Floats2, column_of: Ints, row_of: Ints) -> float:
-    """Bottleneck assignment for ``n <= m``; its value is returned.
+    """Bottleneck assignment for ``n <= m``; returns its value.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def fill_matching(cost: Floats2, column_of: Ints, row_of: Ints) -> float:
                 if not done[c] and cost[row, c] < reach[c]:
                     reach[c] = cost[row, c]
                     parent[c] = row
-        # flip the path from the free column back to the root
+        # augment: flip the path from the free column back to the root
         while best >= 0:
             row = parent[best]
             row_of[best] = row

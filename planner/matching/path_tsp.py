@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.matching.bottleneck import MatchingError, numbers
+from planner.matching.bottleneck import MatchingError, cost_matrix
 from planner.problems.quantities import seed_of
 from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating_entry, kernel
@@ -19,32 +19,32 @@ from planner.search.stop import MaxRuntime, StoppingCriterion, started
 Order = tuple[int, ...]
 
 STEPS_PER_EFFORT = 2e8
-"""Starts of the local search in a unit of effort, times the cube of the nodes."""
+"""Starts of the local search per unit of effort, times the cube of the nodes."""
 
 EXACT_NODES = 16
-"""Up to this many nodes Held-Karp takes well under a second."""
+"""Maximum number of nodes for Held-Karp, which takes well under a second."""
 
 
 @dataclass(frozen=True)
 class OpenPathParams:
-    """Settings beyond the exact size.
+    """Parameters for more nodes than `EXACT_NODES`.
 
     Attributes
     ----------
     runtime_s
-        Limit where the caller gives none.
-    least_starts, most_improved
-        Starts of the local search: as many as there are nodes, but about ``most_improved`` nodes in
-        all, and at least ``least_starts``.
+        Default time limit.
+    min_starts, max_start_nodes
+        Starts of the local search: one per node, but at most about ``max_start_nodes`` nodes in
+        total, and at least ``min_starts``.
     circuit_nodes
-        Up to this many nodes CP-SAT tries to close the gap of the local search.
+        Maximum number of nodes for which CP-SAT improves the bound.
     effort
-        CP-SAT's deterministic time where counts decide.
+        CP-SAT's deterministic time without a pure time limit.
     """
 
     runtime_s: float = 10.0
-    least_starts: int = 4
-    most_improved: int = 2000
+    min_starts: int = 4
+    max_start_nodes: int = 2000
     circuit_nodes: int = 120
     effort: float = 20.0
 
@@ -52,34 +52,34 @@ class OpenPathParams:
 def open_path(
     cost: ArrayLike, stop: StoppingCriterion | None = None, seed: int = 0
 ) -> Result[tuple[int, ...]]:
-    """Order of the nodes with the smallest sum of ``cost[order[i], order[i + 1]]``.
+    """Shortest open path: minimise the sum of ``cost[order[i], order[i + 1]]``.
 
-    Exact by dynamic programming (Held and Karp) up to 16 nodes. Beyond that, a tour by 2-opt and
-    Or-opt from several starts with the assignment bound, which CP-SAT improves in the time left for
-    up to 120 nodes.
+    Exact by dynamic programming (Held and Karp) up to 16 nodes. Beyond that, 2-opt and Or-opt from
+    several starts with the assignment bound; CP-SAT improves both in the remaining time for up to
+    120 nodes.
 
     Parameters
     ----------
     cost
         ``float[n, n]`` in any unit, finite; the diagonal is ignored. It may be asymmetric.
     stop
-        Limit for more than 16 nodes, by default 10 s. One iteration is one start of the local
-        search.
+        When to stop for more than 16 nodes, by default after 10 s. One iteration is one start of
+        the local search.
     seed
-        Of the random generator.
+        Seed of the random generator.
 
     Returns
     -------
     Result
-        ``plan`` is the visiting order. Of an order and its reverse at the same cost, the one that
-        begins with the smaller node. Objective and bound are in the unit of ``cost``.
+        ``plan`` is the visiting order. If an order and its reverse have the same cost, the one that
+        starts at the smaller node is returned. Objective and bound are in the unit of ``cost``.
 
     Raises
     ------
     MatchingError
-        ``cost`` is no square matrix of finite numbers.
+        ``cost`` is not a square matrix of finite numbers.
     ValueError
-        ``stop`` is no stopping rule.
+        ``stop`` is not a stopping criterion.
 
     References
     ----------
@@ -119,7 +119,7 @@ def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
 
 
 def _checked(cost: ArrayLike) -> NDArray[np.float64]:
-    matrix = numbers(cost, finite=True)
+    matrix = cost_matrix(cost, finite=True)
     if matrix.shape[0] != matrix.shape[1] or len(matrix) < 1:
         raise MatchingError(
             f"cost must be n x n with n >= 1, found shape {matrix.shape}; give every pair of nodes"
@@ -141,7 +141,7 @@ def _held_karp(cost: Floats2) -> tuple[Ints, float]:
     n = len(cost)
     full = 1 << n
     best = np.full((full, n), np.inf)
-    before = np.full((full, n), -1, dtype=np.int8)
+    predecessor = np.full((full, n), -1, dtype=np.int8)
     for last in range(n):
         best[1 << last, last] = 0.0
     for visited in range(1, full):
@@ -156,14 +156,14 @@ def _held_karp(cost: Floats2) -> tuple[Ints, float]:
                 length = so_far + cost[last, node]
                 if length < best[visited | bit, node]:
                     best[visited | bit, node] = length
-                    before[visited | bit, node] = last
+                    predecessor[visited | bit, node] = last
     order = np.empty(n, dtype=np.int64)
     visited = full - 1
     last = int(np.argmin(best[visited]))
     least = best[visited, last]
     for place in range(n - 1, -1, -1):
         order[place] = last
-        previous = int(before[visited, last])
+        previous = int(predecessor[visited, last])
         visited ^= 1 << last
         last = previous
     return order, least
@@ -174,23 +174,23 @@ def _local_search(
 ) -> None:
     """2-opt and Or-opt from several starts, one iteration each."""
     n = len(cost)
-    starts = max(params.least_starts, min(n, params.most_improved // n))
+    starts = max(params.min_starts, min(n, params.max_start_nodes // n))
     for start in np.random.default_rng(best.seed).permutation(n)[:starts]:
-        walk = _improve(cost, _nearest_neighbour(cost, int(start)))
-        order = tuple(int(i) for i in walk)
+        improved = _improve(cost, _nearest_neighbour(cost, int(start)))
+        order = tuple(int(i) for i in improved)
         best.offer(path_length(cost, order), order)
         if best.run.update() is not None:
             break
 
 
 def _assignment_bound(cost: NDArray[np.float64]) -> float:
-    """Every node but one has a successor: an assignment with a depot bounds the path from below."""
+    """Lower bound by the assignment of successors, with a depot node of cost 0."""
     from scipy.optimize import linear_sum_assignment
 
     n = len(cost)
     padded = np.zeros((n + 1, n + 1))
     padded[:n, :n] = cost
-    # the largest path is shorter than this, so a node never follows itself
+    # larger than any path, so that no node follows itself
     forbidden = (np.abs(cost).max() + 1.0) * (n + 1)
     np.fill_diagonal(padded, forbidden)
     rows, columns = linear_sum_assignment(padded)
@@ -226,7 +226,7 @@ def _length(cost: Floats2, order: Ints) -> float:
 
 @allocating_entry
 def _improve(cost: Floats2, order: Ints) -> Ints:
-    """Reversals (2-opt) and moves of up to three nodes (Or-opt), first improvement."""
+    """2-opt and Or-opt with blocks of up to three nodes, first improvement."""
     n = len(order)
     current = _length(cost, order)
     improved = True
@@ -255,7 +255,7 @@ def _improve(cost: Floats2, order: Ints) -> Ints:
 
 
 def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams) -> None:
-    """CP-SAT from the incumbent: a circuit through all nodes and a depot that costs nothing."""
+    """Improve plan and bound with CP-SAT: a circuit through all nodes and a depot of cost 0."""
     from ortools.sat.python import cp_model
 
     from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
@@ -266,7 +266,7 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
     # rounded down, so that the bound in integers is valid for the real costs
     whole_cost = np.floor(cost * scale).astype(np.int64)
     model = cp_model.CpModel()
-    follows = {*itertools.pairwise((n, *order, n))}
+    hinted_arcs = {*itertools.pairwise((n, *order, n))}
     arcs, terms = [], []
     for i in range(n + 1):
         for j in range(n + 1):
@@ -276,13 +276,13 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
             arcs.append((i, j, literal))
             if i < n and j < n:
                 terms.append(int(whole_cost[i, j]) * literal)
-            model.add_hint(literal, (i, j) in follows)
+            model.add_hint(literal, (i, j) in hinted_arcs)
     model.add_circuit(arcs)
     model.minimize(sum(terms))
-    timed = best.run.paced_by_time
+    time_limited = best.run.paced_by_time
     solver = (
         solver_for(seed=1, workers=2, max_s=best.run.remaining_s)
-        if timed
+        if time_limited
         else solver_for(
             seed=1,
             max_s=best.run.remaining_s,
@@ -292,9 +292,9 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
     status = solve_interruptibly(solver, model)
     best.run.spend(work_of(solver))
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        after = {i: j for i, j, literal in arcs if solver.value(literal)}
-        walk = [after[n]]
-        while after[walk[-1]] != n:
-            walk.append(after[walk[-1]])
-        best.offer(path_length(cost, tuple(walk)), tuple(walk))
+        successor = {i: j for i, j, literal in arcs if solver.value(literal)}
+        path = [successor[n]]
+        while successor[path[-1]] != n:
+            path.append(successor[path[-1]])
+        best.offer(path_length(cost, tuple(path)), tuple(path))
         best.raise_bound(solver.best_objective_bound / scale, "CP-SAT circuit")

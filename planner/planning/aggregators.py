@@ -94,14 +94,14 @@ def group_with_aggregators(
     cluster: Cluster, members: Sequence[int], aggregators: Sequence[int]
 ) -> AveragingGroup | None:
     """The group with the highest rate of averaging; None if no aggregator helps."""
-    from planner.lp.helped_rates import helped_rates
+    from planner.lp.aggregator_rates import aggregator_rates
 
     index = [*members, *aggregators]
     # a site's line is a limit of pairs here; devices' own limits are the problem's
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     up, down = device_limits(cluster)
     helps = np.arange(len(index)) >= len(members)
-    rates = helped_rates(
+    rates = aggregator_rates(
         up[index],
         down[index],
         network.bandwidth_bytes_per_s[np.ix_(index, index)],

@@ -100,7 +100,7 @@ def adaptive_group(
 
 def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
     """Shares with the highest rate, without latency."""
-    from planner.lp.capacity import Limits
+    from planner.lp.capacity import BandwidthLimits
     from planner.lp.rates import best_rates
 
     index = list(members)
@@ -116,7 +116,7 @@ def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
         network.bandwidth_bytes_per_s[np.ix_(index, index)],
         can_aggregate=np.asarray(cluster.devices.can_aggregate)[index],
     )
-    rates = best_rates(Limits(problem), problem.contributors).rates
+    rates = best_rates(BandwidthLimits(problem), problem.contributors).rates
     if rates.sum() <= 0:
         raise ProblemError(
             f"devices {index} cannot average: no rate is feasible; check their links"

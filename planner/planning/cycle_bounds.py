@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster
 from planner.planning.averaging_bound import AveragingBound
 from planner.problems import ArrangedPathProblem
-from planner.problems.stage_numbers import StageNumbers
+from planner.problems.stage_costs import DeviceStageCosts
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -155,7 +155,7 @@ def _problem(
     recompute: Sequence[bool],
 ) -> ArrangedPathProblem:
     """As the simulator counts: directions apart, every message as small as the smallest."""
-    numbers = StageNumbers.of(cluster, workload, layers, recompute)
+    numbers = DeviceStageCosts.of(cluster, workload, layers, recompute)
     least = min(layer.output_bytes for layer in workload.layers) * workload.microbatch_samples
     return ArrangedPathProblem(
         cluster.limited_network().transfer_s(least),

@@ -53,7 +53,7 @@ def device_flow(
     if spread is PairSpread.PAIRED:
         count = len(node_of[0])
         return np.full(count, 1 / count), [np.eye(count) / count for _ in node_of[1:]]
-    each = rates.through / nodes.devices
+    each = rates.node_share / nodes.devices
     starts = each[list(node_of[0])]
     return starts, [
         _boundary(np.array(here), np.array(there), each, nodes, flow, rates, spread)
@@ -74,9 +74,9 @@ def _boundary(
     part = np.zeros((len(here), len(there)))
     out, into = each[here].copy(), each[there].copy()
     stage = flow.stage[here[0]]
-    edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.part > TINY))
+    edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.edge_share > TINY))
     for e in edges[np.argsort(flow.delay_s[edges], kind="stable")].tolist():
-        u, v, amount = flow.source[e], flow.target[e], float(rates.part[e])
+        u, v, amount = flow.source[e], flow.target[e], float(rates.edge_share[e])
         before, after = np.flatnonzero(here == u), np.flatnonzero(there == v)
         pairs = len(before) * len(after)
         most = rates.period_s / (flow.pair_s[e] * pairs) if flow.pair_s[e] > 0 else math.inf

@@ -149,7 +149,7 @@ class LayoutContext:
         room = self.room
         if most_in_flight < math.inf:
             # Little's law
-            held = rates.from_s / rates.period_s * rates.through / self.nodes.devices
+            held = rates.remaining_s / rates.period_s * rates.node_share / self.nodes.devices
             most = np.maximum(2, np.ceil(most_in_flight * held)).tolist()
             room = {
                 d: min(room[d], int(most[v]))

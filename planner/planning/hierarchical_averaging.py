@@ -55,7 +55,7 @@ def _exchange_shares(
     cluster: Cluster, sites: Sequence[str], slice_owners: Sequence[Sequence[int]]
 ) -> tuple[float, ...]:
     """Each site's share in the exchange, as if a site were one device."""
-    from planner.lp.capacity import Limits
+    from planner.lp.capacity import BandwidthLimits
     from planner.lp.rates import best_rates
 
     links = LinkResources.of(cluster)
@@ -74,5 +74,5 @@ def _exchange_shares(
     index = np.array(slice_owners)
     pairs = cluster.network.bandwidth_bytes_per_s[index[:, None], index[None, :]].sum(axis=2)
     problem = AveragingProblem(1.0, lines[0], lines[1], 1.0, 1.0, pairs)
-    rates = best_rates(Limits(problem), problem.contributors).rates
+    rates = best_rates(BandwidthLimits(problem), problem.contributors).rates
     return shares_of(rates if rates.sum() > 0 else np.ones(len(sites)))

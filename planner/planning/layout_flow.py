@@ -131,4 +131,4 @@ def pipeline_s(
         rates = solve_flow(flow, microbatches)
     except ProblemError:
         return math.inf
-    return microbatches * rates.period_s + rates.way_s
+    return microbatches * rates.period_s + rates.round_trip_s

@@ -178,7 +178,7 @@ def pareto(
             continue
         found.append(FrontPoint(result, request))
         told(_front(found, refused))
-        if INTERRUPTS.asked or result.stop_reason == INTERRUPTED:
+        if INTERRUPTS.requested or result.stop_reason == INTERRUPTED:
             break
     if not found:
         why = refused[0][1] if refused else "nothing is asked for; give one of each kind"

@@ -24,9 +24,9 @@ class PlanAwareStop(DelegatingCriterion):
     shape: Shape
 
     def found(self, objective: float, plan: Any) -> None:
-        from planner.genetic.incumbent_stop import FoundAssignment  # numba takes a while to load
+        from planner.genetic.incumbent import IncumbentAssignment  # numba takes a while to load
 
-        if not isinstance(plan, FoundAssignment):
+        if not isinstance(plan, IncumbentAssignment):
             self.inner.found(objective, plan)
             return
 

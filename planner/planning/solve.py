@@ -129,7 +129,7 @@ def _straight_plans(
 ) -> list[TrainingPlan]:
     """Straight pipelines with the number of stages of the best ranks, optimised."""
     too_many = len(problem.cluster) > MOST_STRAIGHT
-    if baselines.ranks is None or too_many or INTERRUPTS.asked:
+    if baselines.ranks is None or too_many or INTERRUPTS.requested:
         return []
     best = baselines.ranks.best[1]
     variant = replace(best.start.problem, cluster=problem.cluster)

@@ -1,4 +1,4 @@
-"""Answers of solvers as frozen data."""
+"""Solutions of the solvers as immutable data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.utils.validate import short_repr
 
 @dataclass(frozen=True, eq=False)
 class AssignmentPlan:
-    """Which device holds which stage.
+    """Assignment of devices to stages.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class AssignmentPlan:
 
     @classmethod
     def of_grid(cls, grid: Sequence[Sequence[int]] | NDArray[np.int64]) -> AssignmentPlan:
-        """From a grid; its rows are put in order of their first device.
+        """Build from a grid; its rows are sorted by their first device.
 
         Parameters
         ----------
@@ -51,7 +51,7 @@ class AssignmentPlan:
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-        """Groups of unequal size: there is no grid.
+        """Build from groups of unequal size, which have no grid.
 
         Parameters
         ----------
@@ -81,20 +81,21 @@ class AssignmentPlan:
 
 @dataclass(frozen=True, eq=False)
 class AveragingPlan:
-    """Who contributes gradients and who sums which share (DeDLOC, 3.2).
+    """Contributors, and the share of the vector that each reducer averages (DeDLOC, 3.2).
 
     Attributes
     ----------
     computes
-        ``bool[n]``, c_i: the peer gives its gradients.
+        ``bool[n]``, c_i: whether peer i contributes gradients.
     rates
         ``float[n]``, r_i in bytes per second: what reducer i accepts from each contributor and
         returns to each peer.
     steps_per_s
         Optimiser steps per second that these rates attain.
     samples_per_step
-        ``float[n]``: samples peer i is expected to give to one batch, B s_i c_i / sum_k s_k c_k.
-        Peers accumulate at their own pace (3.1), so what they really give may differ.
+        ``float[n]``: samples that peer i is expected to contribute to one batch,
+        B s_i c_i / sum_k s_k c_k. Peers accumulate at their own pace (3.1), so actual numbers
+        differ.
     """
 
     computes: NDArray[np.bool_]
@@ -116,9 +117,9 @@ class AveragingPlan:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """``float[n]``, r_i / R: the fraction of the vector that peer i sums (eq. 6); sums to 1.
+        """``float[n]``, r_i / R: fraction of the vector that peer i reduces (eq. 6).
 
-        All zero when nothing is averaged (R = 0).
+        They add up to 1, or are all 0 if nothing is averaged (R = 0).
         """
         total = self.rates.sum()
         return self.rates / total if total > 0 else np.zeros_like(self.rates)
@@ -135,7 +136,7 @@ class AveragingPlan:
 
     @property
     def reducers(self) -> tuple[int, ...]:
-        """Peers that sum a share, ascending."""
+        """Peers that reduce a share, ascending."""
         return tuple(int(i) for i in np.flatnonzero(self.rates > 0))
 
     def __repr__(self) -> str:
@@ -151,7 +152,7 @@ class AveragingPlan:
         return hash(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The decisions in one canonical form: equal plans give equal bytes on every peer."""
+        """Canonical serialisation: equal plans give equal bytes on every peer."""
         return b"".join(
             np.ascontiguousarray(array).astype(kind).tobytes()
             for array, kind in (
@@ -180,14 +181,14 @@ class PathOp(NamedTuple):
 
 @dataclass(frozen=True)
 class PathPlan:
-    """Which devices each microbatch visits, and when.
+    """Path of every microbatch, and the times of its operations.
 
     Attributes
     ----------
     paths
         Per microbatch, its devices in the order visited; the first is its start device.
     ops
-        Every F, H and B with its times, by start.
+        Every F, H and B with its times, sorted by start.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -195,7 +196,7 @@ class PathPlan:
 
     @classmethod
     def of(cls, paths: Sequence[Sequence[int]], ops: Sequence[PathOp]) -> PathPlan:
-        """Canonical: plain integers, operations in order of start, device, kind, microbatch.
+        """Build in canonical form: operations sorted by start, device, kind, microbatch.
 
         Parameters
         ----------
@@ -237,7 +238,7 @@ class PathPlan:
             N tuples.
         """
         rows: list[list[tuple[str, int]]] = [[] for _ in range(devices)]
-        # what takes no time comes in the order F, H, B
+        # simultaneous operations of duration 0 are ordered F, H, B
         for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s, "FHB".index(o.kind))):
             rows[op.device].append((op.kind, op.microbatch))
         return tuple(tuple(row) for row in rows)
@@ -245,7 +246,7 @@ class PathPlan:
 
 @dataclass(frozen=True)
 class ArrangedPathPlan:
-    """Which device holds which stage, and the paths over that arrangement.
+    """Assignment of devices to stages, and the paths on it.
 
     Attributes
     ----------

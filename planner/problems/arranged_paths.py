@@ -1,4 +1,4 @@
-"""Path problem whose arrangement of devices is open, too."""
+"""Path problem with a free arrangement of devices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from planner.problems.error import ProblemError
 from planner.problems.group_averaging import GroupAveraging
 from planner.problems.paths import (
     PathProblem,
+    boolean,
     link_matrix,
     memory_counts,
     transfer_matrix,
-    truth,
 )
 from planner.problems.quantities import instance_of, per_item, whole
-from planner.problems.stage_numbers import StageNumbers
+from planner.problems.stage_costs import DeviceStageCosts
 from planner.utils.text import counted, stage_words
 from planner.utils.validate import numbers
 from planner.workload.workload import Workload
@@ -30,27 +30,27 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, init=False, eq=False)
 class ArrangedPathProblem:
-    """A `PathProblem` whose arrangement is free; how many devices hold stage 0 is given.
+    """A `PathProblem` with a free arrangement of devices; the size of stage 0 is given.
 
-    SkipPipe arranges for full pipelines first (eq. 1) and searches paths then; paths are not full,
-    so the best arrangement for them is another.
+    SkipPipe first arranges devices for full pipelines (eq. 1) and then searches for paths. Paths
+    that skip stages have other optimal arrangements, so here both are decided together.
 
     Parameters
     ----------
     stage_sizes
-        Devices per stage; their sum is N. Those of stage 0 are as many in every arrangement.
+        Devices per stage; their sum is N. The size of stage 0 is fixed.
     fixed_sizes
-        Whether the other stages keep their sizes too.
+        Whether the sizes of the other stages are fixed too.
     forward_s, backward_s
-        Seconds of F and B: scalars, one per device, or ``[stages, N]`` where stages are unlike.
+        Seconds of F and B: scalars, one per device, or ``[stages, N]`` if stages differ.
     head_s
         Seconds of H: a scalar, or one per device.
     memory
         m of TC1: a scalar, one per device, or ``[stages, N]``.
     averaging
-        None: the objective is the makespan, as the paper's. Otherwise it is the longest that any
-        stage takes from the start of its first F to the end of its last B, and then for its round:
-        about what a step takes where nothing waits for all stages.
+        None: the objective is the makespan, as in the paper. Otherwise it is the longest time of
+        any stage from the start of its first F to the end of its last B plus its averaging round,
+        which approximates the step time without a barrier.
     """
 
     transfer_s: Floats
@@ -120,13 +120,13 @@ class ArrangedPathProblem:
             ("max_swaps", max_swaps),
             ("live_memory", live_memory),
             ("max_total_swaps", max_total_swaps),
-            ("fixed_sizes", truth("fixed_sizes", fixed_sizes)),
+            ("fixed_sizes", boolean("fixed_sizes", fixed_sizes)),
             ("link_s", link_matrix(link_s, transfer)),
             ("averaging", _averaging(averaging, shape)),
         )
         for field, value in fields:
             object.__setattr__(self, field, value)
-        # every stage's row is that of an arrangement: its rules are the rules of all
+        # validate each stage's row of values by the rules of `PathProblem`
         arrangement = self._cut(list(range(n)))
         for s in range(len(sizes)):
             self._problem(arrangement, [s] * n)
@@ -153,7 +153,7 @@ class ArrangedPathProblem:
     ) -> ArrangedPathProblem:
         """The problem of a cluster; numbers as in `PathProblem.from_assignment`."""
         layers = stage_layers or workload.even_split(len(stage_sizes))
-        numbers = StageNumbers.of(cluster, workload, layers, recompute)
+        numbers = DeviceStageCosts.of(cluster, workload, layers, recompute)
         return cls(
             numbers.transfer_s,
             stage_sizes,
@@ -165,7 +165,7 @@ class ArrangedPathProblem:
             microbatches_per_start,
             max_swaps,
             live_memory,
-            link_s=numbers.link_s if truth("queueing", queueing) else None,
+            link_s=numbers.link_s if boolean("queueing", queueing) else None,
         )
 
     @classmethod
@@ -229,7 +229,7 @@ class ArrangedPathProblem:
 
 
 def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:
-    """Of as many stages and devices."""
+    """Check that averaging has the problem's numbers of stages and devices."""
     if value is None:
         return None
     given = instance_of(GroupAveraging, value, "averaging")
@@ -243,7 +243,7 @@ def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:
 
 
 def _form(value: Any) -> str:
-    """What was given in place of numbers."""
+    """Shape or type of a value that is not valid, for messages."""
     try:
         return f"shape {np.shape(value)}"
     except ValueError:

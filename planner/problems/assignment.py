@@ -24,14 +24,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, init=False)
 class AssignmentProblem:
-    """Which device holds which stage (DT-FM, eq. 1-4).
+    """Assign devices to pipeline stages at least communication cost (DT-FM, eq. 1-4).
 
     Parameters
     ----------
     network
         Complete network of N devices. Both directions are averaged here, as the paper does.
     stage_sizes
-        Instead of the two: devices per stage, summing to N.
+        Devices per stage, summing to N; instead of ``stages`` and ``pipelines``.
     activation_bytes
         c_PP, bytes over one boundary: a scalar, or one per boundary (S - 1).
     gradient_bytes

@@ -1,4 +1,4 @@
-"""Who contributes gradients and who sums which share: DeDLOC's question with its exact rates."""
+"""Averaging problem: contributors, and the shares that peers reduce (DeDLOC)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from planner.utils.validate import numbers
 
 Floats = NDArray[np.float64]
 
-LARGEST = 1e100
-"""Speeds above this are mistakes, and their sums and products would overflow."""
+MAX_SPEED = 1e100
+"""Speeds above this are input errors, and their sums and products would overflow."""
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class AveragingProblem:
-    """Who contributes gradients, and who sums which share of them (DeDLOC, 3.2 and Appendix B).
+    """Choose contributors and the shares that peers reduce (DeDLOC, 3.2 and Appendix B).
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ class AveragingProblem:
             ("upload_bytes_per_s", upload),
             ("download_bytes_per_s", download),
         ):
-            if speeds.max(initial=0.0) > LARGEST:
-                raise ProblemError(f"{name} is {speeds.max():g}; it must be at most {LARGEST:g}")
+            if speeds.max(initial=0.0) > MAX_SPEED:
+                raise ProblemError(f"{name} is {speeds.max():g}; it must be at most {MAX_SPEED:g}")
         samples_per_step = positive("batch_size", batch_size)
         vector_bytes = positive("gradient_bytes", gradient_bytes)
         if not isinstance(overlap, (bool, np.bool_)):

@@ -1,7 +1,7 @@
-"""What a problem raises when its data contradict each other."""
+"""Error raised for inconsistent problem data."""
 
 from __future__ import annotations
 
 
 class ProblemError(ValueError):
-    """A problem whose data contradict each other; the message names rule, value and remedy."""
+    """Inconsistent problem data; the message names rule, value and remedy."""

@@ -1,4 +1,4 @@
-"""What averaging adds to an arrangement: one round of equal shares over the devices of a stage."""
+"""Averaging in an arrangement: one round of equal shares over the devices of each stage."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class GroupAveraging:
-    """Averaging of every stage over whatever devices hold it.
+    """Averaging time of every stage over the devices that hold it.
 
     In a group of m that averages v bytes every pair carries 2 v / m in each direction, and every
-    device sends and receives 2 v (m - 1) / m; the fullest of these takes its time, and then the
-    longest way there and back. A group of one takes none.
+    device sends and receives 2 v (m - 1) / m. A round takes the longest of these times plus the
+    longest round-trip latency; 0 in a group of one.
 
     Attributes
     ----------
     vector_bytes
-        ``float[stages]``, on the wire.
+        ``float[stages]``, bytes on the wire.
     pair_s_per_byte
         ``float[N, N]``, of the slower direction; the diagonal is 0.
     line_s_per_byte
         ``float[N]``, of the slower of a device's upload and download.
     away_s
-        ``float[N, N]``, latency there and back; the diagonal is 0.
+        ``float[N, N]``, round-trip latency; the diagonal is 0.
     """
 
     vector_bytes: Floats
@@ -59,7 +59,7 @@ class GroupAveraging:
 
     @classmethod
     def of(cls, cluster: Cluster, vector_bytes: Sequence[float], every: int = 1) -> GroupAveraging:
-        """On a cluster, whose sites' lines count as limits of pairs."""
+        """Averaging on a cluster; sites' limits count as limits of pairs."""
         network = cluster.limited_network()
         same = np.eye(len(cluster), dtype=bool)
         rate = np.where(same, np.inf, network.bandwidth_bytes_per_s)

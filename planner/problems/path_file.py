@@ -18,14 +18,14 @@ WHOLE = ("path_stages", "microbatches_per_start", "max_swaps", "max_total_swaps"
 
 @dataclass(frozen=True)
 class PathFile:
-    """What a file says, and what it says besides.
+    """The fields of a path problem that were read from a file.
 
     Attributes
     ----------
     values
-        By field of `PathProblem`; ``stage_sizes`` may stand for ``stage_devices``.
+        Values by field of `PathProblem`; ``stage_sizes`` may replace ``stage_devices``.
     ignored
-        Names of other entries, in the file's order.
+        Names of unknown entries, in the file's order.
     """
 
     path: Path
@@ -33,12 +33,12 @@ class PathFile:
     ignored: tuple[str, ...]
 
     def with_changes(self, changes: Mapping[str, Any]) -> PathFile:
-        """With the values of options that were given, those that are not None."""
+        """A copy with the values that are not None replaced."""
         given = {name: value for name, value in changes.items() if value is not None}
         return PathFile(self.path, {**self.values, **given}, self.ignored)
 
     def problem(self) -> PathProblem:
-        """On the file's arrangement."""
+        """The problem with the file's arrangement of devices."""
         if "stage_devices" not in self.values:
             raise ProblemError(
                 f"{self.path}: stage_devices is missing; list the devices of every stage, or give "
@@ -48,11 +48,11 @@ class PathFile:
             raise ProblemError(
                 f"{self.path}: stage_sizes beside stage_devices; leave out one, or give --arrange"
             )
-        made: PathProblem = self._made(PathProblem, self.values)
+        made: PathProblem = self._build(PathProblem, self.values)
         return made
 
     def arranged(self) -> ArrangedPathProblem:
-        """With the arrangement free."""
+        """The problem with a free arrangement of devices."""
         values = dict(self.values)
         groups = values.pop("stage_devices", None)
         if "stage_sizes" not in values:
@@ -61,10 +61,10 @@ class PathFile:
                     f"{self.path}: stage_sizes is missing; give the devices per stage"
                 )
             values["stage_sizes"] = [len(group) for group in self.problem().stage_devices]
-        made: ArrangedPathProblem = self._made(ArrangedPathProblem, values)
+        made: ArrangedPathProblem = self._build(ArrangedPathProblem, values)
         return made
 
-    def _made(self, kind: type[Any], values: Mapping[str, Any]) -> Any:
+    def _build(self, kind: type[Any], values: Mapping[str, Any]) -> Any:
         other = "stage_sizes" if kind is ArrangedPathProblem else "stage_devices"
         wanted = [other if name == "stage_devices" else name for name in FIELDS]
         for name in wanted:
@@ -89,7 +89,7 @@ class PathFile:
 
 
 def load_path_file(path: str | Path) -> PathFile:
-    """Read the JSON; what the fields say is checked when a problem is made of them."""
+    """Read the JSON file; values are validated when a problem is built from them."""
     data = read_json(path, error=ProblemError)
     if not isinstance(data, dict):
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""Which devices every microbatch visits, and when: SkipPipe's question."""
+"""Path problem: which devices every microbatch visits, and when (SkipPipe)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
-from planner.problems.stage_numbers import StageNumbers
+from planner.problems.stage_costs import DeviceStageCosts
 from planner.utils.text import counted, stage_words
 from planner.utils.validate import numbers, short_repr
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
 
-MOST = 1 << 53
-MOST_MICROBATCHES = 100_000
-"""Whole numbers under this are exact as floats."""
+MAX_EXACT = 1 << 53
+"""Whole numbers below this are exact as floats."""
+MAX_MICROBATCHES = 100_000
+"""Most microbatches per start device."""
 
 
 def transfer_matrix(transfer_s: ArrayLike) -> Floats:
@@ -97,18 +98,19 @@ def memory_counts(memory: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int64
         ) from None
     if given.shape not in ((), shape[-1:], shape):
         raise ProblemError(f"memory must be {rule} of them, found shape {given.shape}")
-    fine = (given == np.floor(given)) & (given >= 0) & (given < MOST)
+    fine = (given == np.floor(given)) & (given >= 0) & (given < MAX_EXACT)
     if not fine.all():
         at = np.argwhere(~fine)[0].tolist()
         where = f" at {', '.join(map(str, at))}" if at else ""
         raise ProblemError(
-            f"memory is {given[tuple(at)]:g}{where}; it must be whole numbers >= 0, under {MOST}"
+            f"memory is {given[tuple(at)]:g}{where}; it must be whole numbers >= 0, under "
+            f"{MAX_EXACT}"
         )
     return np.array(np.broadcast_to(given, shape), dtype=np.int64, order="C")
 
 
-def truth(field: str, value: object) -> bool:
-    """True or False, refused if it is something else."""
+def boolean(field: str, value: object) -> bool:
+    """Return the value if it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ProblemError(f"{field} must be True or False, found {value!r}")
     return bool(value)
@@ -116,7 +118,7 @@ def truth(field: str, value: object) -> bool:
 
 @dataclass(frozen=True, init=False, eq=False)
 class PathProblem:
-    """Which devices every microbatch visits, in which order, when (SkipPipe, 3.1).
+    """Choose each microbatch's path over devices and the times of its operations (SkipPipe, 3.1).
 
     One problem is one wave, or with ``live_memory`` a whole iteration.
 
@@ -148,9 +150,9 @@ class PathProblem:
     -----
     Microbatch b starts at ``stage_devices[0][b // microbatches_per_start]``.
 
-    With ``link_s``, link u -> v carries one message at a time, in the order in which the operations
-    before them end; of those that end together, the one that is needed first goes first. A message
-    is there ``transfer_s[u, v]`` after it began to leave. The two directions are two links.
+    With ``link_s``, link u -> v carries one message at a time, in the order in which the sending
+    operations end; of those that end together, the message that is needed first. A message arrives
+    ``transfer_s[u, v]`` after its sending begins. The two directions are two links.
     """
 
     transfer_s: Floats
@@ -198,10 +200,10 @@ class PathProblem:
             raise ProblemError(
                 f"path_stages is {path_stages}; it must be 1 to the {len(groups)} stages"
             )
-        if not 1 <= microbatches_per_start <= MOST_MICROBATCHES:
+        if not 1 <= microbatches_per_start <= MAX_MICROBATCHES:
             raise ProblemError(
                 f"microbatches_per_start is {microbatches_per_start}; it must be at least 1 and at "
-                f"most {MOST_MICROBATCHES}"
+                f"most {MAX_MICROBATCHES}"
             )
         if max_swaps < 0:
             raise ProblemError(f"max_swaps is {max_swaps}; it must be >= 0")
@@ -229,7 +231,7 @@ class PathProblem:
             ("memory", room),
             ("microbatches_per_start", microbatches_per_start),
             ("max_swaps", max_swaps),
-            ("live_memory", truth("live_memory", live_memory)),
+            ("live_memory", boolean("live_memory", live_memory)),
             ("max_total_swaps", None if max_total_swaps is None else int(max_total_swaps)),
             ("link_s", link),
         ):
@@ -251,7 +253,7 @@ class PathProblem:
         stage_layers: Sequence[tuple[int, int]] | None = None,
         recompute: Sequence[bool] = (),
     ) -> PathProblem:
-        """The problem of an arrangement: compute times by FLOPs.
+        """The problem of an arrangement, with compute times from FLOPs.
 
         ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
         With ``queueing`` a link is busy for a message's bytes over its bandwidth (``link_s``).
@@ -259,7 +261,7 @@ class PathProblem:
         ``recompute`` run F again in B, by default none.
         """
         layers = stage_layers or workload.even_split(len(assignment.groups))
-        numbers = StageNumbers.of(cluster, workload, layers, recompute)
+        numbers = DeviceStageCosts.of(cluster, workload, layers, recompute)
         stage = np.empty(len(cluster), dtype=np.int64)
         for j, group in enumerate(assignment.groups):
             stage[list(group)] = j
@@ -275,7 +277,7 @@ class PathProblem:
             microbatches_per_start,
             max_swaps,
             live_memory,
-            link_s=numbers.link_s if truth("queueing", queueing) else None,
+            link_s=numbers.link_s if boolean("queueing", queueing) else None,
         )
 
     def __len__(self) -> int:

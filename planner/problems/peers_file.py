@@ -1,4 +1,4 @@
-"""Peers of an averaging as a file: who computes how fast, over which links."""
+"""Peers of an averaging problem as a CSV file: their compute speeds and links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.utils.text import did_you_mean, joined
 MBIT = 1e6 / 8
 REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")
 OPTIONAL = ("can_compute", "can_aggregate")
-TRUTH = {"": True, "yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+BOOLEANS = {"": True, "yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Peers:
     samples_per_s
         s_i: samples per second that a peer computes.
     can_compute, can_aggregate
-        Whether a peer may contribute, and whether it may sum.
+        Whether a peer may contribute, and whether it may reduce.
     """
 
     names: tuple[str, ...]
@@ -44,16 +44,16 @@ class Peers:
         """The averaging problem; ``links`` gives the pairwise limits by the peers' names."""
         pairs = None
         if links is not None:
-            stranger = next((name for name in links.ids if name not in self.names), None)
-            if stranger is not None:
+            unknown_id = next((name for name in links.ids if name not in self.names), None)
+            if unknown_id is not None:
                 raise NetworkError(
-                    f"{stranger!r} is no peer{did_you_mean(stranger, self.names)}; the peers are "
-                    f"{joined(self.names)}: name it among them, or take it out"
+                    f"{unknown_id!r} is no peer{did_you_mean(unknown_id, self.names)}; the peers "
+                    f"are {joined(self.names)}: name it among them, or take it out"
                 )
-            mine = links.subset(self.names)
-            if missing := mine.missing_words():
-                raise NetworkError(f"{missing}; {mine.missing_remedy()}")
-            pairs = mine.bandwidth_bytes_per_s
+            own_links = links.subset(self.names)
+            if missing := own_links.missing_words():
+                raise NetworkError(f"{missing}; {own_links.missing_remedy()}")
+            pairs = own_links.bandwidth_bytes_per_s
         return AveragingProblem(
             self.samples_per_s,
             self.upload_bytes_per_s,
@@ -96,13 +96,13 @@ def load_peers(path: str | Path) -> Peers:
             found.append(value)
         return tuple(found)
 
-    def truth(column: str) -> tuple[bool, ...]:
+    def boolean(column: str) -> tuple[bool, ...]:
         found = []
         for line, row in rows:
             text = row.get(column, "").lower()
-            if text not in TRUTH:
+            if text not in BOOLEANS:
                 raise ProblemError(f"{path}: line {line}: {column} is {text!r}; write yes or no")
-            found.append(TRUTH[text])
+            found.append(BOOLEANS[text])
         return tuple(found)
 
     names = tuple(row["name"] for _, row in rows)
@@ -110,14 +110,14 @@ def load_peers(path: str | Path) -> Peers:
         if not name:
             raise ProblemError(f"{path}: line {line}: name is empty; give each peer a name")
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ProblemError(f"{path}: peer {twice!r} is listed twice; rename one")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ProblemError(f"{path}: peer {duplicate!r} is listed twice; rename one")
     rates = {column: number(column, 0) for column in REQUIRED[1:]}
     return Peers(
         names,
         rates["samples_per_s"],
         tuple(rate * MBIT for rate in rates["upload_mbps"]),
         tuple(rate * MBIT for rate in rates["download_mbps"]),
-        truth("can_compute"),
-        truth("can_aggregate"),
+        boolean("can_compute"),
+        boolean("can_aggregate"),
     )

@@ -41,7 +41,7 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
 
 
 def positive(field: str, value: Any) -> float:
-    """A finite number ``> 0``, refused if it is not one."""
+    """Convert to a finite number ``> 0``."""
     number = real(field, value)
     if not (np.isfinite(number) and number > 0):
         raise ProblemError(f"{field} is {value}; it must be > 0 and finite")
@@ -49,7 +49,7 @@ def positive(field: str, value: Any) -> float:
 
 
 def real(field: str, value: Any) -> float:
-    """A number, refused if it is text, a truth value, an array or nothing."""
+    """Convert to a number; text, booleans, arrays and None are refused."""
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
             raise TypeError
@@ -59,7 +59,7 @@ def real(field: str, value: Any) -> float:
 
 
 def seed_of(value: Any) -> int:
-    """A seed: a whole number of at least 0."""
+    """Convert to a seed, a whole number >= 0."""
     seed = whole("seed", value)
     if seed < 0:
         raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
@@ -67,17 +67,17 @@ def seed_of(value: Any) -> int:
 
 
 def instance_of(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
-    """A value of the kind that a function takes, refused if it is something else."""
+    """Return the value if it has the required type."""
     return validate.instance_of(kind, value, field, error=ProblemError)
 
 
 def choice(kind: type[Choice], field: str, value: Any) -> Choice:
-    """One of an enum's words, refused if it is none of them."""
+    """Convert to a member of an enum."""
     return validate.choice(kind, field, value, error=ProblemError)
 
 
 def whole(field: str, value: Any) -> int:
-    """A whole number, refused if it is not one."""
+    """Convert to a whole number."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError

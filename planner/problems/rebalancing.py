@@ -1,4 +1,4 @@
-"""Which peers move between stages while others come and go: SWARM's question on a known trace."""
+"""Rebalancing problem: moves of peers between stages on a known trace (SWARM)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from planner.utils.validate import numbers, real
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST = 1e9
-"""Of counts."""
+MAX_NUMBER = 1e9
+"""Most peers, and greatest value of other whole numbers."""
 
 
 class TimedMove(NamedTuple):
-    """At a time, so many serving peers of a kind leave one stage and download another's state."""
+    """Serving peers of one kind leave a stage and download the state of another."""
 
     time_s: float
     source: int
@@ -31,12 +31,12 @@ class TimedMove(NamedTuple):
 
 @dataclass(frozen=True)
 class RebalancingPlan:
-    """All moves, by time.
+    """All moves, sorted by time.
 
     Attributes
     ----------
     moves
-        Of one moment, in the order in which they are made.
+        Moves at the same time are in the order in which they are applied.
     """
 
     moves: tuple[TimedMove, ...]
@@ -44,37 +44,38 @@ class RebalancingPlan:
 
 @dataclass(frozen=True, init=False, eq=False)
 class RebalancingProblem:
-    """Peers of K kinds serve S stages; the pipeline goes as fast as its slowest stage.
+    """Peers of K kinds serve S stages; the slowest stage determines the pipeline's rate.
 
-    A stage with n_k peers of kind k does ``sum_k n_k speed_k / work_s`` microbatches a second.
-    Peers come and go at known times; who comes or is moved downloads for `download_s` before it
-    serves. At one moment downloads end first, then the event happens, then peers move.
+    A stage with n_k peers of kind k processes ``sum_k n_k speed_k / work_s`` microbatches per
+    second. Peers join and leave at known times; a peer that joins or moves downloads the stage's
+    state for `download_s` before it serves. At equal times downloads end first, then events happen,
+    then peers move.
 
-    Who leaves is drawn beforehand, and the same whatever is decided: of draws (a, b) stage
-    ``floor(a S)`` loses a peer, or the next stage in a circle that has one of that kind. Of the n
-    that are there, those who serve counted first, then those who download in the order in which
-    they began, number ``floor(b n)`` goes.
+    Leaving peers are drawn in advance, independently of the moves: with draws (a, b), stage
+    ``floor(a S)`` loses a peer, or the next stage (cyclically) that has one of that kind. Of its n
+    peers of the kind, serving ones first and then downloading ones in the order of their begin,
+    the one with index ``floor(b n)`` leaves.
 
     Parameters
     ----------
     work_s
         ``float[S]``: seconds of a microbatch on a peer of speed 1.
     speed
-        ``float[K]``: of the kinds.
+        ``float[K]``: speed of each kind.
     serving
-        ``int[S, K]``: peers at first.
+        ``int[S, K]``: initial number of peers.
     time_s
-        ``float[E]``: of events, ascending, above 0.
+        ``float[E]``: times of events, ascending, above 0.
     kind, change
-        ``int[E]``: of which kind how many come (above 0) or go.
+        ``int[E]``: kind, and number of peers that join (above 0) or leave (below 0).
     enters
-        ``int[A]``: the stage of everyone who comes, in turn.
+        ``int[A]``: stages of the joining peers, in order.
     leaves
-        ``float[B, 2]`` in [0, 1): the draws of everyone who goes, in turn.
+        ``float[B, 2]`` in [0, 1): draws of the leaving peers, in order.
     download_s
-        How long a peer downloads.
+        Seconds of a download.
     end_s
-        When the trace ends.
+        End of the trace, in seconds.
 
     References
     ----------
@@ -181,6 +182,8 @@ def _real(name: str, values: ArrayLike) -> Floats:
 
 def _whole(name: str, values: ArrayLike) -> Ints:
     found = _real(name, values)
-    if np.any(found != np.round(found)) or np.any(np.abs(found) > MOST):
-        raise ProblemError(f"{name} must be whole numbers, at most {MOST:g} in size; correct them")
+    if np.any(found != np.round(found)) or np.any(np.abs(found) > MAX_NUMBER):
+        raise ProblemError(
+            f"{name} must be whole numbers, at most {MAX_NUMBER:g} in size; correct them"
+        )
     return np.array(found, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How many waves a batch needs: skipping leaves memory for more microbatches (SkipPipe, 4.1)."""
+"""Number of waves of a batch: skipped stages free memory for more microbatches (SkipPipe, 4.1)."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
     """
     instance_of(PathProblem, problem)
     k = problem.path_stages if path_stages is None else path_stages
-    asked = problem.replace(path_stages=k)
+    variant = problem.replace(path_stages=k)
     each = problem.microbatches_per_start
-    # where a wave fits, smaller ones do: the last may be one
-    most = min(int(problem.memory[d]) for d in problem.stage_devices[0])
-    for size in range(min(most, each), 0, -1):
-        if _fits(asked, size):
+    # smaller waves also fit, so the last wave may be smaller
+    max_size = min(int(problem.memory[d]) for d in problem.stage_devices[0])
+    for size in range(min(max_size, each), 0, -1):
+        if _fits_in_memory(variant, size):
             visits = len(problem.starts) * k / len(problem)
             return Waves(k, size, -(-each // size), visits)
     raise ProblemError(
@@ -55,10 +55,13 @@ def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
     )
 
 
-def _fits(problem: PathProblem, size: int) -> bool:
-    """Whether memory holds a wave of so many microbatches a start device (TC1, CC3)."""
+def _fits_in_memory(problem: PathProblem, size: int) -> bool:
+    """Whether a wave of ``size`` microbatches per start device fits into memory (TC1, CC3)."""
     wave = problem.replace(microbatches_per_start=size)
-    fewest, most = wave.visits
-    room = [int(problem.memory[list(group)].sum()) for group in problem.stage_devices[1:]]
+    min_visits, max_visits = wave.visits
+    capacity = [int(problem.memory[list(group)].sum()) for group in problem.stage_devices[1:]]
     visits = len(wave.starts) * (problem.path_stages - 1)
-    return all(r >= fewest for r in room) and sum(min(r, most) for r in room) >= visits
+    return (
+        all(r >= min_visits for r in capacity)
+        and sum(min(r, max_visits) for r in capacity) >= visits
+    )

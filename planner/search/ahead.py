@@ -1,8 +1,8 @@
-"""Compile kernels ahead of time: ``python -m planner.search.ahead``, with a C compiler at hand.
+"""Compile kernels ahead of time: ``python -m planner.search.ahead``; needs a C compiler.
 
-Done by the build of a wheel (``hatch_build.py``), and by hand after a kernel has changed. What
-stands behind it is ``numba.pycc``, which numba means to replace: when it goes, this file goes, and
-kernels are compiled at first use, as where no C compiler is.
+Run by the build of a wheel (``hatch_build.py``), and by hand after a kernel has changed. It uses
+``numba.pycc``, which is deprecated: once numba removes it, kernels can only be compiled at first
+use, as without a C compiler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODULES = (
     "planner.genetic.arrangement",
     "planner.genetic.anneal",
     "planner.genetic.local_search",
-    "planner.mapf.dispatch",
+    "planner.mapf.list_scheduling",
     "planner.mapf.moves",
     "planner.mapf.stage_spans",
     "planner.mapf.device_exchange",
@@ -43,14 +43,14 @@ MODULES = (
     "planner.mapf.anneal",
     "planner.mapf.router",
 )
-"""With kernels; whatever kernels these call must be among them."""
+"""Modules with kernels; all kernels that these call must be included."""
 
 
 def main() -> int:
-    """Make the extensions and the record of their sources, in the package's folder."""
-    RECORD.unlink(missing_ok=True)  # numba compiles what it can read
+    """Build the extensions and the record of their sources in the package's folder."""
+    RECORD.unlink(missing_ok=True)  # so that the kernels are loaded as Python, not from extensions
     for room in {module.rpartition(".")[0] for module in MODULES}:
-        # without what a room's face imports: solvers that no kernel needs
+        # skip the package's __init__, which imports solvers that no kernel needs
         sys.modules[room] = ModuleType(room)
         sys.modules[room].__path__ = [str(PACKAGE / room.rpartition(".")[2])]
     kernels = [importlib.import_module(module) for module in MODULES]
@@ -69,7 +69,7 @@ def _file(module: ModuleType) -> Path:
 
 
 def _imported(module: ModuleType) -> Iterator[Path]:
-    """Files that a module takes constants and named tuples from."""
+    """Source files of modules from which a module imports constants and named tuples."""
     for node in ast.parse(_file(module).read_text()).body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planner."):
             yield _file(sys.modules[str(node.module)])
@@ -77,7 +77,7 @@ def _imported(module: ModuleType) -> Iterator[Path]:
 
 def _compile(name: str, entries: dict[str, Callable[..., Any]], *, allocates: bool) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it will be replaced
+        warnings.simplefilter("ignore")  # deprecation of numba.pycc
         made = importlib.import_module("numba.pycc").CC(name)
     made.output_dir, made.target_cpu, made.use_nrt = str(PACKAGE), "generic", allocates
     for key, function in entries.items():
@@ -92,7 +92,7 @@ def _signature(function: Callable[..., Any]) -> Any:
 
 
 def _type(kind: Any) -> Any:
-    """Numba's type of an annotation."""
+    """Numba type of an annotation."""
     types: Any = importlib.import_module("numba.types")
     array = array_type(kind)
     if array is not None:

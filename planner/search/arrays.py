@@ -1,4 +1,4 @@
-"""Types of the arrays that kernels take: what they hold and how many dimensions they have."""
+"""Annotations of kernel arguments: element type and number of dimensions of arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Floats2 = Annotated[NDArray[np.float64], 2]
 Bools2 = Annotated[NDArray[np.bool_], 2]
 Floats3 = Annotated[NDArray[np.float64], 3]
 Ints2 = Annotated[NDArray[np.int64], 2]
-"""One dimension where no number says otherwise."""
+"""Arrays are one-dimensional unless the name has a number."""
 
 
 @cache
 def array_type(kind: Any) -> tuple[np.dtype[Any], int] | None:
-    """What an annotated array holds and its dimensions; None for any other annotation."""
+    """Dtype and number of dimensions of an array annotation; None for any other annotation."""
     dimensions = 1
     if get_origin(kind) is Annotated:
         kind, dimensions = get_args(kind)
@@ -44,9 +44,9 @@ def types_of(named: Any) -> dict[str, Any]:
 
 
 def checked(function: Callable[..., Any], made: FunctionT) -> FunctionT:
-    """What was made from a function, with its arguments checked: for tests.
+    """Wrap a compiled function so that its arguments are checked against the annotations.
 
-    Code that was compiled ahead of time takes an array of another type for what it is not.
+    For tests: code compiled ahead of time misinterprets arrays of another type.
     """
     kinds = types_of(function)
 

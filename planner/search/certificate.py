@@ -1,4 +1,4 @@
-"""Certificate of a part of a plan: objective, bound and what it rests on."""
+"""Certificate of a part of a plan: objective, bound and the bound's basis."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ OPTIMAL_GAP = 1e-6
 """Relative gap at or under which a result counts as closed."""
 
 Witness = Mapping[str, Any]
-"""JSON-ready: ``kind`` names the argument, the other entries are what it needs."""
+"""JSON-serialisable: ``kind`` names the argument, the other entries are its data."""
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON holds it as it is: mappings with text for keys, lists, text, plain numbers."""
+    """Whether a value consists of mappings with text keys, lists, text and plain numbers."""
     try:
         return _is_json(value)
     except RecursionError:
@@ -31,7 +31,7 @@ def _is_json(value: Any) -> bool:
 
 
 class Status(enum.StrEnum):
-    """How far a solver came."""
+    """Status of a solve."""
 
     OPTIMAL = "OPTIMAL"
     FEASIBLE = "FEASIBLE"
@@ -48,26 +48,26 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good a part of a plan is, and why the search stopped.
+    """Quality of a part of a plan: objective, proven bound and how they were obtained.
 
     Attributes
     ----------
     method
-        The solver that made the part.
+        Name of the solver.
     status
-        Follows from the gap.
+        OPTIMAL if the gap is at most 1e-6.
     objective, bound, gap
-        See `planner.search.result.Result`; ``gap`` is None where there is no bound.
+        See `planner.search.result.Result`; ``gap`` is None without a bound.
     stop_reason
-        What ended the search.
+        Why the search stopped.
     runtime_s
-        Seconds it took.
+        Running time in seconds.
     seed
-        It was started with.
+        Seed of the search.
     basis
-        What the bound stands on: an argument, or the solver whose word it is.
+        Basis of the bound: an argument, or the solver that proved it.
     witness
-        What a checker recomputes the bound from; None where it takes the solver's word.
+        Data from which the checker recomputes the bound; None if the bound is not recomputed.
     """
 
     method: str

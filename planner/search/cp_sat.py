@@ -1,18 +1,18 @@
-"""Running CP-SAT: limits in seconds and in counted work, and Ctrl-C that reaches Python."""
+"""Running CP-SAT with limits on time and deterministic work, and with working Ctrl-C."""
 
 from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 POLL_S = 0.05
-LEAST_S = 0.01
-"""CP-SAT takes no limit of zero seconds."""
+MIN_LIMIT_S = 0.01
+"""CP-SAT does not accept a limit of zero seconds."""
 
 
 def solver_for(
@@ -22,21 +22,18 @@ def solver_for(
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # it would leave no handler behind
+    solver.parameters.catch_sigint_signal = False  # it would remove Python's handler
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed % (1 << 31)
     if math.isfinite(max_s):
-        solver.parameters.max_time_in_seconds = max(LEAST_S, max_s)
+        solver.parameters.max_time_in_seconds = max(MIN_LIMIT_S, max_s)
     if math.isfinite(max_work):
         solver.parameters.max_deterministic_time = max_work
     return solver
 
 
 def work_of(solver: cp_model.CpSolver) -> float:
-    """Deterministic time that the last solve took, the same every time with one worker.
-
-    0 before the first.
-    """
+    """Deterministic time of the last solve, reproducible with one worker; 0 before the first."""
     try:
         return float(solver.response_proto.deterministic_time)
     except RuntimeError:
@@ -48,17 +45,17 @@ def solve_interruptibly(
     model: cp_model.CpModel,
     callback: cp_model.CpSolverSolutionCallback | None = None,
 ) -> Any:
-    """``solver.solve(model, callback)``; a `KeyboardInterrupt` ends the solve and is raised again.
+    """``solver.solve(model, callback)``, which a `KeyboardInterrupt` stops before it is re-raised.
 
-    CP-SAT would swallow the signal, and a call into it would hold back Python's handler, so the
-    solve runs beside the main thread.
+    CP-SAT would swallow the signal, and Python's handler does not run during a call into it, so the
+    solve runs in another thread.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         task = pool.submit(solver.solve, model, callback)
         while True:
             try:
                 return task.result(timeout=POLL_S)
-            except NotYet:
+            except FutureTimeout:
                 continue
             except BaseException:
                 solver.stop_search()

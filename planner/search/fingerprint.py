@@ -1,4 +1,4 @@
-"""Short hash of a problem, for messages."""
+"""Short hash of a problem for error messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 def fingerprint(problem: Any) -> str:
     """Twelve hexadecimal digits, the same for equal problems on every machine."""
     digest = hashlib.sha256()
-    _feed(digest, problem)
+    _update(digest, problem)
     return digest.hexdigest()[:12]
 
 
-def _feed(digest: Any, value: Any) -> None:
+def _update(digest: Any, value: Any) -> None:
     content = getattr(value, "content_hash", None)
     if isinstance(content, str):
         digest.update(content.encode())
@@ -27,10 +27,10 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(type(value).__name__.encode())
         for field in fields(value):
             digest.update(field.name.encode())
-            _feed(digest, getattr(value, field.name))
+            _update(digest, getattr(value, field.name))
     elif isinstance(value, (list, tuple)):
         digest.update(f"[{len(value)}".encode())
         for item in value:
-            _feed(digest, item)
+            _update(digest, item)
     else:
         digest.update(repr(value).encode())

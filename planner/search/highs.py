@@ -1,4 +1,4 @@
-"""HiGHS as SciPy brings it: kept quiet, and left when Ctrl-C is pressed."""
+"""SciPy's HiGHS without its output on stdout, and interruptible by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import ctypes
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from threading import Lock, Thread
 from typing import Any
 
 POLL_S = 0.05
 LOCK = Lock()
-"""Standard output belongs to the whole process: one solve at a time may turn it off."""
+"""Standard output is shared by the process: only one solve at a time may redirect it."""
 
-AT_ONCE_S = 0.005
-"""Most programmes are solved in less, before anybody could interrupt them."""
+FIRST_POLL_S = 0.005
+"""First polling interval: most programs are solved in less."""
 
 
 def milp(*args: Any, **kwargs: Any) -> Any:
     """``scipy.optimize.milp`` without the debugging line that HiGHS prints for some MILPs.
 
-    The line goes to the process's standard output whatever ``disp`` says, where it would break
-    JSON that a caller prints there. HiGHS cannot be stopped from outside: a `KeyboardInterrupt` is
-    raised at once, and the solve runs out by its own limits in the background.
+    HiGHS prints the line to standard output regardless of ``disp``, which would corrupt JSON output
+    of a command. HiGHS cannot be stopped from outside: a `KeyboardInterrupt` is raised immediately,
+    and the solve continues in a daemon thread until its own limits.
     """
     from scipy.optimize import milp as solve
 
@@ -38,21 +38,21 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
     with LOCK, _quiet():
         Thread(target=work, daemon=True).start()
-        wait_s = AT_ONCE_S
+        wait_s = FIRST_POLL_S
         while True:
             try:
                 return outcome.result(timeout=wait_s)
-            except NotYet:
+            except FutureTimeout:
                 wait_s = POLL_S
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Send file descriptor 1 to the null device; C's own buffer is flushed on both sides."""
+    """Redirect file descriptor 1 to the null device, flushing C's buffer before and after."""
     try:
-        kept = os.dup(1)
+        saved_stdout = os.dup(1)
     except OSError:
-        # no standard output, nothing to keep clean
+        # no standard output to redirect
         yield
         return
     null = os.open(os.devnull, os.O_WRONLY)
@@ -62,9 +62,9 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         _flush()
-        os.dup2(kept, 1)
+        os.dup2(saved_stdout, 1)
         os.close(null)
-        os.close(kept)
+        os.close(saved_stdout)
 
 
 def _flush() -> None:

@@ -1,8 +1,7 @@
 """Incumbent and best bound of a solve.
 
-A bound is lowered (raised, when maximising) once, here, by more than rounding can account for. One
-that is then still on the wrong side of a plan's objective is a wrong proof, and never hidden: it
-ends the solve with a `WrongBoundError`.
+Bounds are relaxed here, and only here, by a margin for rounding errors. A bound that still
+contradicts the objective of a plan is a wrong proof and raises `WrongBoundError`.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ FinalT = TypeVar("FinalT")
 logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-9
-"""Sums of floats in another order differ by far less than this, relatively."""
+"""Relative margin for rounding errors, far larger than those of sums in another order."""
 
 
 class WrongBoundError(RuntimeError):
-    """A proven bound and a plan contradict each other: an error in this package."""
+    """A bound contradicts a feasible plan: a bug in this package."""
 
 
 class Incumbent(Generic[PlanT]):
-    """Best plan, its objective, and the best bound; safe to offer to from several threads.
+    """Best plan, its objective, and the best bound; thread-safe.
 
     Parameters
     ----------
     run
-        The started stopping rule; it sees objective and bound through here alone.
+        The run, whose stopping criterion is notified of objective and bound.
     problem
-        What is solved, named by its hash in messages.
+        The problem, identified by its hash in error messages.
     method, seed
-        As they go into the `Result`.
-    better
-        Relative improvement below which a plan does not replace another.
+        Recorded in the `Result`.
+    min_improvement
+        Relative improvement required to replace the incumbent.
 
     Attributes
     ----------
     plan
         The best plan, None before the first.
     objective
-        Its objective; infinitely bad before the first.
+        Its objective; infinite before the first.
     bound
-        No plan is better; None before the first bound.
+        The best proven bound; None before the first.
     basis, witness
-        What the bound stands on; see `planner.search.certificate.Certificate`.
+        Basis of the bound; see `planner.search.certificate.Certificate`.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Incumbent(Generic[PlanT]):
         method: str,
         seed: int,
         sense: Sense = Sense.MINIMISE,
-        better: float = 0.0,
+        min_improvement: float = 0.0,
     ) -> None:
         self.run = run
         self.problem = problem
@@ -76,23 +75,23 @@ class Incumbent(Generic[PlanT]):
         self.basis = ""
         self.witness: Witness | None = None
         self._sign = 1.0 if sense is Sense.MINIMISE else -1.0
-        self._better = better
+        self._min_improvement = min_improvement
         self.objective = self._sign * math.inf
         self._lock = Lock()
 
     def offer(self, objective: float, plan: PlanT | Callable[[], PlanT]) -> bool:
-        """Consider a plan; True if it is the best so far."""
+        """Offer a plan, or a function that builds it; True if it is the new incumbent."""
         with self._lock:
             if not self._improves(objective):
                 return False
-            made = plan() if callable(plan) else plan
-            # no call between the two: an interrupt finds both new or both old
-            self.plan = made
+            candidate = plan() if callable(plan) else plan
+            # no call between the two, so that an interrupt cannot separate plan and objective
+            self.plan = candidate
             self.objective = objective
             self.run.improve(objective)
             self._require_consistent(self.basis)
         logger.info("%s: found %.6g", self.method, objective)
-        self.run.found(objective, self._told(made))
+        self.run.found(objective, self._callback_value(candidate))
         return True
 
     def raise_bound(
@@ -103,7 +102,7 @@ class Incumbent(Generic[PlanT]):
         *,
         rounding: float = ROUNDING,
     ) -> None:
-        """Consider a proven bound; it is kept if it is the best so far."""
+        """Offer a proven bound; it is kept if it is the best so far."""
         if not math.isfinite(bound):
             return
         safe = bound - self._sign * rounding * abs(bound)
@@ -114,19 +113,19 @@ class Incumbent(Generic[PlanT]):
                 logger.info("%s: bound %.6g, %s", self.method, safe, basis)
 
     def close(self, basis: str, witness: Witness | None = None) -> None:
-        """State that no plan is better than the incumbent: the search excluded all others."""
+        """Set the bound to the incumbent's objective: the search excluded all better plans."""
         with self._lock:
             assert self.plan is not None
             self._set_bound(self.objective, basis, witness)
 
     def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
-        """Test a relaxation on the plan in hand, before anything is excluded by it."""
+        """Verify that a relaxation admits the incumbent, before it is used to exclude plans."""
         if self._sign * (allowed - self.objective) > rounding * abs(self.objective):
             self.contradict(f"bound {allowed!r} ({basis})")
 
     @property
     def closed(self) -> bool:
-        """Whether bound and objective meet, within what counts as optimal."""
+        """Whether the gap is small enough for OPTIMAL."""
         gap = relative_gap(self.objective, self.bound) if self.plan is not None else None
         return gap is not None and gap <= OPTIMAL_GAP
 
@@ -158,15 +157,15 @@ class Incumbent(Generic[PlanT]):
         exhausted: str = "search exhausted",
         history: Sequence[tuple[float, float]] | None = None,
     ) -> Result[Any]:
-        """The outcome: the best plan, or UNKNOWN without one."""
-        made = self.plan if plan is None else plan
-        if made is None:
+        """The result with the best plan, or UNKNOWN without one."""
+        candidate = self.plan if plan is None else plan
+        if candidate is None:
             return self.without_plan(Status.UNKNOWN, self.run.reason or "nothing found")
         if objective is not None:
             self.objective = objective
             self._require_consistent(self.basis)
         return Result.of(
-            made,
+            candidate,
             self.objective,
             self.bound,
             runtime_s=self.run.elapsed_s,
@@ -178,29 +177,29 @@ class Incumbent(Generic[PlanT]):
             witness=self.witness,
         )
 
-    def without_plan(self, status: Status, why: str) -> Result[PlanT]:
-        """The outcome where there is no plan: INFEASIBLE or UNKNOWN, and why."""
+    def without_plan(self, status: Status, reason: str) -> Result[PlanT]:
+        """The result without a plan: INFEASIBLE or UNKNOWN, and the reason."""
         return Result(
             None,
             status,
             None,
             self.bound,
             self.run.elapsed_s,
-            why,
+            reason,
             self.seed,
             self.method,
             tuple(self.run.history),
             basis=self.basis,
         )
 
-    def _told(self, plan: PlanT) -> Any:
-        """A plan as the stopping rule hears of it."""
+    def _callback_value(self, plan: PlanT) -> Any:
+        """The plan as it is passed to the stopping criterion; subclasses may convert it."""
         return plan
 
     def _improves(self, objective: float) -> bool:
         if self.plan is None:
             return not math.isnan(objective)
-        margin = self._better * abs(self.objective)
+        margin = self._min_improvement * abs(self.objective)
         return self._sign * (self.objective - objective) > margin
 
     def _set_bound(self, bound: float, basis: str, witness: Witness | None) -> None:
@@ -210,12 +209,12 @@ class Incumbent(Generic[PlanT]):
     def _require_consistent(self, basis: str) -> None:
         if self.bound is None or self.plan is None:
             return
-        # a bound that was moved away by its rounding error may at most touch
+        # bounds include their rounding margin already
         if self._sign * (self.bound - self.objective) > 1e-12 * abs(self.objective):
             self.contradict(f"bound {self.bound!r} ({basis})")
 
     def contradict(self, what: str) -> NoReturn:
-        """State that a proof or a model excludes the best plan, which there is."""
+        """Raise `WrongBoundError`: a proof or a model excludes the incumbent."""
         raise WrongBoundError(
             f"{what} excludes a plan of {self.objective!r} that was found: problem "
             f"{fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this is an "

@@ -1,6 +1,6 @@
-"""Signals that ask a command to end, so that what it has found is not lost.
+"""Handling of termination signals, so that a command keeps the plan found so far.
 
-Outside the command line nobody listens here, and Ctrl-C is what Python makes of it.
+Only commands install these handlers; in the library Ctrl-C raises `KeyboardInterrupt` as usual.
 """
 
 from __future__ import annotations
@@ -15,95 +15,97 @@ from types import FrameType
 from typing import Any
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-MOST = 3
-"""The signal of this number ends a command whatever it has."""
+FORCE_AFTER = 3
+"""Number of signals after which a command ends unconditionally."""
 
 
 class Interrupts:
-    """What has come, and what becomes of the next.
+    """Signals received, and how the next one is handled.
 
-    The first signal raises `KeyboardInterrupt` where nothing was found yet, or where the command
-    said that it may (`may_raise`); elsewhere it is noted, and every search that looks ends. The
-    second is noted, so that what was found is written. The third raises wherever it comes.
+    The first signal raises `KeyboardInterrupt` if nothing was found yet, or within `may_raise`;
+    otherwise it is recorded, and searches stop at their next check. The second is only recorded, so
+    that the plan is written. The third always raises.
 
     Attributes
     ----------
     number
-        Of the first signal that came, 0: none did.
+        Number of the first signal received, or 0.
     found
-        Whether there is something to lose.
-    ending
-        Whether a search makes an answer of what it has, which it was interrupted in.
+        Whether a plan has been found that must not be lost.
+    finishing
+        Whether an interrupted search is building its result.
     """
 
     def __init__(self) -> None:
-        self._places = 0
-        self._forget()
+        self._raise_allowed = 0
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.number = 0
-        self.found = self.ending = False
+        self.found = self.finishing = False
         self._count = 0
         self._notice = ""
 
     @property
-    def asked(self) -> bool:
-        """Whether the command was told to end."""
+    def requested(self) -> bool:
+        """Whether a signal has asked the command to end."""
         return self.number != 0
 
     @property
-    def insisted(self) -> bool:
-        """Whether it was told so again, and nothing is there that would be worth a wait."""
-        return self._count >= MOST or (self._count > 1 and not (self.found or self.ending))
+    def forced(self) -> bool:
+        """Whether further signals demand an immediate end."""
+        return self._count >= FORCE_AFTER or (
+            self._count > 1 and not (self.found or self.finishing)
+        )
 
     @contextmanager
-    def heeded(self, notice: str) -> Iterator[None]:
-        """Listen until the block ends; in another thread than the main one, do nothing."""
-        self._forget()
+    def handling(self, notice: str) -> Iterator[None]:
+        """Install the handlers for the block; does nothing outside the main thread."""
+        self._reset()
         self._notice = notice
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before, hook = {}, sys.unraisablehook
-        sys.unraisablehook = lambda what: _unless_noted(what, hook)
+        previous_handlers, hook = {}, sys.unraisablehook
+        sys.unraisablehook = lambda what: _ignore_interrupt(what, hook)
         for name in NAMES:
             known = getattr(signal, name, None)
-            # who was started to ignore one, as by nohup, goes on ignoring it
+            # keep ignoring signals that the process was started to ignore, as by nohup
             if known is not None and signal.getsignal(known) is not signal.SIG_IGN:
-                before[known] = signal.signal(known, self._take)
+                previous_handlers[known] = signal.signal(known, self._handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
             sys.unraisablehook = hook
-            self._forget()
+            self._reset()
 
     @contextmanager
     def may_raise(self) -> Iterator[None]:
-        """Where a signal may raise, since whoever is outside of the block keeps what was found."""
-        here = threading.current_thread() is threading.main_thread()
-        self._places += here
+        """Allow the first signal to raise in the block: the caller keeps the plan found so far."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self._raise_allowed += in_main_thread
         try:
             yield
         finally:
-            self._places -= here
+            self._raise_allowed -= in_main_thread
 
-    def _take(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         self._count += 1
         first = not self.number
         self.number = self.number or number
-        if self.insisted or (first and (self._places > 0 or not self.found)):
+        if self.forced or (first and (self._raise_allowed > 0 or not self.found)):
             raise KeyboardInterrupt
-        with suppress(OSError):  # what Python writes through may be in use just now
+        with suppress(OSError):  # not print: the stream may be in use in the interrupted code
             os.write(2, f"{self._notice}\n".encode())
 
 
-def _unless_noted(what: Any, hook: Callable[[Any], object]) -> None:
-    """Where Python drops what a handler raises, the signal is noted all the same."""
+def _ignore_interrupt(what: Any, hook: Callable[[Any], object]) -> None:
+    """Suppress the message for an interrupt that was raised where Python discards exceptions."""
     if what.exc_type is not KeyboardInterrupt:
         hook(what)
 
 
 INTERRUPTS = Interrupts()
-"""A process has one set of signals."""
+"""The process-wide instance."""

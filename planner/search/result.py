@@ -23,7 +23,7 @@ class Sense(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Result(Generic[PlanT]):
-    """Outcome of a solve.
+    """Result of a solve.
 
     Attributes
     ----------
@@ -32,28 +32,27 @@ class Result(Generic[PlanT]):
     status
         ``OPTIMAL`` exactly when ``gap <= 1e-6``. Derived in `Result.of`.
     objective
-        Its cost, in the unit the solver states (seconds, steps per second).
+        Its cost, in the solver's unit (seconds, steps per second).
     bound
-        Proven: no plan is better than this. Below the objective when minimising,
-        above it when maximising. None when there is none.
+        Proven bound: lower when minimising, upper when maximising. None if there is none.
     runtime_s
-        Seconds it took.
+        Running time in seconds.
     stop_reason
-        What ended the search.
+        Why the search stopped.
     seed
-        It was started with.
+        Seed of the search.
     method
         Name of the solver that produced the plan.
     history
         ``(time_s, objective)`` of each improvement.
     candidates
-        The table that a choice was made from, if there was one.
+        Alternatives that were compared, if any.
     basis
-        What the bound stands on, in words; empty without a bound.
+        Basis of the bound in words; empty without a bound.
     witness
-        Small data from which `planner.check` recomputes the bound, if there is such.
+        Data from which `planner.check` recomputes the bound, or None.
     baselines
-        Plans of simple rules that the search started from, if it did.
+        Baseline plans that the search started from, if any.
     """
 
     plan: PlanT | None
@@ -91,27 +90,27 @@ class Result(Generic[PlanT]):
         Parameters
         ----------
         plan
-            None when there is none.
+            The plan.
         objective
-            Of the plan.
+            Its objective.
         bound
-            Proven, in the same unit; None if there is none.
+            Proven bound in the same unit, or None.
         runtime_s
-            Seconds it took.
+            Running time in seconds.
         stop_reason
-            What ended the search.
+            Why the search stopped.
         seed
-            It was started with.
+            Seed of the search.
         method
-            That was used.
+            Name of the solver.
         history
             ``(time_s, objective)`` of each improvement.
         candidates
-            What was compared, where several were.
+            Alternatives that were compared, if any.
         basis
-            The argument of the bound.
+            Basis of the bound.
         witness
-            What a checker needs to recompute it.
+            Data from which the checker recomputes the bound.
 
         Returns
         -------
@@ -137,7 +136,7 @@ class Result(Generic[PlanT]):
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of objective and bound, None without a bound."""
+        """Relative gap between objective and bound, None without a bound."""
         return relative_gap(self.objective, self.bound)
 
     def certificate(self) -> Certificate:
@@ -156,20 +155,21 @@ class Result(Generic[PlanT]):
         )
 
     def __repr__(self) -> str:
-        # plans say little of themselves, orders of devices are as long as they are
-        shown = reprlib.repr(self.plan) if isinstance(self.plan, tuple) else repr(self.plan)
-        return f"Result({self}, plan={shown})"
+        # plans have short representations; tuples of devices may be long
+        plan_text = reprlib.repr(self.plan) if isinstance(self.plan, tuple) else repr(self.plan)
+        return f"Result({self}, plan={plan_text})"
 
     def _repr_html_(self) -> str:
-        shown = getattr(self.plan, "_repr_html_", None)
-        return f"<p>{escape(str(self))}</p>{'' if shown is None else shown()}"
+        plan_html = getattr(self.plan, "_repr_html_", None)
+        return f"<p>{escape(str(self))}</p>{'' if plan_html is None else plan_html()}"
 
     def __str__(self) -> str:
-        def show(value: float | None, spec: str) -> str:
+        def format_value(value: float | None, spec: str) -> str:
             return "-" if value is None else format(value, spec)
 
         return (
-            f"{self.status} objective={show(self.objective, '.6g')} bound={show(self.bound, '.6g')}"
-            f" gap={show(self.gap, '.2%')} method={self.method} seed={self.seed}"
+            f"{self.status} objective={format_value(self.objective, '.6g')}"
+            f" bound={format_value(self.bound, '.6g')} gap={format_value(self.gap, '.2%')}"
+            f" method={self.method} seed={self.seed}"
             f" time={self.runtime_s:.2f}s stopped by: {self.stop_reason}"
         )

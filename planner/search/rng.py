@@ -1,4 +1,4 @@
-"""A small random generator for compiled code: splitmix64, one 64-bit word of state."""
+"""Random numbers for compiled code: splitmix64, one 64-bit word of state."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def next_below(state: NDArray[np.uint64], n: int) -> Any:
     Parameters
     ----------
     state
-        ``uint64[1]``; moves on.
+        ``uint64[1]``, updated in place.
     """
     return np.int64(((next_word(state) >> _S32) * np.uint64(n)) >> _S32)

@@ -1,7 +1,7 @@
-"""Stopping criteria: small immutable rules, started anew for each run.
+"""Stopping criteria: immutable values that are started for each run.
 
-A rule such as ``MaxRuntime(10)`` is a value and may be used for any number of solves; the clock and
-the counters live in the `StopRun` that a solver gets from `start`.
+A criterion such as ``MaxRuntime(10)`` can be used for any number of solves; the clock and the
+counters are in the `StopRun` that a solver gets from `start`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from planner.search.certificate import OPTIMAL_GAP, relative_gap
 from planner.search.interrupts import INTERRUPTS
 
 INTERRUPTED = "interrupted"
-"""Why a search has ended that was told to."""
-LEAST_S = 1e-3
-LEAST_EFFORT = 1e-6
-"""Seconds and effort of the smallest portion."""
+"""Stop reason of an interrupted search."""
+MIN_S = 1e-3
+MIN_EFFORT = 1e-6
+"""Minimum seconds and effort of a portion."""
 
 
-class OutOfTime(KeyboardInterrupt):
-    """The time that a caller has is over: as Ctrl-C, what is there so far is the answer."""
+class TimeLimitReached(KeyboardInterrupt):
+    """The caller's time limit is reached; handled like Ctrl-C: the best plan so far is returned."""
 
 
 class StopRun:
-    """One run of a stopping rule: clock, iteration count and incumbent.
+    """One run under a stopping criterion: clock, iteration count, objective and bound.
 
     A solver calls `update` once per iteration and stops when it returns a reason.
     """
@@ -52,37 +52,37 @@ class StopRun:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left under the rule; infinite without a time limit."""
-        return 0.0 if INTERRUPTS.asked else max(0.0, self._seconds - self.elapsed_s)
+        """Seconds left; infinite without a time limit."""
+        return 0.0 if INTERRUPTS.requested else max(0.0, self._seconds - self.elapsed_s)
 
     @property
     def remaining_iterations(self) -> float:
-        """Iterations left under the rule; infinite without a limit on them."""
-        return 0.0 if INTERRUPTS.asked else max(0.0, self.most_iterations - self.iterations)
+        """Iterations left; infinite without a limit on them."""
+        return 0.0 if INTERRUPTS.requested else max(0.0, self.most_iterations - self.iterations)
 
     @property
     def most_iterations(self) -> float:
-        """Iterations that the rule allows in all; infinite without a limit on them."""
+        """Iterations allowed in total; infinite without a limit on them."""
         return self._rule.iterations(self.steps_per_effort)
 
     @property
     def paced_by_time(self) -> bool:
-        """Whether seconds alone say how much to do.
+        """Whether only a time limit determines how much to do.
 
-        A limit on iterations decides by itself, so that the same command gives the same plan; a
-        limit in seconds beside it only cuts the run off.
+        With a limit on iterations or effort the search is paced by it, so that the same command
+        gives the same plan; an additional time limit only ends the run early.
         """
         return math.isinf(self.most_iterations) and math.isfinite(self._rule.seconds())
 
     @property
     def remaining_effort(self) -> float:
-        """Effort left under a rule of `Effort`; infinite without one."""
-        if INTERRUPTS.asked:
+        """Effort left under an `Effort` criterion; infinite without one."""
+        if INTERRUPTS.requested:
             return 0.0
         return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
 
     def spend(self, effort: float, steps: int = 0) -> str | None:
-        """Count work that is no step of the search, such as CP-SAT's deterministic time."""
+        """Count work other than iterations, such as CP-SAT's deterministic time."""
         if math.isfinite(self._rule.effort()):
             steps = math.ceil(effort * self.steps_per_effort)
         return self.update(steps)
@@ -94,19 +94,19 @@ class StopRun:
         self.history.append((self.elapsed_s, objective))
 
     def found(self, objective: float, plan: Any) -> None:
-        """Tell the rule of a new incumbent."""
+        """Notify the criterion of a new incumbent."""
         self._rule.found(objective, plan)
 
     def update(self, iterations: int = 1) -> str | None:
-        """Count iterations; return why to stop, or None to go on."""
+        """Count iterations; returns the reason to stop, or None."""
         self.iterations += iterations
         self.since_improvement += iterations
         return self.check()
 
     def check(self) -> str | None:
-        """Why to stop now, or None; counts nothing."""
+        """The reason to stop now, or None; counts nothing."""
         if self.reason is None:
-            if INTERRUPTS.asked:
+            if INTERRUPTS.requested:
                 self.reason = INTERRUPTED
                 return self.reason
             gap = relative_gap(self.objective, self.bound)
@@ -118,24 +118,25 @@ class StopRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Turn Ctrl-C into the stop reason ``interrupted``, so that the best so far is returned."""
+        """Turn Ctrl-C into the stop reason ``interrupted``: the best plan so far is returned."""
         try:
             with INTERRUPTS.may_raise():
                 yield
-        except OutOfTime:
+        except TimeLimitReached:
             self.reason = "time limit"
         except KeyboardInterrupt:
-            if INTERRUPTS.insisted:
+            if INTERRUPTS.forced:
                 raise
             self.reason = INTERRUPTED
-            INTERRUPTS.ending = True
+            INTERRUPTS.finishing = True
 
 
 def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
-    """Start a rule that a caller gave, refused if it is none."""
+    """Start a stopping criterion; raises ValueError if it is not one."""
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
-            f"stop must be a stopping rule, found {_shown(stop)}; give one such as MaxRuntime(10)"
+            f"stop must be a stopping rule, found {_short_repr(stop)}; give one such as "
+            "MaxRuntime(10)"
         )
     return stop.start(steps_per_effort)
 
@@ -144,31 +145,31 @@ class StoppingCriterion(ABC):
     """When to stop a search."""
 
     def start(self, steps_per_effort: float = 1.0) -> StopRun:
-        """Begin a run under this rule; see `started`."""
+        """Start a run under this criterion; see `started`."""
         return StopRun(self, steps_per_effort)
 
     @abstractmethod
     def reason(self, run: StopRun) -> str | None:
-        """Why ``run`` should stop, or None."""
+        """The reason why ``run`` should stop, or None."""
 
     def seconds(self) -> float:
-        """Largest running time this rule allows."""
+        """Maximum running time."""
         return math.inf
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
-        """Largest number of iterations this rule allows a solver with such steps."""
+        """Maximum number of iterations of a solver with this many steps per unit of effort."""
         del steps_per_effort
         return math.inf
 
     def effort(self) -> float:
-        """Largest effort this rule allows."""
+        """Maximum effort."""
         return math.inf
 
     def found(self, objective: float, plan: Any) -> None:  # noqa: B027
-        """Hear of a plan that is the best of its search so far."""
+        """Called with every new incumbent."""
 
     def portion(self, share: float, seconds: float | None = None) -> StoppingCriterion:
-        """The same rule with a share of what it allows."""
+        """The criterion with a share of its limits; ``seconds`` overrides the time limit."""
         del share, seconds
         return self
 
@@ -180,9 +181,10 @@ class MaxRuntime(StoppingCriterion):
     max_runtime_s: float
 
     def __post_init__(self) -> None:
-        if not _number(self.max_runtime_s) > 0:
+        if not _as_float(self.max_runtime_s) > 0:
             raise ValueError(
-                f"max_runtime_s must be positive, found {_shown(self.max_runtime_s)}; give seconds"
+                f"max_runtime_s must be positive, found {_short_repr(self.max_runtime_s)}; "
+                "give seconds"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -192,23 +194,23 @@ class MaxRuntime(StoppingCriterion):
         return self.max_runtime_s
 
     def portion(self, share: float, seconds: float | None = None) -> MaxRuntime:
-        return MaxRuntime(max(LEAST_S, self.max_runtime_s * share if seconds is None else seconds))
+        return MaxRuntime(max(MIN_S, self.max_runtime_s * share if seconds is None else seconds))
 
 
 @dataclass(frozen=True)
-class Until(StoppingCriterion):
-    """Stop at a moment: what comes before the search, such as compiling, takes from its time."""
+class Deadline(StoppingCriterion):
+    """Stop at a point in time: work before the search, such as compilation, counts as well."""
 
-    moment_s: float
+    deadline_s: float
 
     def reason(self, run: StopRun) -> str | None:
-        return "time limit" if time.perf_counter() >= self.moment_s else None
+        return "time limit" if time.perf_counter() >= self.deadline_s else None
 
     def seconds(self) -> float:
-        return max(LEAST_S, self.moment_s - time.perf_counter())
+        return max(MIN_S, self.deadline_s - time.perf_counter())
 
     def portion(self, share: float, seconds: float | None = None) -> MaxRuntime:
-        return MaxRuntime(max(LEAST_S, self.seconds() * share if seconds is None else seconds))
+        return MaxRuntime(max(MIN_S, self.seconds() * share if seconds is None else seconds))
 
 
 @dataclass(frozen=True)
@@ -232,18 +234,18 @@ class MaxIterations(StoppingCriterion):
 
 @dataclass(frozen=True)
 class Effort(StoppingCriterion):
-    """Stop after so much counted work, whatever the solver.
+    """Stop after a deterministic amount of work, for any solver.
 
-    One unit is about what a core does in a second; it is counted in each solver's own steps, so
-    that a busy machine gives the same plan, only later.
+    One unit is about a second of one core, counted in each solver's own steps, so that the result
+    does not depend on the speed of the machine.
     """
 
     units: float
 
     def __post_init__(self) -> None:
-        if not 0 < _number(self.units) < math.inf:
+        if not 0 < _as_float(self.units) < math.inf:
             raise ValueError(
-                f"effort must be positive, found {_shown(self.units)}; give a number > 0"
+                f"effort must be positive, found {_short_repr(self.units)}; give a number > 0"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -256,7 +258,7 @@ class Effort(StoppingCriterion):
         return self.units
 
     def portion(self, share: float, seconds: float | None = None) -> Effort:
-        return Effort(max(self.units * share, LEAST_EFFORT))
+        return Effort(max(self.units * share, MIN_EFFORT))
 
 
 @dataclass(frozen=True)
@@ -266,9 +268,9 @@ class TargetGap(StoppingCriterion):
     gap: float
 
     def __post_init__(self) -> None:
-        if not _number(self.gap) >= 0:
+        if not _as_float(self.gap) >= 0:
             raise ValueError(
-                f"gap must be >= 0, found {_shown(self.gap)}; give a fraction such as 0.05"
+                f"gap must be >= 0, found {_short_repr(self.gap)}; give a fraction such as 0.05"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -291,7 +293,7 @@ class NoImprovement(StoppingCriterion):
 
 @dataclass(frozen=True, init=False)
 class AnyOf(StoppingCriterion):
-    """Stop as soon as one of several criteria says so."""
+    """Stop as soon as one of several criteria is met."""
 
     criteria: tuple[StoppingCriterion, ...]
 
@@ -300,7 +302,7 @@ class AnyOf(StoppingCriterion):
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
         for rule in criteria:
             if not isinstance(rule, StoppingCriterion):
-                raise ValueError(f"AnyOf takes stopping rules, found {_shown(rule)}; give one")
+                raise ValueError(f"AnyOf takes stopping rules, found {_short_repr(rule)}; give one")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     def reason(self, run: StopRun) -> str | None:
@@ -321,7 +323,7 @@ class AnyOf(StoppingCriterion):
 
 @dataclass(frozen=True)
 class DelegatingCriterion(StoppingCriterion):
-    """Delegates to ``inner``; subclasses override what they add."""
+    """Delegates to ``inner``; base class for criteria that extend another one."""
 
     inner: StoppingCriterion
 
@@ -344,8 +346,8 @@ class DelegatingCriterion(StoppingCriterion):
         return replace(self, inner=self.inner.portion(share, seconds))
 
 
-def _number(value: object) -> float:
-    """The value as a number; NaN, which no rule allows, where it is none."""
+def _as_float(value: object) -> float:
+    """The value as a float; NaN, which no criterion accepts, if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         return math.nan
     try:
@@ -356,14 +358,14 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _shown(value: object) -> str:
-    """For a message of one line."""
+def _short_repr(value: object) -> str:
+    """A short representation for one-line messages."""
     text = repr(value)
     return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
 
 
-def _require_count(field: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not _number(value).is_integer() or value < least:
+def _require_count(field: str, value: int, minimum: int) -> None:
+    if isinstance(value, bool) or not _as_float(value).is_integer() or value < minimum:
         raise ValueError(
-            f"{field} must be a whole number >= {least}, found {_shown(value)}; give a count"
+            f"{field} must be a whole number >= {minimum}, found {_short_repr(value)}; give a count"
         )

@@ -14,64 +14,66 @@ from planner.training_plan.choices import Codec
 
 
 class AveragingRounds(NamedTuple):
-    """Averaging groups, of all stages and rounds.
+    """Averaging groups of all stages and rounds, as arrays.
 
     Attributes
     ----------
     size
         ``int[G]``: members of each group.
-    of_first, of
-        Groups of each device in the order of its rounds; ``of_first`` is ``int[N + 1]``.
-    return_s
-        ``float[G]``: the longest latency there and back.
+    device_ptr, device_groups
+        Groups of each device in round order: device d's are
+        ``device_groups[device_ptr[d] : device_ptr[d + 1]]``.
+    round_trip_s
+        ``float[G]``: the longest round-trip latency between members.
     pair_s
-        ``float[G]``: bytes over bandwidth of the slowest pair that carries no pipeline messages.
-    need_first, resource, need
-        Per group, the shared resources it uses and its bytes over each.
-    pair_first, pair, pair_need
-        Per group, those of its pairs that carry pipeline messages too, and its bytes over each.
+        ``float[G]``: bytes / bandwidth of the slowest pair that carries no pipeline messages.
+    resource_ptr, resource, resource_bytes
+        Per group (compressed rows), the shared resources it uses and its bytes over each.
+    pair_ptr, pair, pair_bytes
+        Per group (compressed rows), its pairs that also carry pipeline messages, and its bytes over
+        each.
     stage
-        ``int[G]``: which vector, stages' first; one more than there are for the group in which all
-        wait for the norm.
+        ``int[G]``: index of the averaged vector (stages first); one past the last for the group
+        that exchanges the gradient norm.
     round
-        ``int[G]``: 0 for a first round.
-    norm, tellers
-        That group, or `NONE`, and how many tell a part. It sends next to nothing, and each member
-        is done with it by itself.
-    tells_s, told_s
-        ``float[N]``: the way of a device's sum of squares to who adds them up, negative for those
-        that tell none; and the way of the whole sum from there.
+        ``int[G]``: index of the round, from 0.
+    norm, num_norm_senders
+        Group that exchanges the gradient norm, or `NONE`, and how many members send a part. Its
+        bytes are neglected, and each member leaves it as soon as it knows the norm.
+    norm_send_s, norm_receive_s
+        ``float[N]``: latency of a device's sum of squares to the device that adds them up, negative
+        for devices that send none; and latency of the total back to the device.
     """
 
     size: Ints
-    of_first: Ints
-    of: Ints
-    return_s: Floats
+    device_ptr: Ints
+    device_groups: Ints
+    round_trip_s: Floats
     pair_s: Floats
-    need_first: Ints
+    resource_ptr: Ints
     resource: Ints
-    need: Floats
-    pair_first: Ints
+    resource_bytes: Floats
+    pair_ptr: Ints
     pair: Ints
-    pair_need: Floats
+    pair_bytes: Floats
     stage: Ints
     round: Ints
     norm: int
-    tellers: int
-    tells_s: Floats
-    told_s: Floats
+    num_norm_senders: int
+    norm_send_s: Floats
+    norm_receive_s: Floats
 
 
 def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
-    """Bytes that every member sends every other in a round.
+    """Bytes that each member sends to each other member in a round.
 
-    Member i gives member k the share that k sums, and gets back its sum unless it is an aggregator.
-    A round may do one part of that only, with a slice of the vector.
+    Member i sends member k the share that k reduces, and receives k's result unless i is an
+    aggregator. A round may consist of one of the two phases only, on a slice of the vector.
 
     Returns
     -------
     ndarray
-        ``float[m, m]``, by place in the group; nothing on the diagonal.
+        ``float[m, m]``, by index in the group; 0 on the diagonal.
 
     References
     ----------
@@ -91,12 +93,12 @@ def bytes_between(
     vector_bytes: Sequence[float],
     codec: Codec,
 ) -> tuple[Ints, Ints, Floats]:
-    """Bytes that averaging sends from device to device, all rounds together.
+    """Bytes that averaging sends between devices, over all rounds.
 
     Returns
     -------
     tuple[ndarray, ndarray, ndarray]
-        Senders, receivers and sizes; of a pair once for each of its groups.
+        Senders, receivers and bytes; a pair occurs once per group.
     """
     sources, destinations, sizes = [_ints([])], [_ints([])], [np.zeros(0)]
     for rounds, size in zip(averaging, vector_bytes, strict=True):
@@ -110,8 +112,8 @@ def bytes_between(
     return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
 
 
-def return_s(group: AveragingGroup, links: LinkResources) -> float:
-    """The longest latency there and back of a round."""
+def round_trip_s(group: AveragingGroup, links: LinkResources) -> float:
+    """The longest round-trip latency of a round."""
     index = np.array(group.members)
     latency = links.latency_s[np.ix_(index, index)]
     used = group_bytes(group, 1.0) > 0
@@ -121,7 +123,7 @@ def return_s(group: AveragingGroup, links: LinkResources) -> float:
 def round_s(
     group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec = Codec.NONE
 ) -> float:
-    """Seconds of a round on links that carry nothing else."""
+    """Seconds of a round on otherwise idle links."""
     return _round(group, vector_bytes, links, codec)[0]
 
 
@@ -131,7 +133,7 @@ def rounds_s(
     links: LinkResources,
     codec: Codec = Codec.NONE,
 ) -> float:
-    """Seconds of a stage's rounds, one after the other, on links that carry nothing else."""
+    """Seconds of a stage's rounds, one after the other, on otherwise idle links."""
     total = 0.0
     for groups in averaging:
         busy: dict[int, float] = {}
@@ -140,7 +142,7 @@ def rounds_s(
             seconds, over = _round(group, vector_bytes, links, codec)
             longest = max(longest, seconds)
             for r, used_s in over.items():
-                # devices have their own up- and downlinks in one group of a round only
+                # groups of a round share sites' links only: a device is in one group
                 busy[r] = busy.get(r, 0.0) + used_s
         total += max(longest, max(busy.values(), default=0.0))
     return total
@@ -155,7 +157,7 @@ def compile_rounds(
     awaits_norm: Sequence[int] = (),
     tells_norm: Sequence[int] = (),
 ) -> AveragingRounds:
-    """The arrays of a plan's averaging."""
+    """Compile a plan's averaging to arrays."""
     n = len(links)
     flat = [
         (stage, r, group)
@@ -163,66 +165,68 @@ def compile_rounds(
         for r, groups in enumerate(rounds)
         for group in groups
     ]
-    of: list[list[int]] = [[] for _ in range(n)]
+    device_groups: list[list[int]] = [[] for _ in range(n)]
     number = np.full((n, n), NONE)
     number[pairs.source, pairs.destination] = np.arange(len(pairs.source))
     pair_s: list[float] = []
-    needs: list[dict[int, float]] = []
-    own: list[dict[int, float]] = []
+    resource_bytes: list[dict[int, float]] = []
+    pair_bytes: list[dict[int, float]] = []
     for g, (stage, _, group) in enumerate(flat):
         for d in group.members:
-            of[d].append(g)
+            device_groups[d].append(g)
         index = np.array(group.members)
         sent = group_bytes(group, vector_bytes[stage], codec)
         used = number[np.ix_(index, index)]
         alone = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
         pair_s.append(float(alone[used == NONE].max(initial=0.0)))
-        own.append(dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True)))
-        needs.append(_shared_needs(index, sent, links))
+        pair_bytes.append(
+            dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True))
+        )
+        resource_bytes.append(_shared_needs(index, sent, links))
     size = [len(g.members) for _, _, g in flat]
-    back_s = [return_s(g, links) for _, _, g in flat]
-    places = [(stage, r) for stage, r, _ in flat]
-    norm, tells_s, told_s = NONE, np.full(n, -1.0), np.zeros(n)
+    round_trips_s = [round_trip_s(g, links) for _, _, g in flat]
+    stage_rounds = [(stage, r) for stage, r, _ in flat]
+    norm, norm_send_s, norm_receive_s = NONE, np.full(n, -1.0), np.zeros(n)
     if awaits_norm:
         norm, adds = len(flat), awaits_norm[0]
         for d in awaits_norm:
-            of[d].append(norm)
-            told_s[d] = links.latency_s[adds, d] if d != adds else 0.0
+            device_groups[d].append(norm)
+            norm_receive_s[d] = links.latency_s[adds, d] if d != adds else 0.0
         for d in tells_norm:
-            tells_s[d] = links.latency_s[d, adds]
-        tells_s[adds] = 0.0  # who adds must be there too
+            norm_send_s[d] = links.latency_s[d, adds]
+        norm_send_s[adds] = 0.0  # the adding device must have joined too
         size.append(len(awaits_norm))
-        back_s.append(0.0)
-        # not a first round: how long stages average is not its business
-        places.append((len(averaging), 1))
+        round_trips_s.append(0.0)
+        # any round but 0: stages' averaging times count from their first rounds
+        stage_rounds.append((len(averaging), 1))
         pair_s.append(0.0)
-        needs.append({})
-        own.append({})
+        resource_bytes.append({})
+        pair_bytes.append({})
     return AveragingRounds(
         _ints(size),
-        _ends(of),
-        _ints(g for groups in of for g in groups),
-        np.array(back_s, dtype=np.float64),
+        _ends(device_groups),
+        _ints(g for groups in device_groups for g in groups),
+        np.array(round_trips_s, dtype=np.float64),
         np.array(pair_s, dtype=np.float64),
-        _ends(needs),
-        _ints(r for need in needs for r in need),
-        np.array([size for need in needs for size in need.values()], dtype=np.float64),
-        _ends(own),
-        _ints(p for busy in own for p in busy),
-        np.array([size for busy in own for size in busy.values()], dtype=np.float64),
-        _ints(stage for stage, _ in places),
-        _ints(r for _, r in places),
+        _ends(resource_bytes),
+        _ints(r for need in resource_bytes for r in need),
+        np.array([size for need in resource_bytes for size in need.values()], dtype=np.float64),
+        _ends(pair_bytes),
+        _ints(p for busy in pair_bytes for p in busy),
+        np.array([size for busy in pair_bytes for size in busy.values()], dtype=np.float64),
+        _ints(stage for stage, _ in stage_rounds),
+        _ints(r for _, r in stage_rounds),
         norm,
-        int((tells_s >= 0).sum()),
-        tells_s,
-        told_s,
+        int((norm_send_s >= 0).sum()),
+        norm_send_s,
+        norm_receive_s,
     )
 
 
 def _round(
     group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec
 ) -> tuple[float, dict[int, float]]:
-    """Seconds of a round on links that carry nothing else, and those over each shared resource."""
+    """Seconds of a round on otherwise idle links, and its seconds on each shared resource."""
     if len(group.members) == 1:
         return 0.0, {}
     index = np.array(group.members)
@@ -232,11 +236,11 @@ def _round(
         for r, size in _shared_needs(index, sent, links).items()
     }
     alone = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
-    return max([alone, *over.values()]) + return_s(group, links), over
+    return max([alone, *over.values()]) + round_trip_s(group, links), over
 
 
 def _shared_needs(members: Ints, sent: Floats, links: LinkResources) -> dict[int, float]:
-    """Bytes of a round over each of the resources that pairs share."""
+    """Bytes of a round over each shared resource."""
     n = len(links)
     need = dict(zip(members.tolist(), sent.sum(axis=1).tolist(), strict=True))
     need |= dict(zip((n + members).tolist(), sent.sum(axis=0).tolist(), strict=True))

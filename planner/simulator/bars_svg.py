@@ -11,9 +11,9 @@ import numpy as np
 Bar = tuple[str, float, float]
 """Kind, begin and end in seconds."""
 WIDTH, ROW, LABEL = 720, 14, 130
-"""Pixels of the bars, of a row's height, of a name."""
+"""Width of the bars, height of a row and width of a name, in pixels."""
 LETTERS = 20
-"""Of a name at most; the whole one is the row's title."""
+"""Longest name drawn; a longer one is cut, with the whole name as the row's tooltip."""
 
 
 def bars_svg(
@@ -22,9 +22,9 @@ def bars_svg(
     colours: Mapping[str, str],
     words: Mapping[str, str],
 ) -> str:
-    """A row a name; a pixel has the colour of what fills most of its time.
+    """An SVG with one row per name; a pixel has the colour of the kind that fills most of it.
 
-    However many bars there are, the picture has at most `WIDTH` pieces a row.
+    A row has at most `WIDTH` segments, however many bars there are.
     """
     held = [list(row) for row in rows]
     end_s = max((end for row in held for _, _, end in row), default=0.0)
@@ -59,7 +59,7 @@ def bars_svg(
 
 
 def _paths(row: Sequence[Bar], kinds: Sequence[str], end_s: float, y: int) -> list[str]:
-    """Per kind, the runs of pixels that it fills most of."""
+    """Per kind, an SVG path of the pixels of which it fills most."""
     filled = np.zeros((len(kinds) + 1, WIDTH))
     edges = np.arange(WIDTH + 1.0)
     for kind, start, end in row:

@@ -1,8 +1,7 @@
 """Event queue of the compiled simulator: a binary heap in arrays.
 
-Of events at the same moment, the one that was pushed first comes first. Some events are forecasts
-that others change, such as when a message will have left: each of them has a slot, and is
-rescheduled in place.
+Ties in time are broken by push order. An event whose time may change, such as the end of a
+message's transfer, has a slot by which it is rescheduled in place.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from planner.search.compiled import kernel
 from planner.simulator.state import ABSENT, EventQueue
 
 ROOT: Any = np.int64(0)
-"""No literal: as an argument it is a type of its own, for which numba compiles once more."""
+"""Typed constant: numba would compile another version for a literal argument."""
 
 
 @kernel
 def _sift_up(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
-    """Put an event at place k of the heap, or nearer its root."""
-    # arrays by themselves: taking one from a tuple takes time
+    """Insert an event at heap index k or nearer to the root."""
+    # local names: reading a tuple's field in the loop costs time
     times, numbers, events, slots, at = queue.time, queue.number, queue.event, queue.slot, queue.at
     while k > 0:
         up = (k - 1) >> 1
@@ -38,7 +37,7 @@ def _sift_up(queue: EventQueue, k: int, time: float, number: int, event: int, sl
 
 @kernel
 def _sift_down(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
-    """Put an event at place k of the heap, or farther from its root."""
+    """Insert an event at heap index k or farther from the root."""
     times, numbers, events, slots, at = queue.time, queue.number, queue.event, queue.slot, queue.at
     size = queue.size[0]
     while True:
@@ -74,7 +73,7 @@ def push(queue: EventQueue, time: float, event: int) -> None:
 
 @kernel
 def reschedule(queue: EventQueue, slot: int, time: float, event: int) -> None:
-    """Add the event of a slot, in place of the one that is there; never, at time infinity."""
+    """Set the time and event of a slot; time infinity means never."""
     queue.pushed[0] += 1
     number, k = queue.pushed[0], queue.at[slot]
     if k == ABSENT:

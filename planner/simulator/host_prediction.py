@@ -15,19 +15,19 @@ from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.workload import Workload
 
 PROCESS_BYTES = 350e6
-"""A Python process with torch loaded, before any tensor."""
+"""Memory of a Python process with torch imported, before any tensor."""
 
 
-def as_executed(plan: TrainingPlan) -> Workload:
-    """The workload, where the executor can build it."""
+def executable_workload(plan: TrainingPlan) -> Workload:
+    """The plan's workload; raises `PlanError` if the executor cannot build it."""
     w = plan.workload
     if w.architecture is None or w.architecture.unexecuted:
         raise PlanError(w.unexecuted)
     return w
 
 
-def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
-    """Memory of all ranks together: processes, weights, gradients, moments, activations."""
+def required_bytes(plan: TrainingPlan, workload: Workload) -> float:
+    """Memory of all ranks in total: processes, weights, gradients, moments, activations."""
     total = len(plan.cluster) * PROCESS_BYTES
     held = [s.most_live() for s in plan.schedules]
     stage_of = plan.stage_of
@@ -43,8 +43,8 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
 
 
 def require_memory(plan: TrainingPlan, workload: Workload) -> None:
-    """Refuse a plan that this machine cannot hold, with the numbers."""
-    need, have = need_bytes(plan, workload), available_bytes()
+    """Raise `PlanError` if the plan's ranks do not fit into this machine's memory."""
+    need, have = required_bytes(plan, workload), available_bytes()
     if need > USABLE * have:
         raise PlanError(
             f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this "
@@ -59,7 +59,7 @@ def predict_on_host(
 ) -> list[float]:
     """Step time of every iteration of the cycle on this machine.
 
-    Measured compute times, its cores or GPUs shared, its own links.
+    Uses measured compute times, shared cores or GPUs, and the machine's own links.
     """
     n = len(plan.cluster)
     off = np.ones((n, n))
@@ -76,7 +76,7 @@ def predict_on_host(
         plan.recompute,
         plan.head_stage,
     )
-    # neither limits of the plan's devices nor their sites' lines are here
+    # the limits of the plan's devices and sites do not apply on this machine
     here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
     local = plan.replace(compute_times=times)
     return cycle_steps_s(local, here, workload, cores=calibration.at_once)

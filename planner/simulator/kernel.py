@@ -1,12 +1,12 @@
-"""The simulator's compiled event loop: devices, links that queue and share, averaging rounds.
+"""Compiled event loop of the simulator: devices, queueing shared links, averaging rounds.
 
-Messages wait in one queue a pair; the first of each queue is on its way, at a rate that is max-min
-fair among the active pairs of the resources it shares. A pair's rate is changed by others only
-through a resource whose pairs together could ask for more than it has, so that only pairs connected
-through such resources are looked at when one comes or goes.
+Each ordered pair of devices has a FIFO message queue; its first message is in transit at the pair's
+max-min fair rate over the resources that it shares. Pairs influence each other's rates only through
+bottlenecks (resources whose active pairs together could use more than the capacity), so only the
+pairs connected through bottlenecks are recomputed when a pair becomes active or inactive.
 
-Events at the same moment are taken in the order in which they came up; devices choose after all of
-them.
+Events at the same time are handled in the order in which they were pushed; devices choose their
+next operation after all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.event_queue import pop, push, reschedule
 from planner.simulator.pairs import Pairs
 from planner.simulator.program import OperationTable
-from planner.simulator.resources import MOST_SHARED, NONE
+from planner.simulator.resources import MAX_SHARED, NONE
 from planner.simulator.state import (
     AVERAGING,
     IDLE,
@@ -44,363 +44,394 @@ from planner.simulator.state import (
     NORM_RECEIVED,
     UPDATED,
 ) = range(8)
-"""Events: an operation is done; a message joins its queue, has left it, is there; a group's round
-has sent its last byte, and is over; a device knows the norm; an optimizer step is done; the first
-of the operations that share processors is done."""
+"""Event kinds: an operation ends; a message joins its queue, leaves it, arrives; a round sends its
+last byte, and ends; a device receives the gradient norm; an optimizer step ends. The event
+`PROCESSOR` is the end of the first of the operations that share processors."""
 KINDS = 16
-"""An event is ``KINDS * subject + kind``. Slots of the event queue are for `MESSAGE_SENT` of every
-pair, then for `ROUND_SENT` of every group, then for `PROCESSOR`."""
+"""An event is encoded as ``KINDS * subject + kind``. Slots of the event queue: `MESSAGE_SENT` of
+every pair, then `ROUND_SENT` of every group, then `PROCESSOR`."""
 
 ROUNDING = 1e-9
-"""Relative: a resource whose pairs want no more beyond what it has does not bind."""
-SAME = 1e-12
-"""Relative, of levels that differ by rounding alone."""
-BELOW = 1.0 - 1e-6
-"""Of a rate: what is below it beyond doubt."""
-KEPT = 2.0**21 + 1
-"""Leaves 32 binary places of a number."""
+"""Relative: a demand that exceeds a capacity by no more than this is no bottleneck."""
+LEVEL_TOLERANCE = 1e-12
+"""Relative: fill levels this close are equal up to rounding."""
+RATE_MARGIN = 1.0 - 1e-6
+"""A rate below this multiple of another is lower beyond rounding."""
+SPLIT32 = 2.0**21 + 1
+"""Factor of Veltkamp's splitting that keeps the upper 32 bits of a significand."""
 ZERO: Any = np.int64(0)
 ONE: Any = np.int64(1)
 PROCESSOR: Any = np.int64(UPDATED + 1)
-"""No literals, for which numba would compile once more."""
-SETTLED = -1
-"""Value of ``seen_pair[p]`` once the rate of pair p is final in this pass, else its number."""
+"""Typed constants: numba would compile another version for a literal argument."""
+FROZEN = -1
+"""Value of ``seen_pair[p]`` once the rate of pair p is final in this pass; before, the stamp."""
 
 
 @kernel
 def _round32(x: float) -> float:
-    """The nearest number of 32 binary places.
+    """Round to a significand of 32 bits.
 
-    Queues that share amplify what rounding leaves, from 1e-16 to 1e-4 within four steps: rates are
-    computed with all places, and then the same whatever the order of sums.
+    Shared queues amplify rounding errors, from 1e-16 to 1e-4 within four steps. Rates are computed
+    in full precision and then rounded, so that they do not depend on the order of summation.
     """
-    wide = x * KEPT
+    wide = x * SPLIT32
     return wide - (wide - x)
 
 
 @inlined
-def _is_bottleneck(capacity: Any, wanted: Any, r: int) -> bool:
-    """Whether a resource's active pairs together could use more than it has."""
-    return bool(wanted[r] > capacity[r] * (1 + ROUNDING))
+def _is_bottleneck(capacity: Any, demand: Any, r: int) -> bool:
+    """Whether a resource's active pairs together could use more than its capacity."""
+    return bool(demand[r] > capacity[r] * (1 + ROUNDING))
 
 
 @kernel
-def _collect_affected(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]:
-    """Extend ``found`` pairs by all that are connected with them through resources that bind.
+def _collect_affected(
+    pairs: Any, flows: Any, num_affected: int, threshold: float
+) -> tuple[int, int]:
+    """Extend the affected pairs by all that are connected with them through bottlenecks.
 
-    Pairs with a rate below ``least`` keep it.
+    Pairs with a rate below ``threshold`` keep it.
     """
-    # arrays by themselves: taking one from a tuple takes time
-    shared, begin, capacity = pairs.shared, pairs.first, pairs.capacity
-    looked, scarce, active, users = flows.found, flows.full, flows.active, flows.users
-    seen_resource, seen_pair, fair = flows.seen_resource, flows.seen_pair, flows.fair
-    wanted, room, load, level = flows.wanted, flows.room, flows.load, flows.level
-    full = 0
+    # local names: reading a tuple's field in the loop costs time
+    shared, resource_ptr, capacity = pairs.shared, pairs.resource_ptr, pairs.capacity
+    affected, bottlenecks, active, num_active = (
+        flows.affected,
+        flows.bottlenecks,
+        flows.active,
+        flows.num_active,
+    )
+    seen_resource, seen_pair, fair_rate = flows.seen_resource, flows.seen_pair, flows.fair_rate
+    demand, residual, num_rising, fill_level = (
+        flows.demand,
+        flows.residual,
+        flows.num_rising,
+        flows.fill_level,
+    )
+    num_bottlenecks = 0
     stamp = flows.stamp[0]
     k = 0
-    while k < found:
-        p = looked[k]
+    while k < num_affected:
+        p = affected[k]
         k += 1
-        for place in range(MOST_SHARED):
-            r = shared[p, place]
+        for j in range(MAX_SHARED):
+            r = shared[p, j]
             if r == NONE or seen_resource[r] == stamp:
                 continue
             seen_resource[r] = stamp
-            if not _is_bottleneck(capacity, wanted, r):
+            if not _is_bottleneck(capacity, demand, r):
                 continue
-            left, rising = capacity[r], 0
-            for a in range(begin[r], begin[r] + users[r]):
+            residual_rate, rising = capacity[r], 0
+            for a in range(resource_ptr[r], resource_ptr[r] + num_active[r]):
                 q = active[a]
-                if 0.0 < fair[q] < least:
-                    left -= fair[q]
+                if 0.0 < fair_rate[q] < threshold:
+                    residual_rate -= fair_rate[q]
                     continue
                 rising += 1
                 if seen_pair[q] != stamp:
                     seen_pair[q] = stamp
-                    looked[found] = q
-                    found += 1
+                    affected[num_affected] = q
+                    num_affected += 1
             if rising > 0:
-                scarce[full] = r
-                full += 1
-                room[r], load[r], level[r] = left, rising, left / rising
-    return found, full
+                bottlenecks[num_bottlenecks] = r
+                num_bottlenecks += 1
+                residual[r], num_rising[r] = residual_rate, rising
+                fill_level[r] = residual_rate / rising
+    return num_affected, num_bottlenecks
 
 
 @kernel
-def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
-    rate = _round32(fair)
-    flows.fair[p] = fair
+def _set_rate(flows: Any, queue: Any, p: int, fair_rate: float, now: float) -> None:
+    rate = _round32(fair_rate)
+    flows.fair_rate[p] = fair_rate
     if rate == flows.rate[p]:
         return
-    flows.to_go[p] = max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0)
-    flows.since[p] = now
+    flows.remaining_bytes[p] = max(
+        flows.remaining_bytes[p] - flows.rate[p] * (now - flows.updated_s[p]), 0.0
+    )
+    flows.updated_s[p] = now
     flows.rate[p] = rate
-    flows.moved[0] = 1
-    reschedule(queue, p, now + flows.to_go[p] / rate, KINDS * p + MESSAGE_SENT)
+    flows.changed[0] = 1
+    reschedule(queue, p, now + flows.remaining_bytes[p] / rate, KINDS * p + MESSAGE_SENT)
 
 
 @inlined
 def _freeze_rate(
-    shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, fair: float
+    shared: Any,
+    residual: Any,
+    num_rising: Any,
+    fill_level: Any,
+    seen: Any,
+    p: int,
+    fair_rate: float,
 ) -> None:
-    """A pair no longer rises: its resources have that much less for the others."""
-    seen[p] = SETTLED
-    for place in range(MOST_SHARED):
-        r = shared[p, place]
-        if r != NONE and load[r] > 0:
-            room[r] -= fair
-            load[r] -= 1
-            if load[r] > 0:
-                levels[r] = room[r] / load[r]
+    """Fix a pair's rate and subtract it from its resources' residual capacities."""
+    seen[p] = FROZEN
+    for j in range(MAX_SHARED):
+        r = shared[p, j]
+        if r != NONE and num_rising[r] > 0:
+            residual[r] -= fair_rate
+            num_rising[r] -= 1
+            if num_rising[r] > 0:
+                fill_level[r] = residual[r] / num_rising[r]
 
 
 @kernel
 def _recompute_rates(
-    pairs: Any, flows: Any, queue: Any, found: int, least: float, now: float
+    pairs: Any, flows: Any, queue: Any, num_affected: int, threshold: float, now: float
 ) -> None:
-    """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
+    """Recompute max-min fair rates of affected and connected pairs by progressive filling.
 
-    ``load`` counts a resource's rising pairs; 0 where it never binds. A pair whose rate is settled
-    is no longer marked as seen. What changes does so from rate ``least`` on: whatever is settled
-    before stays as it is.
+    ``num_rising`` is 0 for resources that are no bottlenecks. A pair whose rate is final has
+    `FROZEN` in place of the stamp. Rates below ``threshold`` are unchanged.
     """
-    found, full = _collect_affected(pairs, flows, found, least)
-    most, shared, users_first = pairs.most, pairs.shared, pairs.first
-    looked, scarce_ones, active, users = flows.found, flows.full, flows.active, flows.users
-    room, load, levels, seen = flows.room, flows.load, flows.level, flows.seen_pair
+    num_affected, num_bottlenecks = _collect_affected(pairs, flows, num_affected, threshold)
+    max_rate, shared, resource_ptr = pairs.max_rate, pairs.shared, pairs.resource_ptr
+    affected, bottlenecks, active, num_active = (
+        flows.affected,
+        flows.bottlenecks,
+        flows.active,
+        flows.num_active,
+    )
+    residual, num_rising, fill_level, seen = (
+        flows.residual,
+        flows.num_rising,
+        flows.fill_level,
+        flows.seen_pair,
+    )
     stamp = flows.stamp[0]
-    lowest = np.inf
-    for k in range(found):
-        lowest = min(lowest, most[looked[k]])
+    lowest_max_rate = np.inf
+    for k in range(num_affected):
+        lowest_max_rate = min(lowest_max_rate, max_rate[affected[k]])
     level = 0.0
-    while lowest < np.inf:
-        scarce, left = np.inf, 0
-        for k in range(full):
-            r = scarce_ones[k]
-            if load[r] > 0:
-                scarce_ones[left] = r
-                left += 1
-                scarce = min(scarce, levels[r])
-        full = left
-        level = max(level, min(lowest, scarce))
-        upto = level * (1 + SAME)
-        if scarce <= upto:
-            for k in range(full):
-                r = scarce_ones[k]
-                if room[r] > upto * load[r]:
+    while lowest_max_rate < np.inf:
+        lowest_fill_level, kept = np.inf, 0
+        for k in range(num_bottlenecks):
+            r = bottlenecks[k]
+            if num_rising[r] > 0:
+                bottlenecks[kept] = r
+                kept += 1
+                lowest_fill_level = min(lowest_fill_level, fill_level[r])
+        num_bottlenecks = kept
+        level = max(level, min(lowest_max_rate, lowest_fill_level))
+        level_limit = level * (1 + LEVEL_TOLERANCE)
+        if lowest_fill_level <= level_limit:
+            for k in range(num_bottlenecks):
+                r = bottlenecks[k]
+                if residual[r] > level_limit * num_rising[r]:
                     continue
-                for a in range(users_first[r], users_first[r] + users[r]):
+                for a in range(resource_ptr[r], resource_ptr[r] + num_active[r]):
                     p = active[a]
                     if seen[p] == stamp:
-                        fair = min(level, most[p])
-                        _set_rate(flows, queue, p, fair, now)
-                        _freeze_rate(shared, room, load, levels, seen, p, fair)
-        if lowest <= upto or full == 0:
-            # by their own bandwidth; the next lowest of those that rise on
-            lowest, left = np.inf, 0
-            for k in range(found):
-                p = looked[k]
+                        fair_rate = min(level, max_rate[p])
+                        _set_rate(flows, queue, p, fair_rate, now)
+                        _freeze_rate(shared, residual, num_rising, fill_level, seen, p, fair_rate)
+        if lowest_max_rate <= level_limit or num_bottlenecks == 0:
+            # freeze pairs at their own maximum, and find the next lowest maximum
+            lowest_max_rate, kept = np.inf, 0
+            for k in range(num_affected):
+                p = affected[k]
                 if seen[p] != stamp:
                     continue
-                if most[p] <= upto:
-                    _set_rate(flows, queue, p, most[p], now)
-                    _freeze_rate(shared, room, load, levels, seen, p, most[p])
+                if max_rate[p] <= level_limit:
+                    _set_rate(flows, queue, p, max_rate[p], now)
+                    _freeze_rate(shared, residual, num_rising, fill_level, seen, p, max_rate[p])
                     continue
-                looked[left] = p
-                left += 1
-                lowest = min(lowest, most[p])
-            found = left
+                affected[kept] = p
+                kept += 1
+                lowest_max_rate = min(lowest_max_rate, max_rate[p])
+            num_affected = kept
 
 
 @kernel
 def _saturation_level(pairs: Any, flows: Any, r: int) -> float:
-    """The level at which a resource is full if pairs below it keep their rates and others rise.
+    """The level at which a resource is full if pairs with lower rates keep them and others rise.
 
-    A pair that begins, with rate 0, rises.
+    A newly active pair has rate 0 and counts as rising.
     """
-    first, level, rising = pairs.first[r], 0.0, -1
+    first, level, last_num_above = pairs.resource_ptr[r], 0.0, -1
     while True:
-        left, above = pairs.capacity[r], 0
-        for a in range(first, first + flows.users[r]):
-            fair = flows.fair[flows.active[a]]
-            if 0.0 < fair < level:
-                left -= fair
+        residual, num_above = pairs.capacity[r], 0
+        for a in range(first, first + flows.num_active[r]):
+            fair_rate = flows.fair_rate[flows.active[a]]
+            if 0.0 < fair_rate < level:
+                residual -= fair_rate
             else:
-                above += 1
-        if above == 0 or above == rising:
+                num_above += 1
+        if num_above == 0 or num_above == last_num_above:
             return level
-        rising, level = above, max(left / above, level)
+        last_num_above, level = num_above, max(residual / num_above, level)
 
 
 @kernel
-def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
-    """A pair becomes active: its queue was empty."""
-    for place in range(MOST_SHARED):
-        r = pairs.shared[p, place]
+def _activate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+    """Activate a pair whose queue was empty, and recompute the rates that this changes."""
+    for j in range(MAX_SHARED):
+        r = pairs.shared[p, j]
         if r != NONE:
-            flows.place[p, place] = flows.users[r]
-            flows.active[pairs.first[r] + flows.users[r]] = p
-            flows.users[r] += 1
-            flows.wanted[r] += _round32(pairs.most[p])
-    flows.rate[p] = flows.fair[p] = 0.0
-    flows.since[p] = now
+            flows.active_index[p, j] = flows.num_active[r]
+            flows.active[pairs.resource_ptr[r] + flows.num_active[r]] = p
+            flows.num_active[r] += 1
+            flows.demand[r] += _round32(pairs.max_rate[p])
+    flows.rate[p] = flows.fair_rate[p] = 0.0
+    flows.updated_s[p] = now
     flows.stamp[0] += 1
     flows.seen_pair[p] = flows.stamp[0]
-    flows.found[0] = p
-    least = pairs.most[p]
-    for place in range(MOST_SHARED):
-        r = pairs.shared[p, place]
-        if r != NONE and _is_bottleneck(pairs.capacity, flows.wanted, r):
-            least = min(least, _saturation_level(pairs, flows, r))
-    _recompute_rates(pairs, flows, queue, ONE, BELOW * least, now)
+    flows.affected[0] = p
+    threshold = pairs.max_rate[p]
+    for j in range(MAX_SHARED):
+        r = pairs.shared[p, j]
+        if r != NONE and _is_bottleneck(pairs.capacity, flows.demand, r):
+            threshold = min(threshold, _saturation_level(pairs, flows, r))
+    _recompute_rates(pairs, flows, queue, ONE, RATE_MARGIN * threshold, now)
 
 
 @kernel
-def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
-    """A pair's queue is empty: those that shared what was scarce get more."""
+def _deactivate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+    """Deactivate a pair whose queue is empty: pairs that shared its bottlenecks get more."""
     flows.stamp[0] += 1
     stamp = flows.stamp[0]
     flows.seen_pair[p] = stamp
-    least = BELOW * flows.fair[p]
-    flows.rate[p] = flows.fair[p] = 0.0
-    found = ZERO
-    for place in range(MOST_SHARED):
-        r = pairs.shared[p, place]
+    threshold = RATE_MARGIN * flows.fair_rate[p]
+    flows.rate[p] = flows.fair_rate[p] = 0.0
+    num_affected = ZERO
+    for j in range(MAX_SHARED):
+        r = pairs.shared[p, j]
         if r == NONE:
             continue
-        first = pairs.first[r]
-        scarce = _is_bottleneck(pairs.capacity, flows.wanted, r)
-        # the last of the list takes its place
-        last = flows.active[first + flows.users[r] - 1]
-        flows.active[first + flows.place[p, place]] = last
-        for other in range(MOST_SHARED):
+        first = pairs.resource_ptr[r]
+        binds = _is_bottleneck(pairs.capacity, flows.demand, r)
+        # swap removal
+        last = flows.active[first + flows.num_active[r] - 1]
+        flows.active[first + flows.active_index[p, j]] = last
+        for other in range(MAX_SHARED):
             if pairs.shared[last, other] == r:
-                flows.place[last, other] = flows.place[p, place]
-        flows.users[r] -= 1
-        flows.wanted[r] -= _round32(pairs.most[p])
-        if not scarce:
+                flows.active_index[last, other] = flows.active_index[p, j]
+        flows.num_active[r] -= 1
+        flows.demand[r] -= _round32(pairs.max_rate[p])
+        if not binds:
             continue
-        for a in range(first, first + flows.users[r]):
+        for a in range(first, first + flows.num_active[r]):
             q = flows.active[a]
-            if flows.seen_pair[q] != stamp and flows.fair[q] >= least:
+            if flows.seen_pair[q] != stamp and flows.fair_rate[q] >= threshold:
                 flows.seen_pair[q] = stamp
-                flows.found[found] = q
-                found += 1
-    _recompute_rates(pairs, flows, queue, found, least, now)
+                flows.affected[num_affected] = q
+                num_affected += 1
+    _recompute_rates(pairs, flows, queue, num_affected, threshold, now)
 
 
 @kernel
-def _unsent(flows: Any, p: int, now: float) -> float:
-    """Bytes of a pair's queue that have not left."""
+def _unsent_bytes(flows: Any, p: int, now: float) -> float:
+    """Bytes in a pair's queue that have not been sent."""
     if flows.head[p] == NONE:
         return 0.0
     return float(
-        max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0) + flows.behind[p]
+        max(flows.remaining_bytes[p] - flows.rate[p] * (now - flows.updated_s[p]), 0.0)
+        + flows.queued_bytes[p]
     )
 
 
 @inlined
 def _requested_rate(rounds: Any, alone_s: float, k: int) -> float:
-    """Bytes per second of a round over a resource, if it is the only one."""
-    return float(_round32(rounds.need[k] / alone_s)) if alone_s > 0.0 else 0.0
+    """Bytes per second that a round would send over its k-th resource if it ran alone."""
+    return float(_round32(rounds.resource_bytes[k] / alone_s)) if alone_s > 0.0 else 0.0
 
 
 @kernel
 def _begin_round(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
 ) -> None:
-    """The last member is ready.
+    """Begin a round when its last member is ready.
 
-    All of the round's bytes keep their proportions, and with nothing else to come take the largest
-    (bytes of the round + pipeline bytes still queued) / capacity over all resources.
+    The round sends over all its resources in proportion to their bytes. Without later messages it
+    takes the maximum over its resources of (its bytes + pipeline bytes queued there) / capacity.
     """
     longest = rounds.pair_s[g]
-    for k in range(rounds.pair_first[g], rounds.pair_first[g + 1]):
+    for k in range(rounds.pair_ptr[g], rounds.pair_ptr[g + 1]):
         p = rounds.pair[k]
-        size = rounds.pair_need[k]
+        size = rounds.pair_bytes[k]
         if size > 0:
-            longest = max(longest, (size + _unsent(flows, p, now)) / pairs.bandwidth[p])
-    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+            longest = max(longest, (size + _unsent_bytes(flows, p, now)) / pairs.bandwidth[p])
+    for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
-        size = rounds.need[k]
-        for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
-            size += _unsent(flows, flows.active[a], now)
-        averaging.load[k] = _round32(size)
-        longest = max(longest, averaging.load[k] / pairs.capacity[r])
+        size = rounds.resource_bytes[k]
+        for a in range(pairs.resource_ptr[r], pairs.resource_ptr[r] + flows.num_active[r]):
+            size += _unsent_bytes(flows, flows.active[a], now)
+        averaging.load_bytes[k] = _round32(size)
+        longest = max(longest, averaging.load_bytes[k] / pairs.capacity[r])
     longest = _round32(longest)
-    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+    for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
-        averaging.asked[r] += _requested_rate(rounds, longest, k)
-        averaging.users[r] += 1
-        if averaging.users[r] > 1:
-            flows.moved[0] = 1
-    averaging.begun[g] = now
+        averaging.demand[r] += _requested_rate(rounds, longest, k)
+        averaging.num_rounds[r] += 1
+        if averaging.num_rounds[r] > 1:
+            flows.changed[0] = 1
+    averaging.begin_s[g] = now
     averaging.alone_s[g] = longest
-    averaging.done[g] = 0.0
-    averaging.since[g] = now
+    averaging.progress_s[g] = 0.0
+    averaging.updated_s[g] = now
     averaging.rate[g] = 1.0
-    averaging.place[g] = averaging.groups[0]
-    averaging.running[averaging.groups[0]] = g
-    averaging.groups[0] += 1
-    reschedule(queue, len(pairs.most) + g, now + longest, KINDS * g + ROUND_SENT)
+    averaging.running_index[g] = averaging.num_running[0]
+    averaging.running[averaging.num_running[0]] = g
+    averaging.num_running[0] += 1
+    reschedule(queue, len(pairs.max_rate) + g, now + longest, KINDS * g + ROUND_SENT)
 
 
 @kernel
 def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
-    """The round's last byte has left."""
-    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+    """End the sending of a round: its last byte has been sent."""
+    for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
-        averaging.asked[r] -= _requested_rate(rounds, averaging.alone_s[g], k)
-        averaging.users[r] -= 1
-        if averaging.users[r] > 0:
-            flows.moved[0] = 1
-    averaging.groups[0] -= 1
-    last = averaging.running[averaging.groups[0]]
-    averaging.running[averaging.place[g]] = last
-    averaging.place[last] = averaging.place[g]
+        averaging.demand[r] -= _requested_rate(rounds, averaging.alone_s[g], k)
+        averaging.num_rounds[r] -= 1
+        if averaging.num_rounds[r] > 0:
+            flows.changed[0] = 1
+    averaging.num_running[0] -= 1
+    last = averaging.running[averaging.num_running[0]]
+    averaging.running[averaging.running_index[g]] = last
+    averaging.running_index[last] = averaging.running_index[g]
 
 
 @kernel
 def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
-    """How fast a round goes, as a part of its speed alone.
+    """A round's speed relative to its speed alone.
 
-    Messages that were handed over after its begin keep their rates. The rest is the round's, or all
-    rounds' in proportion to what each would send alone, where they share a site's line.
+    Messages enqueued after the round began keep their rates. Rounds that share a resource divide
+    its residual capacity in proportion to the rates that each would have alone.
     """
     rate = 1.0
-    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+    for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
         taken = 0.0
-        for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
+        for a in range(pairs.resource_ptr[r], pairs.resource_ptr[r] + flows.num_active[r]):
             p = flows.active[a]
-            if flows.handed[flows.head[p]] > averaging.begun[g]:
+            if flows.enqueued_s[flows.head[p]] > averaging.begin_s[g]:
                 taken += flows.rate[p]
-        if taken > 0.0 or averaging.users[r] > 1:
+        if taken > 0.0 or averaging.num_rounds[r] > 1:
             alone_s = averaging.alone_s[g]
             left = max(pairs.capacity[r] - taken, 0.0)
-            others = averaging.asked[r] - _requested_rate(rounds, alone_s, k)
-            rate = min(rate, left * alone_s / (averaging.load[k] + others * alone_s))
+            others = averaging.demand[r] - _requested_rate(rounds, alone_s, k)
+            rate = min(rate, left * alone_s / (averaging.load_bytes[k] + others * alone_s))
     return rate
 
 
 @kernel
-def _renew_rounds(
+def _update_round_rates(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, now: float
 ) -> None:
-    """After a change of the messages under way."""
-    flows.moved[0] = 0
-    for k in range(averaging.groups[0]):
+    """Recompute the running rounds' speeds after the messages in transit have changed."""
+    flows.changed[0] = 0
+    for k in range(averaging.num_running[0]):
         g = averaging.running[k]
         rate = _round_rate(pairs, rounds, flows, averaging, g)
         if rate == averaging.rate[g]:
             continue
-        averaging.done[g] += averaging.rate[g] * (now - averaging.since[g])
-        averaging.since[g] = now
+        averaging.progress_s[g] += averaging.rate[g] * (now - averaging.updated_s[g])
+        averaging.updated_s[g] = now
         averaging.rate[g] = rate
         over = np.inf
         if rate > 0.0:
-            over = now + max(averaging.alone_s[g] - averaging.done[g], 0.0) / rate
-        reschedule(queue, len(pairs.most) + g, over, KINDS * g + ROUND_SENT)
+            over = now + max(averaging.alone_s[g] - averaging.progress_s[g], 0.0) / rate
+        reschedule(queue, len(pairs.max_rate) + g, over, KINDS * g + ROUND_SENT)
 
 
 @kernel
@@ -410,7 +441,7 @@ def _processor_rate(cores: float, processors: Any) -> float:
 
 @kernel
 def _earliest_end(processors: Any) -> int:
-    """Place of the operation that is done first, of equals the one that began first."""
+    """Index of the operation that ends first; of equals, the one that began first."""
     first = 0
     for k in range(1, processors.size[0]):
         if processors.until[k] < processors.until[first] or (
@@ -422,8 +453,8 @@ def _earliest_end(processors: Any) -> int:
 
 
 @kernel
-def _next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
-    """When the next operation ends, as long as none comes or goes."""
+def _schedule_next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
+    """Schedule the end of the next operation that shares processors."""
     if processors.size[0] > 0:
         rest = max(processors.until[_earliest_end(processors)] - processors.state[0], 0.0)
         rate = _processor_rate(cores, processors)
@@ -439,7 +470,7 @@ def _advance(processors: Any, cores: float, now: float) -> None:
 
 @kernel
 def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> None:
-    """One more operation that shares processors."""
+    """Add an operation that shares processors."""
     queue.pushed[0] += 1
     k = processors.size[0]
     processors.size[0] = k + 1
@@ -450,7 +481,7 @@ def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> No
 
 @kernel
 def _end_shared(processors: Any) -> Any:
-    """The event of the operation that is done first, which no longer shares processors."""
+    """Remove the operation that ends first and return its event."""
     first = _earliest_end(processors)
     event = processors.event[first]
     processors.state[0] = processors.until[first]
@@ -463,94 +494,92 @@ def _end_shared(processors: Any) -> Any:
 
 
 @inlined
-def _begin(
-    rules: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
+def _start_work(
+    options: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
 ) -> None:
-    """A device starts to work for so many seconds of a processor of its own."""
-    if rules.cores == 0:
+    """Start work on a device that takes ``seconds`` on a processor of its own."""
+    if options.cores == 0:
         push(queue, now + seconds, KINDS * d + kind)
         return
-    _advance(processors, rules.cores, now)
+    _advance(processors, options.cores, now)
     _begin_shared(processors, queue, KINDS * d + kind, seconds)
-    _next_end(processors, queue, rules.cores, now)
+    _schedule_next_end(processors, queue, options.cores, now)
 
 
 @inlined
-def _mark_dirty(devices: Any, touched: int, d: int) -> int:
-    if devices.mark[d]:
-        return touched
-    devices.mark[d] = True
-    devices.touched[touched] = d
-    return touched + 1
+def _mark_dirty(devices: Any, num_dirty: int, d: int) -> int:
+    if devices.is_dirty[d]:
+        return num_dirty
+    devices.is_dirty[d] = True
+    devices.dirty[num_dirty] = d
+    return num_dirty + 1
 
 
 @inlined
-def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
-    """What an operation waited for is there; ``message`` numbers it over all steps."""
-    devices.there[message] = True
-    if len(rules.room) == 0:
+def _make_ready(operations: Any, options: Any, devices: Any, message: int) -> None:
+    """An operation's input has arrived; ``message`` is step * operations + operation."""
+    devices.inputs_ready[message] = True
+    if len(options.max_live) == 0:
         return
-    o = message % len(work.device)
-    d, kind = work.device[o], work.kind[o]
-    devices.behind[message] = NONE
-    if devices.waiting[d, kind] == NONE:
-        devices.waiting[d, kind] = message
+    o = message % len(operations.device)
+    d, kind = operations.device[o], operations.kind[o]
+    devices.ready_next[message] = NONE
+    if devices.ready_head[d, kind] == NONE:
+        devices.ready_head[d, kind] = message
     else:
-        devices.behind[devices.last[d, kind]] = message
-    devices.last[d, kind] = message
+        devices.ready_next[devices.ready_tail[d, kind]] = message
+    devices.ready_tail[d, kind] = message
 
 
 @inlined
-def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int:
-    """With free choice: B before H before F, first come first served; -1: nothing can begin."""
+def _next_chosen(operations: Any, options: Any, devices: Any, times: Any, d: int) -> int:
+    """Dynamic dispatch: B before H before F, first come first served; -1: none is ready."""
     for kind in range(3):
-        o = devices.waiting[d, kind]
-        if o == NONE or (kind == 2 and devices.live[d] >= rules.room[d]):
+        o = devices.ready_head[d, kind]
+        if o == NONE or (kind == 2 and devices.live[d] >= options.max_live[d]):
             continue
-        devices.waiting[d, kind] = devices.behind[o]
-        times.chosen[work.first[d] + times.done[d]] = o
-        times.done[d] += 1
+        devices.ready_head[d, kind] = devices.ready_next[o]
+        times.chosen[operations.order_ptr[d] + times.num_done[d]] = o
+        times.num_done[d] += 1
         return int(o)
     return NONE
 
 
 @inlined
-def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
-    """The next operation in the planned order, -1 while what it needs is not there."""
-    total = len(work.device)
+def _next_planned(operations: Any, options: Any, devices: Any, d: int) -> int:
+    """The next operation in the planned order; -1 while its input has not arrived."""
+    total = len(operations.device)
     t = devices.step[d]
-    row = rules.steps[t] * len(work.update_s) + d
-    o = work.order[work.first[row] + devices.place[d]]
-    if devices.there[t * total + o]:
+    row = options.steps[t] * len(operations.update_s) + d
+    o = operations.order[operations.order_ptr[row] + devices.position[d]]
+    if devices.inputs_ready[t * total + o]:
         return int(o)
     return NONE
 
 
 @inlined
-def _has_more(work: Any, rules: Any, devices: Any, d: int) -> bool:
-    row = rules.steps[devices.step[d]] * len(work.update_s) + d
-    return bool(devices.place[d] < work.first[row + 1] - work.first[row])
+def _has_more(operations: Any, options: Any, devices: Any, d: int) -> bool:
+    row = options.steps[devices.step[d]] * len(operations.update_s) + d
+    return bool(devices.position[d] < operations.order_ptr[row + 1] - operations.order_ptr[row])
 
 
 @inlined
-def _finish_step(
-    work: Any, rules: Any, rounds: Any, devices: Any, times: Any, d: int, now: float
-) -> None:
+def _finish_step(options: Any, devices: Any, times: Any, d: int, now: float) -> None:
     t = devices.step[d]
     times.step_end[t] = max(times.step_end[t], now)
-    if t < rules.recorded:
+    if t < options.recorded:
         times.update_end[t, d] = now
     devices.step[d] += 1
-    devices.place[d] = 0
+    devices.position[d] = 0
     devices.round[d] = 0
-    devices.doing[d] = IDLE
+    devices.current[d] = IDLE
 
 
 @kernel
-def _join(
+def _join_round(
     pairs: Any,
     rounds: Any,
-    rules: Any,
+    options: Any,
     devices: Any,
     flows: Any,
     averaging: Any,
@@ -560,13 +589,13 @@ def _join(
     t: int,
     now: float,
 ) -> None:
-    """A device is ready for a round of step t, which begins with the last one."""
-    devices.present[g] += 1
-    if devices.present[g] < rounds.size[g]:
+    """A device is ready for a round of step t; the round begins with the last member."""
+    devices.num_ready[g] += 1
+    if devices.num_ready[g] < rounds.size[g]:
         return
-    devices.present[g] = 0
+    devices.num_ready[g] = 0
     averaging.step[g] = t
-    if t < rules.recorded:
+    if t < options.recorded:
         times.round_begin[t, g] = now
         times.round_end[t, g] = now
     if rounds.size[g] > 1:
@@ -578,7 +607,7 @@ def _join(
 @kernel
 def _join_norm(
     rounds: Any,
-    rules: Any,
+    options: Any,
     devices: Any,
     averaging: Any,
     queue: Any,
@@ -587,25 +616,29 @@ def _join_norm(
     t: int,
     now: float,
 ) -> None:
-    """A device waits for the norm, and may be the last to tell its part of it."""
+    """A device waits for the gradient norm; it may be the last to send its stage's part."""
     g = rounds.norm
-    if t < rules.recorded:
+    if t < options.recorded:
         times.round_begin[t, g] = times.round_end[t, g] = now
-    if averaging.told[t] == rounds.tellers:
-        push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORM_RECEIVED)
-    elif rounds.tells_s[d] >= 0.0:
-        averaging.told[t] += 1
-        averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
-        if averaging.told[t] < rounds.tellers:
+    if averaging.norm_received[t] == rounds.num_norm_senders:
+        push(
+            queue,
+            max(now, averaging.norm_sum_s[t] + rounds.norm_receive_s[d]),
+            KINDS * d + NORM_RECEIVED,
+        )
+    elif rounds.norm_send_s[d] >= 0.0:
+        averaging.norm_received[t] += 1
+        averaging.norm_sum_s[t] = max(averaging.norm_sum_s[t], now + rounds.norm_send_s[d])
+        if averaging.norm_received[t] < rounds.num_norm_senders:
             return
-        # all who wait will be told
-        for other in range(len(rounds.tells_s)):
-            k = rounds.of_first[other] + devices.round[other]
-            waits = devices.doing[other] == AVERAGING and devices.step[other] == t
-            if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
+        # the sum is complete: send it to all waiting devices
+        for other in range(len(rounds.norm_send_s)):
+            k = rounds.device_ptr[other] + devices.round[other]
+            waits = devices.current[other] == AVERAGING and devices.step[other] == t
+            if waits and k < rounds.device_ptr[other + 1] and rounds.device_groups[k] == g:
                 push(
                     queue,
-                    averaging.added_s[t] + rounds.told_s[other],
+                    averaging.norm_sum_s[t] + rounds.norm_receive_s[other],
                     KINDS * other + NORM_RECEIVED,
                 )
 
@@ -613,9 +646,9 @@ def _join_norm(
 @kernel
 def _advance_delayed_averaging(
     pairs: Any,
-    work: Any,
+    operations: Any,
     rounds: Any,
-    rules: Any,
+    options: Any,
     devices: Any,
     flows: Any,
     averaging: Any,
@@ -624,31 +657,31 @@ def _advance_delayed_averaging(
     d: int,
     now: float,
 ) -> None:
-    """What is averaged beside operations goes on; a step that waited for its end ends.
+    """Advance averaging that overlaps with operations, and end a step that waited for it.
 
-    With the end of a step begins its own averaging.
+    The end of a step begins the step's own averaging.
     """
-    over = rounds.of_first[d] + devices.round[d] == rounds.of_first[d + 1]
-    if over and not devices.joined[d]:
-        devices.beside[d] = NONE
-    if devices.doing[d] == AVERAGING and devices.beside[d] == NONE:
+    over = rounds.device_ptr[d] + devices.round[d] == rounds.device_ptr[d + 1]
+    if over and not devices.in_round[d]:
+        devices.delayed_step[d] = NONE
+    if devices.current[d] == AVERAGING and devices.delayed_step[d] == NONE:
         t = devices.step[d]
-        _finish_step(work, rules, rounds, devices, times, d, now)
-        if rules.averages[t] and rounds.of_first[d] < rounds.of_first[d + 1]:
-            devices.beside[d] = t
-    if devices.beside[d] != NONE and not devices.joined[d]:
-        devices.joined[d] = True
-        g = rounds.of[rounds.of_first[d] + devices.round[d]]
-        step = devices.beside[d]
-        _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, step, now)
+        _finish_step(options, devices, times, d, now)
+        if options.averages[t] and rounds.device_ptr[d] < rounds.device_ptr[d + 1]:
+            devices.delayed_step[d] = t
+    if devices.delayed_step[d] != NONE and not devices.in_round[d]:
+        devices.in_round[d] = True
+        g = rounds.device_groups[rounds.device_ptr[d] + devices.round[d]]
+        step = devices.delayed_step[d]
+        _join_round(pairs, rounds, options, devices, flows, averaging, queue, times, g, step, now)
 
 
 @inlined
 def _advance_device(
     pairs: Any,
-    work: Any,
+    operations: Any,
     rounds: Any,
-    rules: Any,
+    options: Any,
     devices: Any,
     flows: Any,
     averaging: Any,
@@ -658,137 +691,146 @@ def _advance_device(
     d: int,
     now: float,
 ) -> None:
-    """Let an idle device do what comes next, until it works or waits."""
-    if rules.delayed:
+    """Advance an idle device until it works or waits."""
+    if options.delayed:
         _advance_delayed_averaging(
-            pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now
+            pairs, operations, rounds, options, devices, flows, averaging, queue, times, d, now
         )
-    while devices.doing[d] == IDLE and devices.step[d] < len(rules.steps):
+    while devices.current[d] == IDLE and devices.step[d] < len(options.steps):
         t = devices.step[d]
-        if _has_more(work, rules, devices, d):
-            if len(rules.room) > 0:
-                o = _next_chosen(work, rules, devices, times, d)
+        if _has_more(operations, options, devices, d):
+            if len(options.max_live) > 0:
+                o = _next_chosen(operations, options, devices, times, d)
             else:
-                o = _next_planned(work, rules, devices, d)
+                o = _next_planned(operations, options, devices, d)
             if o == NONE:
                 return
-            devices.place[d] += 1
-            devices.live[d] += 1 if work.kind[o] == 2 else 0
-            devices.doing[d] = o
-            if t < rules.recorded:
+            devices.position[d] += 1
+            devices.live[d] += 1 if operations.kind[o] == 2 else 0
+            devices.current[d] = o
+            if t < options.recorded:
                 times.begin[t, o] = now
-            _begin(rules, processors, queue, d, work.seconds[o], COMPUTED, now)
+            _start_work(options, processors, queue, d, operations.seconds[o], COMPUTED, now)
             return
-        if devices.round[d] == 0 and t < rules.recorded:
+        if devices.round[d] == 0 and t < options.recorded:
             times.ready[t, d] = now
-        first = rounds.of_first[d] + devices.round[d]
-        if rules.averages[t] and not rules.delayed and first < rounds.of_first[d + 1]:
-            devices.doing[d] = AVERAGING
-            g = rounds.of[first]
+        first = rounds.device_ptr[d] + devices.round[d]
+        if options.averages[t] and not options.delayed and first < rounds.device_ptr[d + 1]:
+            devices.current[d] = AVERAGING
+            g = rounds.device_groups[first]
             if g == rounds.norm:
-                _join_norm(rounds, rules, devices, averaging, queue, times, d, t, now)
+                _join_norm(rounds, options, devices, averaging, queue, times, d, t, now)
             else:
-                _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, t, now)
+                _join_round(
+                    pairs, rounds, options, devices, flows, averaging, queue, times, g, t, now
+                )
             return
-        if t < rules.recorded:
+        if t < options.recorded:
             times.update_begin[t, d] = now
-        if work.update_s[d] > 0:
-            devices.doing[d] = UPDATE
-            _begin(rules, processors, queue, d, work.update_s[d], UPDATED, now)
+        if operations.update_s[d] > 0:
+            devices.current[d] = UPDATE
+            _start_work(options, processors, queue, d, operations.update_s[d], UPDATED, now)
             return
-        if rules.delayed:
-            devices.doing[d] = AVERAGING
+        if options.delayed:
+            devices.current[d] = AVERAGING
             _advance_delayed_averaging(
-                pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now
+                pairs, operations, rounds, options, devices, flows, averaging, queue, times, d, now
             )
         else:
-            _finish_step(work, rules, rounds, devices, times, d, now)
+            _finish_step(options, devices, times, d, now)
 
 
 @inlined
 def _enqueue_message(
     pairs: Any,
-    work: Any,
-    rules: Any,
+    operations: Any,
+    options: Any,
     flows: Any,
     queue: Any,
     times: Any,
     message: int,
     now: float,
 ) -> None:
-    """A message joins its pair's queue; ``message`` numbers the operation that gave it."""
-    total = len(work.device)
+    """Append a message to its pair's queue; ``message`` is step * operations + sender."""
+    total = len(operations.device)
     t, o = message // total, message % total
-    p, size = work.pair[o], work.size[o]
-    if t < rules.recorded:
-        times.handed[t, o] = now
-    if not rules.queues:
-        if t < rules.recorded:
-            times.leaves[t, o] = now
-            times.left[t, o] = now + size / pairs.most[p]
-        arrives = now + pairs.latency_s[p] + size / pairs.most[p]
+    p, size = operations.pair[o], operations.message_bytes[o]
+    if t < options.recorded:
+        times.enqueued[t, o] = now
+    if not options.queues:
+        if t < options.recorded:
+            times.send_begin[t, o] = now
+            times.send_end[t, o] = now + size / pairs.max_rate[p]
+        arrives = now + pairs.latency_s[p] + size / pairs.max_rate[p]
         push(queue, arrives, KINDS * message + MESSAGE_ARRIVED)
         return
-    flows.follow[message] = NONE
-    flows.handed[message] = now
+    flows.next_message[message] = NONE
+    flows.enqueued_s[message] = now
     if flows.head[p] == NONE:
         flows.head[p] = message
         flows.tail[p] = message
-        flows.to_go[p] = size
-        flows.behind[p] = 0.0
-        if t < rules.recorded:
-            times.leaves[t, o] = now
-        _start(pairs, flows, queue, p, now)
+        flows.remaining_bytes[p] = size
+        flows.queued_bytes[p] = 0.0
+        if t < options.recorded:
+            times.send_begin[t, o] = now
+        _activate_pair(pairs, flows, queue, p, now)
     else:
-        flows.follow[flows.tail[p]] = message
+        flows.next_message[flows.tail[p]] = message
         flows.tail[p] = message
-        flows.behind[p] += size
+        flows.queued_bytes[p] += size
 
 
 @inlined
 def _dequeue_message(
-    pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
+    pairs: Any,
+    operations: Any,
+    options: Any,
+    flows: Any,
+    queue: Any,
+    times: Any,
+    p: int,
+    now: float,
 ) -> None:
-    """The first message of a queue has left; the next one is on its way."""
-    total = len(work.device)
+    """Remove the sent first message of a queue and start to send the next one."""
+    total = len(operations.device)
     message = flows.head[p]
     t, o = message // total, message % total
-    if t < rules.recorded:
-        times.left[t, o] = now
+    if t < options.recorded:
+        times.send_end[t, o] = now
     push(queue, now + pairs.latency_s[p], KINDS * message + MESSAGE_ARRIVED)
-    after = flows.follow[message]
-    flows.head[p] = after
-    flows.moved[0] = 1
-    if after == NONE:
-        _stop(pairs, flows, queue, p, now)
+    successor = flows.next_message[message]
+    flows.head[p] = successor
+    flows.changed[0] = 1
+    if successor == NONE:
+        _deactivate_pair(pairs, flows, queue, p, now)
         return
-    t, o = after // total, after % total
-    flows.to_go[p] = work.size[o]
-    flows.behind[p] = max(flows.behind[p] - work.size[o], 0.0)
-    flows.since[p] = now
-    if t < rules.recorded:
-        times.leaves[t, o] = now
-    reschedule(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + MESSAGE_SENT)
+    t, o = successor // total, successor % total
+    flows.remaining_bytes[p] = operations.message_bytes[o]
+    flows.queued_bytes[p] = max(flows.queued_bytes[p] - operations.message_bytes[o], 0.0)
+    flows.updated_s[p] = now
+    if t < options.recorded:
+        times.send_begin[t, o] = now
+    reschedule(queue, p, now + flows.remaining_bytes[p] / flows.rate[p], KINDS * p + MESSAGE_SENT)
 
 
 @inlined
-def _computed(
-    work: Any, rules: Any, devices: Any, queue: Any, times: Any, d: int, now: float
+def _finish_operation(
+    operations: Any, options: Any, devices: Any, queue: Any, times: Any, d: int, now: float
 ) -> int:
-    """An operation is done; returns the message that it hands over at once, if any."""
-    o, t = devices.doing[d], devices.step[d]
-    devices.doing[d] = IDLE
-    devices.live[d] -= 1 if work.kind[o] == 0 else 0
-    if t < rules.recorded:
+    """End an operation; returns the message to enqueue now, `NONE` if there is none."""
+    o, t = devices.current[d], devices.step[d]
+    devices.current[d] = IDLE
+    devices.live[d] -= 1 if operations.kind[o] == 0 else 0
+    if t < options.recorded:
         times.end[t, o] = now
-    if work.after[o] == NONE:
+    if operations.successor[o] == NONE:
         return NONE
-    message = t * len(work.device) + o
-    if work.pair[o] == NONE:
-        _make_ready(work, rules, devices, message - o + work.after[o])
+    message = t * len(operations.device) + o
+    if operations.pair[o] == NONE:
+        _make_ready(operations, options, devices, message - o + operations.successor[o])
         return NONE
-    if rules.message_s > 0:
-        push(queue, now + rules.message_s, KINDS * message + MESSAGE_QUEUED)
+    if options.message_s > 0:
+        push(queue, now + options.message_s, KINDS * message + MESSAGE_QUEUED)
         return NONE
     return int(message)
 
@@ -796,9 +838,9 @@ def _computed(
 @entry
 def run(
     pairs: Pairs,
-    work: OperationTable,
+    operations: OperationTable,
     rounds: AveragingRounds,
-    rules: RunOptions,
+    options: RunOptions,
     devices: DeviceState,
     flows: FlowState,
     averaging: AveragingState,
@@ -806,30 +848,30 @@ def run(
     processors: ProcessorState,
     queue: EventQueue,
 ) -> None:
-    """Let the simulator run until nothing more can happen; ``times`` is filled in place."""
-    total, n = len(work.device), len(work.update_s)
-    for t in range(len(rules.steps)):
-        for row in range(rules.steps[t] * n, (rules.steps[t] + 1) * n):
-            for k in range(work.first[row], work.first[row + 1]):
-                if len(rules.room) == 0 and work.begins[work.order[k]]:
-                    devices.there[t * total + work.order[k]] = True
-    if len(rules.room) > 0:
+    """Run the simulation until no event is left; fills ``times`` in place."""
+    total, n = len(operations.device), len(operations.update_s)
+    for t in range(len(options.steps)):
+        for row in range(options.steps[t] * n, (options.steps[t] + 1) * n):
+            for k in range(operations.order_ptr[row], operations.order_ptr[row + 1]):
+                if len(options.max_live) == 0 and operations.is_first[operations.order[k]]:
+                    devices.inputs_ready[t * total + operations.order[k]] = True
+    if len(options.max_live) > 0:
         for o in range(total):
-            if work.begins[o]:
-                _make_ready(work, rules, devices, o)
-    # called at one place each, what is put in line is compiled once
-    now, touched = 0.0, 0
+            if operations.is_first[o]:
+                _make_ready(operations, options, devices, o)
+    # inlined kernels have one call site each, so that they are compiled once
+    now, num_dirty = 0.0, 0
     for d in range(n):
-        touched = _mark_dirty(devices, touched, d)
+        num_dirty = _mark_dirty(devices, num_dirty, d)
     while True:
-        for k in range(touched):
-            d = devices.touched[k]
-            devices.mark[d] = False
+        for k in range(num_dirty):
+            d = devices.dirty[k]
+            devices.is_dirty[d] = False
             _advance_device(
                 pairs,
-                work,
+                operations,
                 rounds,
-                rules,
+                options,
                 devices,
                 flows,
                 averaging,
@@ -839,69 +881,77 @@ def run(
                 d,
                 now,
             )
-        if flows.moved[0] > 0:
-            # rounds that have begun
-            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
+        if flows.changed[0] > 0:
+            # rounds may have begun
+            _update_round_rates(pairs, rounds, flows, averaging, queue, now)
         if queue.size[0] == 0 or queue.time[0] == np.inf:
             break
-        now, touched = queue.time[0], 0
+        now, num_dirty = queue.time[0], 0
         while queue.size[0] > 0 and queue.time[0] == now:
             event = pop(queue)
             if event == PROCESSOR:
-                _advance(processors, rules.cores, now)
+                _advance(processors, options.cores, now)
                 event = _end_shared(processors)
-                _next_end(processors, queue, rules.cores, now)
+                _schedule_next_end(processors, queue, options.cores, now)
             kind, subject = event % KINDS, event // KINDS
             if kind == COMPUTED:
-                # what stays on the device is there now
-                touched = _mark_dirty(devices, touched, subject)
-                subject = _computed(work, rules, devices, queue, times, subject, now)
+                # a result that stays on the device is available now
+                num_dirty = _mark_dirty(devices, num_dirty, subject)
+                subject = _finish_operation(
+                    operations, options, devices, queue, times, subject, now
+                )
                 if subject == NONE:
                     continue
                 kind = MESSAGE_QUEUED
             if kind == MESSAGE_QUEUED:
-                _enqueue_message(pairs, work, rules, flows, queue, times, subject, now)
+                _enqueue_message(pairs, operations, options, flows, queue, times, subject, now)
             elif kind == MESSAGE_SENT:
-                _dequeue_message(pairs, work, rules, flows, queue, times, subject, now)
+                _dequeue_message(pairs, operations, options, flows, queue, times, subject, now)
             elif kind == MESSAGE_ARRIVED:
                 t, o = subject // total, subject % total
-                if t < rules.recorded:
+                if t < options.recorded:
                     times.arrived[t, o] = now
-                _make_ready(work, rules, devices, t * total + work.after[o])
-                touched = _mark_dirty(devices, touched, work.device[work.after[o]])
+                _make_ready(operations, options, devices, t * total + operations.successor[o])
+                num_dirty = _mark_dirty(
+                    devices, num_dirty, operations.device[operations.successor[o]]
+                )
             elif kind == ROUND_SENT:
                 _end_round(rounds, flows, averaging, subject)
-                t, over = averaging.step[subject], now + rounds.return_s[subject]
-                if t < rules.recorded:
+                t, over = averaging.step[subject], now + rounds.round_trip_s[subject]
+                if t < options.recorded:
                     times.round_end[t, subject] = over
                 push(queue, over, KINDS * subject + ROUND_DONE)
             elif kind == ROUND_DONE:
                 for d in range(n):
-                    first = rounds.of_first[d] + devices.round[d]
-                    waits = devices.joined[d] or (
-                        devices.doing[d] == AVERAGING and not rules.delayed
+                    first = rounds.device_ptr[d] + devices.round[d]
+                    waits = devices.in_round[d] or (
+                        devices.current[d] == AVERAGING and not options.delayed
                     )
-                    if waits and first < rounds.of_first[d + 1] and rounds.of[first] == subject:
-                        if rules.delayed:
-                            devices.joined[d] = False
+                    if (
+                        waits
+                        and first < rounds.device_ptr[d + 1]
+                        and rounds.device_groups[first] == subject
+                    ):
+                        if options.delayed:
+                            devices.in_round[d] = False
                         else:
-                            devices.doing[d] = IDLE
+                            devices.current[d] = IDLE
                         devices.round[d] += 1
-                        touched = _mark_dirty(devices, touched, d)
+                        num_dirty = _mark_dirty(devices, num_dirty, d)
             elif kind == NORM_RECEIVED:
-                devices.doing[subject] = IDLE
+                devices.current[subject] = IDLE
                 devices.round[subject] += 1
-                touched = _mark_dirty(devices, touched, subject)
+                num_dirty = _mark_dirty(devices, num_dirty, subject)
             else:
-                if rules.delayed:
-                    devices.doing[subject] = AVERAGING
+                if options.delayed:
+                    devices.current[subject] = AVERAGING
                 else:
-                    _finish_step(work, rules, rounds, devices, times, subject, now)
-                touched = _mark_dirty(devices, touched, subject)
-        if flows.moved[0] > 0:
-            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
+                    _finish_step(options, devices, times, subject, now)
+                num_dirty = _mark_dirty(devices, num_dirty, subject)
+        if flows.changed[0] > 0:
+            _update_round_rates(pairs, rounds, flows, averaging, queue, now)
     for d in range(n):
-        # not who waits for others to average, but who waits for an operation
-        waits = devices.step[d] < len(rules.steps) and _has_more(work, rules, devices, d)
+        # report a device that waits for an operation, not one that waits for averaging
+        waits = devices.step[d] < len(options.steps) and _has_more(operations, options, devices, d)
         if waits and times.stuck[0] == NONE:
             times.stuck[0] = d

@@ -1,4 +1,4 @@
-"""Load of each link: seconds for which a step's bytes fill it."""
+"""Load of each link: seconds that a step's bytes take at its full capacity."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from planner.simulator.program import Program
 from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 from planner.simulator.timeline import LinkLoad
 
-MOST_PAIRS = 1000
-"""That are told; groups of hundreds of devices make hundreds of thousands."""
+MAX_PAIRS = 1000
+"""Pairs that are reported; groups of hundreds of devices have hundreds of thousands."""
 
 
 def link_loads(
     program: Program, links: LinkResources, schedule: int, averaged: tuple[Ints, Ints, Floats]
 ) -> tuple[LinkLoad, ...]:
-    """Seconds for which a step's bytes fill each pair and each shared up- and downlink.
+    """Seconds that a step's bytes take on each pair and each shared up- and downlink.
 
-    No step that follows others at a steady rate is shorter than its fullest link.
+    In steady state no step is shorter than the load of its fullest link.
 
     Returns
     -------
     tuple[LinkLoad, ...]
-        Of all lines, and of at most `MOST_PAIRS` pairs, that carry something, the fullest first.
+        Of all up- and downlinks and at most `MAX_PAIRS` pairs with traffic, the fullest first.
     """
-    work, pairs, rounds = program.work, program.pairs, program.rounds
+    operations, pairs, rounds = program.operations, program.pairs, program.rounds
     n = len(links)
-    mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]
-    sent = mine[work.pair[mine] != NONE]
-    by_pair = np.bincount(work.pair[sent], work.size[sent], minlength=len(pairs.source))
+    mine = operations.order[
+        operations.order_ptr[schedule * n] : operations.order_ptr[(schedule + 1) * n]
+    ]
+    sent = mine[operations.pair[mine] != NONE]
+    by_pair = np.bincount(
+        operations.pair[sent], operations.message_bytes[sent], minlength=len(pairs.source)
+    )
     by_resource = np.zeros(len(pairs.capacity))
     for place in range(pairs.shared.shape[1]):
         column = pairs.shared[:, place]
         used = column != NONE
         np.add.at(by_resource, column[used], by_pair[used])
     averaging = np.zeros(len(pairs.capacity))
-    np.add.at(averaging, rounds.resource, rounds.need)
+    np.add.at(averaging, rounds.resource, rounds.resource_bytes)
     sources, destinations, sizes = averaged
     key = np.concatenate([pairs.source * n + pairs.destination, sources * n + destinations])
     ends, index = np.unique(key, return_inverse=True)
@@ -47,7 +51,7 @@ def link_loads(
         for where, size in ((index[:count], by_pair), (index[count:], sizes))
     )
     busy_s = messages_s + averages_s
-    fullest = np.argsort(-busy_s, kind="stable")[:MOST_PAIRS]
+    fullest = np.argsort(-busy_s, kind="stable")[:MAX_PAIRS]
     loads = [
         LinkLoad(f"{links.ids[a]} to {links.ids[b]}", piped_s, averaging_s, (a, b))
         for a, b, piped_s, averaging_s in zip(
@@ -55,7 +59,7 @@ def link_loads(
         )
         if piped_s + averaging_s > 0
     ]
-    # lines of devices, up and down, then those of sites
+    # resources: devices' uplinks and downlinks, then those of sites
     devices = [(d,) for d in range(n)] * 2
     sites: list[tuple[int, ...]] = [()] * (len(links.names) - 2 * n)
     loads += [

@@ -7,47 +7,47 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.search.arrays import Ints2
-from planner.simulator.resources import MOST_SHARED, NONE, Floats, Ints, LinkResources
+from planner.simulator.resources import MAX_SHARED, NONE, Floats, Ints, LinkResources
 
 
 class Pairs(NamedTuple):
-    """The ordered pairs that messages of the pipeline use.
+    """The ordered pairs of devices that exchange pipeline messages.
 
     Attributes
     ----------
     source, destination
         ``int[P]``.
     latency_s, bandwidth
-        ``float[P]``; bytes per second of the pair itself.
-    most
-        ``float[P]``: the pair's bandwidth within the capacities that it shares.
+        ``float[P]``; bytes per second of the pair alone.
+    max_rate
+        ``float[P]``: the least of the pair's bandwidth and its shared resources' capacities.
     shared
-        ``int[P, 4]``: numbers of these resources, -1 for none.
+        ``int[P, 4]``: indices of the pair's shared resources, padded with -1.
     capacity
         ``float[R]``.
-    first
-        ``int[R + 1]``: where the resource's pairs begin in a list of all.
+    resource_ptr
+        ``int[R + 1]``: offsets of the resources' pairs in `FlowState.active`.
     """
 
     source: Ints
     destination: Ints
     latency_s: Floats
     bandwidth: Floats
-    most: Floats
+    max_rate: Floats
     shared: Ints2
     capacity: Floats
-    first: Ints
+    resource_ptr: Ints
 
 
 def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
-    """The arrays of some pairs.
+    """Build `Pairs` from devices' indices.
 
     Parameters
     ----------
     source, destination
         ``int[P]``.
     """
-    shared = np.full((len(source), MOST_SHARED), NONE)
+    shared = np.full((len(source), MAX_SHARED), NONE)
     for p, (i, j) in enumerate(zip(source.tolist(), destination.tolist(), strict=True)):
         found = links.shared(i, j)
         shared[p, : len(found)] = found

@@ -1,4 +1,4 @@
-"""Averaging time by DT-FM's eq. 2, after the whole pipeline."""
+"""Averaging after the pipeline part, timed by eq. 2 of DT-FM."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Floats = NDArray[np.float64]
 
 
 def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dict[int, float]:
-    """Seconds of averaging per stage: eq. 2 of DT-FM with both directions kept apart.
+    """Seconds of averaging per stage: eq. 2 of DT-FM with asymmetric links.
 
-    In the first half every contributor sends each member its share, in the second every member
-    sends its sum to all others but aggregators; a device's messages go one after the other.
+    First each contributor sends every member the share that the member reduces; then each member
+    sends its result to all others but aggregators. A device sends one message at a time.
 
     Returns
     -------
     dict[int, float]
-        Seconds by stage; where two of them share a matrix, with that of it.
+        Seconds by stage, including a matrix that two stages share.
 
     References
     ----------
@@ -73,7 +73,7 @@ def closing_ops(plan: TrainingPlan, seconds: dict[int, float], start_s: float) -
     Returns
     -------
     tuple[Op, ...]
-        A and U of every device.
+        Operations A and U of every device.
     """
     ops = []
     longest = max(seconds.values(), default=0.0)

@@ -23,26 +23,27 @@ KINDS = ("B", "H", "F")
 
 
 class OperationTable(NamedTuple):
-    """Operations of all schedules; those of schedule k come after those of k - 1.
+    """Operations of all schedules, concatenated.
 
     Attributes
     ----------
     device, kind, microbatch
-        ``int[O]``; kinds by their place in `KINDS`.
+        ``int[O]``; kinds as indices into `KINDS`.
     seconds
         ``float[O]``.
-    after
-        ``int[O]``: the next operation of the microbatch, -1 at its end.
+    successor
+        ``int[O]``: the microbatch's next operation, -1 for its last.
     pair
-        ``int[O]``: the pair over which the result goes there, -1: the same device does both.
-    size
-        ``float[O]``: bytes of that message.
-    begins
-        ``bool[O]``: first of its microbatch.
+        ``int[O]``: the pair over which the result is sent to the successor; -1: same device.
+    message_bytes
+        ``float[O]``: bytes of the message.
+    is_first
+        ``bool[O]``: whether it is the first of its microbatch.
     order
-        ``int[O]``: operations by schedule and device, in the order in which it does them.
-    first
-        ``int[K * N + 1]``: where the operations of schedule k on device d begin in ``order``.
+        ``int[O]``: operations by schedule and device, in the planned order.
+    order_ptr
+        ``int[K * N + 1]``: ``order_ptr[k * N + d]`` is where schedule k's operations on device d
+        begin in ``order``.
     update_s
         ``float[N]``.
     """
@@ -51,48 +52,48 @@ class OperationTable(NamedTuple):
     kind: Ints
     microbatch: Ints
     seconds: Floats
-    after: Ints
+    successor: Ints
     pair: Ints
-    size: Floats
-    begins: NDArray[np.bool_]
+    message_bytes: Floats
+    is_first: NDArray[np.bool_]
     order: Ints
-    first: Ints
+    order_ptr: Ints
     update_s: Floats
 
 
 class Program(NamedTuple):
-    """All that the simulator needs to know of a plan.
+    """A plan compiled to arrays.
 
     Attributes
     ----------
     pairs, work
         Messages' pairs, and operations.
     rounds
-        Of a step that averages: where it does so on two frequencies, those of every step before the
-        others.
+        Averaging rounds of a step in which all replicas average. With two-frequency averaging,
+        those of every step come before the others.
     within
-        Those of the other steps: of every step on two frequencies, otherwise none.
+        Averaging rounds of the other steps; empty without two-frequency averaging.
     """
 
     pairs: Pairs
-    work: OperationTable
+    operations: OperationTable
     rounds: AveragingRounds
     within: AveragingRounds
 
 
 def compile_plan(plan: TrainingPlan, links: LinkResources, workload: Workload) -> Program:
-    """The arrays of a plan on given links."""
+    """Compile a plan to arrays on given links."""
     sent = message_bytes(plan, workload)
-    pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
+    pairs, operations = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     vectors = (plan.vector_bytes(workload), plan.codec, links, pairs)
     rounds = compile_rounds(plan.averaging, *vectors, plan.awaits_norm, plan.tells_norm)
     return Program(
-        pairs, work, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)
+        pairs, operations, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)
     )
 
 
 def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:
-    """Bytes of the activations that each device's stage gives for a microbatch.
+    """Bytes of a microbatch's activations that each device's stage outputs.
 
     Returns
     -------
@@ -109,7 +110,7 @@ def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:
 def compile_schedules(
     schedules: Sequence[Schedule], times: ComputeTimes, sent: Floats, links: LinkResources
 ) -> tuple[Pairs, OperationTable]:
-    """The arrays of some schedules.
+    """Compile schedules to arrays.
 
     Parameters
     ----------
@@ -118,8 +119,8 @@ def compile_schedules(
 
     Returns
     -------
-    tuple[Pairs, Work]
-        Messages' pairs, and operations.
+    tuple[Pairs, OperationTable]
+        Pairs that carry messages, and operations.
     """
     n = len(links)
     cost = times.operation_s
@@ -142,9 +143,9 @@ def compile_schedules(
     codes, index = np.unique((device * n + target)[travels], return_inverse=True)
     pair = np.full(len(kind), NONE)
     pair[travels] = index
-    # a gradient has the size of the activations it belongs to, which its receiver gave
+    # a gradient has the size of the activations that its receiver sent
     owner = np.where(kind[np.maximum(after, 0)] == KINDS.index("B"), target, device)
-    work = OperationTable(
+    operations = OperationTable(
         device,
         kind,
         np.concatenate([p.microbatch for p in parts]),
@@ -157,11 +158,11 @@ def compile_schedules(
         np.concatenate([[0], np.cumsum(np.concatenate([o.counts for o in orders]))]),
         np.asarray(times.update_s, dtype=np.float64),
     )
-    return pairs_of(codes // n, codes % n, links), work
+    return pairs_of(codes // n, codes % n, links), operations
 
 
 class _Chains(NamedTuple):
-    """Operations of one schedule, microbatch by microbatch in their order of dependence."""
+    """Operations of one schedule by microbatch, in precedence order."""
 
     device: Ints
     kind: Ints
@@ -189,14 +190,14 @@ def _visits(schedule: Schedule, b: int, path: tuple[int, ...]) -> list[int]:
 
 
 class _Orders(NamedTuple):
-    """Operations of one schedule by device, by their numbers in `_Chains`; how many each has."""
+    """Operations of one schedule by device, as indices into `_Chains`, and their counts."""
 
     ops: Ints
     counts: Ints
 
 
 def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
-    """Without a planned order, any that has each device's operations together."""
+    """Group operations by device: in the planned order, or in any order if there is none."""
     if not schedule.order:
         return _Orders(
             np.argsort(chains.device, kind="stable"), np.bincount(chains.device, minlength=n)
@@ -207,7 +208,7 @@ def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
     kind = np.array([code[kind] for kind, _ in rows], dtype=np.int64)
     microbatch = np.array([b for _, b in rows], dtype=np.int64)
     device = np.repeat(np.arange(len(counts)), counts)
-    # a path visits no device twice: this names an operation, of which orders have each once
+    # a path visits no device twice, so (microbatch, kind, device) identifies an operation
     asked = (microbatch * len(KINDS) + kind) * n + device
     known = (chains.microbatch * len(KINDS) + chains.kind) * n + chains.device
     by_name = np.argsort(known)

@@ -1,4 +1,4 @@
-"""What carries messages: pairs of devices, and the up- and downlinks that they share.
+"""Network resources: ordered pairs of devices, and the up- and downlinks that they share.
 
 A resource is a capacity and the ordered pairs that use it. Resource numbers: uploads of the N
 devices, their downloads, then the sites' uploads and downloads. An ordered pair is a resource of
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster, device_limits
 from planner.utils.text import joined
 
-BELOW = 1e-9
-"""Relative: a limit that is lower by more is below a rate."""
-ALONE = re.compile(r"device \d+'*")
-"""Sites that the devices file's reader makes up for devices without one."""
+TOLERANCE = 1e-9
+"""Relative: a limit counts as below a rate if it is lower by more than this."""
+AUTO_SITE = re.compile(r"device \d+'*")
+"""Names of the sites that the devices file's reader generates for devices without one."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NONE = -1
-MOST_SHARED = 4
-"""Resources that a pair shares with others: its devices' links and their sites' lines."""
+MAX_SHARED = 4
+"""Most resources that a pair shares: its devices' up- and downlink and their sites' links."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class LinkResources:
     names
         Of the R resources.
     site_of
-        ``int[N]``: the place of a device's site among all, -1 where none is stated.
+        ``int[N]``: index of each device's site, -1 where none is given.
     sites
-        How many there are.
+        Number of sites.
     """
 
     latency_s: Floats
@@ -72,7 +72,7 @@ class LinkResources:
             )
         ]
         return cls(
-            # whose diagonals are no latency and no limit
+            # the diagonals are 0 (latency) and inf (bandwidth)
             cluster.network.latency_s,
             cluster.network.bandwidth_bytes_per_s,
             np.concatenate([up, down, *lines]),
@@ -91,12 +91,12 @@ class LinkResources:
         return len(self.latency_s)
 
     def shared(self, source: int, destination: int) -> tuple[int, ...]:
-        """Numbers of the resources that an ordered pair shares with others.
+        """Indices of the resources that an ordered pair shares with others.
 
         Returns
         -------
         tuple[int, ...]
-            Two or, between sites, four of them.
+            Two, or four between different sites.
         """
         n = len(self)
         found = (source, n + destination)
@@ -107,7 +107,7 @@ class LinkResources:
 
 
 def assumed_limits(cluster: Cluster) -> str:
-    """One line that says which limits of devices are assumed, empty if all are stated."""
+    """A line that lists the device limits that are assumed; empty if all are given."""
     words = [
         name
         for name, limit in (
@@ -125,7 +125,7 @@ def assumed_limits(cluster: Cluster) -> str:
 
 
 def tight_limits(cluster: Cluster) -> str:
-    """One line that names a device whose own limit is below one of its pairs; empty if none is."""
+    """A line that names a device whose limit is below one of its pairs; empty if none is."""
     if len(cluster) < 2:
         return ""
     n, ids = len(cluster), cluster.network.ids
@@ -136,7 +136,7 @@ def tight_limits(cluster: Cluster) -> str:
     ):
         if limit is None:
             continue
-        below = np.flatnonzero(limit < rates.max(axis=1) * (1 - BELOW))
+        below = np.flatnonzero(limit < rates.max(axis=1) * (1 - TOLERANCE))
         if below.size:
             d = int(below[0])
             e = int(rates[d].argmax())
@@ -150,10 +150,10 @@ def tight_limits(cluster: Cluster) -> str:
 
 
 def unstated_sites(cluster: Cluster) -> str:
-    """A question about devices of one region that may share a line; empty if that is stated.
+    """A hint that devices of one region may share an uplink; empty if their sites are given.
 
-    Devices without a site have a line each. Where they stand in one office, or share a machine's
-    network card, the predicted step is too short.
+    Devices without a site are modelled with an uplink each. If they share an office's line or a
+    machine's network card, the predicted step is too short.
     """
     out, into = cluster.network.fastest_bytes_per_s
     free = np.ones(len(cluster), dtype=bool)
@@ -162,9 +162,9 @@ def unstated_sites(cluster: Cluster) -> str:
         (cluster.download_bytes_per_s, into),
     ):
         if limit is not None:
-            free &= limit >= fastest * (1 - BELOW)
+            free &= limit >= fastest * (1 - TOLERANCE)
     alone = [
-        cluster.devices.sites is None or bool(ALONE.fullmatch(cluster.devices.sites[d]))
+        cluster.devices.sites is None or bool(AUTO_SITE.fullmatch(cluster.devices.sites[d]))
         for d in range(len(cluster))
     ]
     count: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Runs the compiled simulator: allocates its arrays and reads them."""
+"""Run the compiled simulator: allocates its arrays and reads the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.pairs import Pairs
 from planner.simulator.program import KINDS, OperationTable, Program
-from planner.simulator.resources import MOST_SHARED, NONE, Ints
+from planner.simulator.resources import MAX_SHARED, NONE, Ints
 from planner.simulator.state import (
     IDLE,
     AveragingState,
@@ -26,15 +26,16 @@ from planner.training_plan.schedule import Operation
 
 @dataclass(frozen=True)
 class Run:
-    """Some steps of a program, from rest.
+    """A simulated run of some steps, from an idle start.
 
     Attributes
     ----------
     stuck
-        Device, schedule and place in its order of what can never begin; None: all was done.
+        On a deadlock, the device, schedule and index in the device's order of the operation that
+        can never begin; else None.
     """
 
-    work: OperationTable
+    operations: OperationTable
     times: EventTimes
     stuck: tuple[int, int, int] | None
 
@@ -51,8 +52,8 @@ class Run:
         cores: float = 0.0,
         recorded: int = 0,
     ) -> Run:
-        """Devices work in the planned order."""
-        rules = RunOptions(
+        """Run with each device following its planned order."""
+        options = RunOptions(
             np.array(steps, dtype=np.int64),
             np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
             delayed,
@@ -63,21 +64,23 @@ class Run:
             recorded,
         )
         rounds = program.rounds
-        if queues and len(program.within.size) and not rules.averages.any():
+        if queues and len(program.within.size) and not options.averages.any():
             rounds = program.within
-            rules.averages[:] = True
-        return cls._of(program.pairs, program.work, rounds, rules)
+            options.averages[:] = True
+        return cls._of(program.pairs, program.operations, rounds, options)
 
     @classmethod
-    def chosen(cls, pairs: Pairs, work: OperationTable, room: Ints, message_s: float = 0.0) -> Run:
-        """One recorded step in which devices choose: B before H before F, first come first served.
+    def chosen(
+        cls, pairs: Pairs, operations: OperationTable, room: Ints, message_s: float = 0.0
+    ) -> Run:
+        """Run one recorded step with dynamic dispatch: B, H, F; then first come first served.
 
         Parameters
         ----------
         room
-            ``int[N]``: microbatches that each device may hold between their F and B.
+            ``int[N]``: microbatches that may be between their F and B on each device.
         """
-        rules = RunOptions(
+        options = RunOptions(
             np.zeros(1, dtype=np.int64),
             np.zeros(1, dtype=bool),
             False,
@@ -87,46 +90,50 @@ class Run:
             room,
             1,
         )
-        return cls._of(pairs, work, _no_rounds(len(room)), rules)
+        return cls._of(pairs, operations, _no_rounds(len(room)), options)
 
     @classmethod
     def _of(
-        cls, pairs: Pairs, work: OperationTable, rounds: AveragingRounds, rules: RunOptions
+        cls, pairs: Pairs, operations: OperationTable, rounds: AveragingRounds, options: RunOptions
     ) -> Run:
-        from planner.simulator.kernel import run  # numba, where it is, takes a while to load
+        from planner.simulator.kernel import run  # importing numba is slow
 
-        n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
-        devices = _device_state(n, ops * len(rules.steps), groups)
-        times = _event_times(len(rules.steps), rules.recorded, ops, n, groups)
-        flows = _flow_state(pairs, len(devices.there))
-        averaging = _averaging_state(rounds, len(pairs.capacity), len(rules.steps))
+        n, ops, groups = len(operations.update_s), len(operations.device), len(rounds.size)
+        devices = _device_state(n, ops * len(options.steps), groups)
+        times = _event_times(len(options.steps), options.recorded, ops, n, groups)
+        flows = _flow_state(pairs, len(devices.inputs_ready))
+        averaging = _averaging_state(rounds, len(pairs.capacity), len(options.steps))
         processors = _processor_state(n)
-        # at a time at most two events of a device, one of a message and of a group, and forecasts
-        slots = len(pairs.source) + groups + 1  # as the kernel numbers them
-        queue = EventQueue.of(2 * n + groups + len(devices.there) + slots, slots)
-        run(pairs, work, rounds, rules, devices, flows, averaging, times, processors, queue)
+        # at most two events per device and one per message, group and slot at a time
+        slots = len(pairs.source) + groups + 1  # in the order that `kernel.KINDS` documents
+        queue = EventQueue.of(2 * n + groups + len(devices.inputs_ready) + slots, slots)
+        run(pairs, operations, rounds, options, devices, flows, averaging, times, processors, queue)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:
-            stuck = (d, int(rules.steps[devices.step[d]]), int(devices.place[d]))
-        return cls(work, times, stuck)
+            stuck = (d, int(options.steps[devices.step[d]]), int(devices.position[d]))
+        return cls(operations, times, stuck)
 
     def order(self) -> tuple[tuple[Operation, ...], ...]:
-        """What every device chose to do, in order."""
-        work, times = self.work, self.times
+        """The operations that every device chose, in order."""
+        operations, times = self.operations, self.times
         name = [
             (KINDS[kind], b)
-            for kind, b in zip(work.kind.tolist(), work.microbatch.tolist(), strict=True)
+            for kind, b in zip(
+                operations.kind.tolist(), operations.microbatch.tolist(), strict=True
+            )
         ]
         return tuple(
             tuple(name[o] for o in times.chosen[first : first + count].tolist())
-            for first, count in zip(work.first.tolist(), times.done.tolist(), strict=False)
+            for first, count in zip(
+                operations.order_ptr.tolist(), times.num_done.tolist(), strict=False
+            )
         )
 
-    def operations(self, schedule: int) -> Ints:
-        """Numbers of a schedule's operations, by device."""
-        n = len(self.work.update_s)
-        first = self.work.first
-        return self.work.order[first[schedule * n] : first[(schedule + 1) * n]]
+    def operation_ids(self, schedule: int) -> Ints:
+        """Indices of a schedule's operations, by device."""
+        n = len(self.operations.update_s)
+        first = self.operations.order_ptr
+        return self.operations.order[first[schedule * n] : first[(schedule + 1) * n]]
 
 
 def _device_state(n: int, messages: int, groups: int) -> DeviceState:
@@ -151,7 +158,7 @@ def _device_state(n: int, messages: int, groups: int) -> DeviceState:
 def _event_times(steps: int, recorded: int, ops: int, n: int, groups: int) -> EventTimes:
     by_operation = {
         name: np.zeros((recorded, ops))
-        for name in ("begin", "end", "handed", "leaves", "left", "arrived")
+        for name in ("begin", "end", "enqueued", "send_begin", "send_end", "arrived")
     }
     by_device = {name: np.zeros((recorded, n)) for name in ("ready", "update_begin", "update_end")}
     by_group = {name: np.zeros((recorded, groups)) for name in ("round_begin", "round_end")}
@@ -161,7 +168,7 @@ def _event_times(steps: int, recorded: int, ops: int, n: int, groups: int) -> Ev
         **by_device,
         **by_group,
         chosen=np.zeros(ops, dtype=np.int64),
-        done=np.zeros(n, dtype=np.int64),
+        num_done=np.zeros(n, dtype=np.int64),
         stuck=np.full(1, NONE, dtype=np.int64),
     )
 
@@ -177,10 +184,10 @@ def _flow_state(pairs: Pairs, messages: int) -> FlowState:
         np.zeros(count),
         np.zeros(count),
         np.zeros(count),
-        np.zeros(int(pairs.first[-1]), dtype=np.int64),
+        np.zeros(int(pairs.resource_ptr[-1]), dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
         np.zeros(resources),
-        np.zeros((count, MOST_SHARED), dtype=np.int64),
+        np.zeros((count, MAX_SHARED), dtype=np.int64),
         np.zeros(count, dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
         np.zeros(1, dtype=np.int64),
@@ -205,7 +212,7 @@ def _averaging_state(rounds: AveragingRounds, resources: int, steps: int) -> Ave
         np.zeros(groups),
         np.zeros(groups),
         np.zeros(groups),
-        np.zeros(len(rounds.need)),
+        np.zeros(len(rounds.resource_bytes)),
         np.zeros(resources),
         np.zeros(resources, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),

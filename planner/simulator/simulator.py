@@ -1,11 +1,10 @@
-"""The simulator: what a plan's step takes on a cluster.
+"""Discrete-event simulator of a plan's training steps on a cluster.
 
-A device works through its operations in the plan's order, one at a time, while messages travel.
-Every ordered pair sends one message after the other; a device's up- and download and a site's line
-are shared max-min fair by the pairs that are active. A group averages as soon as its last member is
-ready, while other stages still work, and steps follow each other without a barrier. With
-``links="unlimited"`` messages do not slow each other down, and averaging follows the whole
-pipeline: the simulator of the papers.
+A device runs its operations in the plan's order, one at a time, while messages are in transit.
+Every ordered pair sends one message at a time; the active pairs share a device's up- and downlink
+and a site's link max-min fairly. A group averages as soon as its last member is ready, while other
+stages still work, and there is no barrier between steps. With ``links="unlimited"`` messages do not
+slow each other down and averaging follows the whole pipeline, as in the papers' cost models.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from planner.workload.workload import Workload
 
 MOST_CORES = 1_000_000
 PASSES = 3
-"""Passes through the cycle until steps are counted: the last of them counts."""
+"""Passes through the cycle that are simulated; the step is measured in the last of them."""
 
 
 class LinkModel(enum.StrEnum):
-    """Whether messages wait for each other."""
+    """Model of the links: with or without contention."""
 
     QUEUED = "queued"
     UNLIMITED = "unlimited"
@@ -78,7 +77,8 @@ def simulate(
     Returns
     -------
     Timeline
-        Its ``step_s`` is the mean distance of steps in the third pass through the plan's cycle.
+        Its ``step_s`` is the mean time between step ends in the third pass through the plan's
+        cycle.
 
     Raises
     ------
@@ -91,9 +91,9 @@ def simulate(
         The cluster has another number of devices, or lacks a pair.
     """
     _require_consistent(plan)
-    setting = _Simulation.of(plan, cluster, workload, links, cores)
+    simulation = _Simulation.of(plan, cluster, workload, links, cores)
     schedule = count("schedule", schedule, 0, len(plan.schedules) - 1)
-    return setting.timeline(schedule, setting.step_s())
+    return simulation.timeline(schedule, simulation.step_s())
 
 
 def simulate_cycle(
@@ -125,9 +125,9 @@ def simulate_cycle(
         As in `simulate`.
     """
     _require_consistent(plan)
-    setting = _Simulation.of(plan, cluster, workload, links, cores)
-    step_s = setting.step_s()
-    timelines = tuple(setting.timeline(k, step_s) for k in range(len(plan.schedules)))
+    simulation = _Simulation.of(plan, cluster, workload, links, cores)
+    step_s = simulation.step_s()
+    timelines = tuple(simulation.timeline(k, step_s) for k in range(len(plan.schedules)))
     cycle = [timelines[k] for k in plan.cycle]
     pipeline = sum(t.makespan_s for t in cycle) / len(cycle)
     averaging = sum(t.averaging_s for t in cycle) / len(cycle)
@@ -136,30 +136,30 @@ def simulate_cycle(
 
 def predict(plan: TrainingPlan) -> Predicted:
     """The times of `simulate_cycle` on the plan's own cluster, without its timelines."""
-    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone = {k: setting.run([k], True, 1) for k in set(plan.cycle)}
+    simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
+    alone = {k: simulation.run([k], True, 1) for k in set(plan.cycle)}
     return Predicted(
         _mean([float(alone[k].times.end.max(initial=0.0)) for k in plan.cycle]),
-        _mean([setting.averaging_s(alone[k]) for k in plan.cycle]),
-        setting.step_s(),
+        _mean([simulation.averaging_s(alone[k]) for k in plan.cycle]),
+        simulation.step_s(),
     )
 
 
 def first_step_s(plan: TrainingPlan) -> float:
-    """The longest that a stage takes for the first of two steps, from its begin to its update.
+    """The longest time of a stage in the first of two steps, from its begin to its update.
 
-    About the step that chained ones take, since there is no barrier, at less than half the work. In
-    the mean, where one step in several averages.
+    A cheap estimate of `step_s` (less than half the simulation). If replicas average every H steps,
+    the mean over steps with and without averaging.
     """
-    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.first_of_two_s(averages=False)
-    return plan.sync.mean_s(alone_s, setting.first_of_two_s(averages=True))
+    simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
+    alone_s = 0.0 if plan.sync.every_steps == 1 else simulation.first_of_two_s(averages=False)
+    return plan.sync.mean_s(alone_s, simulation.first_of_two_s(averages=True))
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
     """The first schedule's timeline as in `simulate`, with the step that the plan predicts."""
-    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    return setting.timeline(0, plan.predicted.step_s)
+    simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
+    return simulation.timeline(0, plan.predicted.step_s)
 
 
 def step_s(plan: TrainingPlan) -> float:
@@ -168,32 +168,34 @@ def step_s(plan: TrainingPlan) -> float:
 
 
 def steady_step_s(plan: TrainingPlan, passes: int = 20) -> float:
-    """The mean step of so many passes through the cycle after the third: what training takes.
+    """The mean step over ``passes`` passes through the cycle after the third.
 
-    ``step_s`` is of the third pass alone.
+    `step_s` measures the third pass alone.
     """
-    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
+    simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     if plan.sync.delayed:
-        return setting.step_s()  # of passes after the third already
-    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.settled_s(passes, averages=False)
-    return plan.sync.mean_s(alone_s, setting.settled_s(passes, averages=True))
+        return simulation.step_s()  # measures passes after the third already
+    alone_s = 0.0 if plan.sync.every_steps == 1 else simulation.steady_s(passes, averages=False)
+    return plan.sync.mean_s(alone_s, simulation.steady_s(passes, averages=True))
 
 
-def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
-    """Steps of a plan that averages rarely: without averaging (but within groups) and with.
+def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
+    """Mean step without and with averaging, for a plan that averages every H steps.
 
-    Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
-    it costs both steps.
+    The step without still averages within groups.
+
+    The mean of H - 1 of the former and one of the latter is ``step_s``. If averaging is delayed,
+    its whole cost is counted in the latter.
 
     Returns
     -------
     tuple[float, float]
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
-    setting = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s, averages_s, some = setting.unlike_steps_s()
+    simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
+    alone_s, averages_s, some = simulation.steps_by_averaging_s()
     if some == plan.sync.every_steps:
-        alone_s = setting.mean_step_s(averages=False)
+        alone_s = simulation.mean_step_s(averages=False)
     return alone_s, some * averages_s - (some - 1) * alone_s
 
 
@@ -204,15 +206,15 @@ def cycle_steps_s(
     *,
     cores: int | None = None,
 ) -> list[float]:
-    """Distances of step ends in the third pass through the cycle."""
-    setting = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
+    """Times between step ends in the third pass through the cycle."""
+    simulation = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
     every = plan.sync.every_steps
     if every == 1:
-        return setting.third_pass_s(averages=True)
-    alone_s = setting.third_pass_s(averages=False)
-    with_s = setting.third_pass_s(averages=True)
+        return simulation.third_pass_s(averages=True)
+    alone_s = simulation.third_pass_s(averages=False)
+    with_s = simulation.third_pass_s(averages=True)
     if plan.sync.delayed:
-        more_s = every * (setting.step_s() - sum(alone_s) / len(alone_s))
+        more_s = every * (simulation.step_s() - sum(alone_s) / len(alone_s))
         with_s = [one + more_s for one in alone_s]
     each = len(alone_s)
     return [
@@ -223,7 +225,7 @@ def cycle_steps_s(
 
 @dataclass(frozen=True)
 class _Simulation:
-    """A plan on its links, ready to run."""
+    """A plan compiled for given links."""
 
     plan: TrainingPlan
     cluster: Cluster
@@ -263,7 +265,7 @@ class _Simulation:
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 
     def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
-        """Some steps from rest; they average only where links queue."""
+        """Simulate steps from an idle start; averaging is part of it with queued links only."""
         run = Run.planned(
             self.program,
             steps,
@@ -279,7 +281,7 @@ class _Simulation:
         return run
 
     def step_s(self) -> float:
-        """Mean distance of step ends in the third pass through the cycle."""
+        """Mean time between step ends in the third pass through the cycle."""
         cycle = list(self.plan.cycle)
         if not self.queues:
             alone = {k: self.run([k], False, 1) for k in set(cycle)}
@@ -291,12 +293,12 @@ class _Simulation:
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
             return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
-        return self.plan.sync.mean_s(*self.unlike_steps_s())
+        return self.plan.sync.mean_s(*self.steps_by_averaging_s())
 
-    def unlike_steps_s(self) -> tuple[float, float, int]:
-        """Mean steps of two chains, without averaging and with, and how many of H the latter are.
+    def steps_by_averaging_s(self) -> tuple[float, float, int]:
+        """Mean step without averaging, with averaging, and how many of H steps the latter covers.
 
-        These are one, or where averaging is delayed two; the former is 0 where that is all of H.
+        The count is 1, or 2 if averaging is delayed; the former is 0 if the count is H.
         """
         every, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
         some = min(every, 2) if delayed else 1
@@ -305,42 +307,43 @@ class _Simulation:
         return alone_s, averages_s, some
 
     def mean_step_s(self, *, averages: bool) -> float:
-        """Of the third pass through the cycle."""
+        """Mean step of the third pass through the cycle."""
         return _mean(self.third_pass_s(averages=averages))
 
     def first_of_two_s(self, *, averages: bool) -> float:
-        """The longest that a stage takes for the first of two steps."""
+        """The longest time of a stage in the first of two steps."""
         plan = self.plan
         first = plan.cycle[0]
         run = self.run([first, first], averages, 1)
-        begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
-        np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
+        begin, mine = np.full(len(plan.cluster), np.inf), run.operation_ids(first)
+        np.minimum.at(begin, run.operations.device[mine], run.times.begin[0, mine])
         end = run.times.update_end[0]
         groups = [list(group) for group in plan.assignment.groups]
         return float(max(end[group].max() - begin[group].min() for group in groups))
 
     def _delayed_s(self, turns: int) -> float:
-        """Mean distance of step ends where one of so many begins to average beside the next.
+        """Mean step if one of ``turns`` steps averages while the next one runs.
 
-        Who waits for whom takes some passes to settle: those after the third count, as many again.
+        The pattern of waits needs some passes to become periodic: measured are `PASSES` passes
+        after the first `PASSES`.
         """
         each = math.lcm(len(self.plan.cycle), turns)
         averages = [(t + 1) % turns == 0 for t in range(each)]
         return self._after_third_s(PASSES, averages)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
-        """Distances of step ends in the third pass through the cycle."""
+        """Times between step ends in the third pass through the cycle."""
         cycle = list(self.plan.cycle)
-        # one more step follows, whose first messages may slow down the last averaging that counts
+        # one more step, whose first messages may slow down the last averaging that counts
         ends = self.run([*cycle * PASSES, cycle[0]], averages).times.step_end
         return np.diff(ends[-len(cycle) - 2 : -1]).tolist()  # type: ignore[no-any-return]
 
-    def settled_s(self, passes: int, *, averages: bool) -> float:
-        """Mean distance of step ends in so many passes after the third."""
+    def steady_s(self, passes: int, *, averages: bool) -> float:
+        """Mean step over ``passes`` passes after the third."""
         return self._after_third_s(passes, [averages] * len(self.plan.cycle))
 
     def _after_third_s(self, passes: int, averages: Sequence[bool]) -> float:
-        """The same of passes in which steps average so; another step follows those that count."""
+        """Mean step after the third pass; ``averages`` repeats, and one more step follows."""
         cycle, each = self.plan.cycle, len(averages)
         count = (PASSES + passes) * each + 1
         steps = [cycle[t % len(cycle)] for t in range(count)]
@@ -348,36 +351,36 @@ class _Simulation:
         return float(ends[-2] - ends[PASSES * each - 1]) / (passes * each)
 
     def timeline(self, schedule: int, step_s: float) -> Timeline:
-        """One step from rest."""
+        """Timeline of one step from an idle start."""
         run = self.run([schedule], True, 1)
-        work, pairs, times = self.program.work, self.program.pairs, run.times
-        mine = run.operations(schedule)
+        operations, pairs, times = self.program.operations, self.program.pairs, run.times
+        mine = run.operation_ids(schedule)
         ops = sorted_ops(
             Op(b, d, KINDS[kind], begin, end)
             for b, d, kind, begin, end in zip(
-                work.microbatch[mine].tolist(),
-                work.device[mine].tolist(),
-                work.kind[mine].tolist(),
+                operations.microbatch[mine].tolist(),
+                operations.device[mine].tolist(),
+                operations.kind[mine].tolist(),
                 times.begin[0, mine].tolist(),
                 times.end[0, mine].tolist(),
                 strict=True,
             )
         )
-        sent = mine[work.pair[mine] >= 0]
+        sent = mine[operations.pair[mine] >= 0]
         sent = sent[np.argsort(times.arrived[0, sent], kind="stable")]
-        p = work.pair[sent]
+        p = operations.pair[sent]
         transfers = tuple(
             Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, left)
             for b, kind, i, j, size, handed, arrived, leaves, left in zip(
-                work.microbatch[sent].tolist(),
-                work.kind[work.after[sent]].tolist(),
+                operations.microbatch[sent].tolist(),
+                operations.kind[operations.successor[sent]].tolist(),
                 pairs.source[p].tolist(),
                 pairs.destination[p].tolist(),
-                work.size[sent].tolist(),
-                times.handed[0, sent].tolist(),
+                operations.message_bytes[sent].tolist(),
+                times.enqueued[0, sent].tolist(),
                 times.arrived[0, sent].tolist(),
-                times.leaves[0, sent].tolist(),
-                times.left[0, sent].tolist(),
+                times.send_begin[0, sent].tolist(),
+                times.send_end[0, sent].tolist(),
                 strict=True,
             )
         )
@@ -401,7 +404,7 @@ class _Simulation:
         )
 
     def averaging_s(self, run: Run) -> float:
-        """The longest averaging of a stage in a step from rest, with that of what two share."""
+        """The longest averaging of a stage in a step from an idle start, including tied weights."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
         took: dict[int, float] = {}
@@ -412,13 +415,13 @@ class _Simulation:
         return self.plan.longest_averaging_s(took)
 
     def _closing(self, run: Run) -> tuple[Op, ...]:
-        """Averaging and updates of a step from rest."""
+        """Averaging and updates of a step from an idle start."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
         ops = []
         for d in range(len(self.cluster)):
-            for g in rounds.of[rounds.of_first[d] : rounds.of_first[d + 1]].tolist():
-                # who waits for the norm averages no longer
+            for g in rounds.device_groups[rounds.device_ptr[d] : rounds.device_ptr[d + 1]].tolist():
+                # waiting for the gradient norm is not averaging
                 if end[g] > begin[g] and rounds.stage[g] < len(self.plan.averaging):
                     ops.append(Op(-1, d, "A", float(begin[g]), float(end[g])))
             if self.plan.compute_times.update_s[d] > 0:
@@ -437,7 +440,7 @@ class _Simulation:
 
 
 def _require_consistent(plan: TrainingPlan) -> None:
-    """What plans of the search always are, and compiled loops rely on."""
+    """Check the invariants that compiled loops rely on; searched plans always hold them."""
     for line in inconsistencies(instance_of(TrainingPlan, plan, "plan")):
         raise SimulationError(line)
 

@@ -9,13 +9,13 @@ import numpy as np
 from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2
 
 UPDATE, IDLE, AVERAGING = -1, -2, -3
-"""What a device does where it does no operation."""
+"""Values of `DeviceState.current` other than an operation."""
 ABSENT: Any = np.int64(-1)
-"""Of an event without a slot, and of a slot without an event; no literal (see `event_queue`)."""
+"""An event without a slot, or a slot without an event; typed, see `event_queue.ROOT`."""
 
 
 class RunOptions(NamedTuple):
-    """How the simulator runs.
+    """Options of a run.
 
     Attributes
     ----------
@@ -26,16 +26,17 @@ class RunOptions(NamedTuple):
     delayed
         Whether averaging overlaps with the next step, which cannot end before it.
     message_s
-        Seconds between an operation's end and its message's hand-over.
+        Seconds between an operation's end and the moment its message is enqueued.
     cores
-        Operations and updates at full speed at the same time; 0: no limit.
+        Operations and updates that run at full speed at the same time; 0: no limit.
     queues
-        False: every message has its pair's whole bandwidth.
-    room
-        ``int[N]``: empty: devices work in the planned order. Else they choose: B before H before F,
-        first come first served, with at most so many microbatches between F and B.
+        False: every message gets its pair's full bandwidth.
+    max_live
+        ``int[N]``; empty: devices follow the planned order. Otherwise operations are dispatched
+        dynamically, B before H before F and first come first served, with at most so many
+        microbatches between their F and B on a device.
     recorded
-        Steps, from the first, of which all times are kept.
+        Number of steps, from the first, whose times are all recorded.
     """
 
     steps: Ints
@@ -44,12 +45,12 @@ class RunOptions(NamedTuple):
     message_s: float
     cores: float
     queues: bool
-    room: Ints
+    max_live: Ints
     recorded: int
 
 
 class EventTimes(NamedTuple):
-    """What happened when, in seconds; rows are steps.
+    """Times of events, in seconds; rows are steps.
 
     Attributes
     ----------
@@ -57,25 +58,26 @@ class EventTimes(NamedTuple):
         ``float[T]``: last update.
     begin, end
         ``float[recorded, O]``: operations.
-    handed, leaves, left, arrived
-        ``float[recorded, O]``: messages, by the operation that sends them: they join the queue, are
-        first in it, have left it, are there.
+    enqueued, send_begin, send_end, arrived
+        ``float[recorded, O]``: messages, by the operation that sends them: when each joins its
+        queue, becomes first in it, has been sent, arrives.
     ready, update_begin, update_end
-        ``float[recorded, N]``: a device's last operation is done; its update.
+        ``float[recorded, N]``: end of a device's last operation; begin and end of its update.
     round_begin, round_end
         ``float[recorded, G]``.
-    chosen, done
-        ``int[O]``, ``int[N]``: with free choice, what devices did, filled like ``order``.
+    chosen, num_done
+        ``int[O]``, ``int[N]``: with dynamic dispatch, the operations that devices chose, laid out
+        like ``order``, and how many each device chose.
     stuck
-        ``int[1]``: a device that cannot go on, -1 if none.
+        ``int[1]``: a device that deadlocked, -1 if none.
     """
 
     step_end: Floats
     begin: Floats2
     end: Floats2
-    handed: Floats2
-    leaves: Floats2
-    left: Floats2
+    enqueued: Floats2
+    send_begin: Floats2
+    send_end: Floats2
     arrived: Floats2
     ready: Floats2
     update_begin: Floats2
@@ -83,118 +85,121 @@ class EventTimes(NamedTuple):
     round_begin: Floats2
     round_end: Floats2
     chosen: Ints
-    done: Ints
+    num_done: Ints
     stuck: Ints
 
 
 class FlowState(NamedTuple):
-    """Queues of the pairs and the rates of what is first in them.
+    """Message queues of the pairs, and the rates of their first messages.
 
     Attributes
     ----------
     head, tail
         ``int[P]``: first and last message of each queue, -1 when it is empty.
-    follow
-        ``int[messages]``: the next in the same queue.
-    to_go, rate, since
-        ``float[P]``: bytes of the first message at ``since``, and bytes per second from then.
-    fair
-        ``float[P]``: max-min fair bytes per second; ``rate`` is that with 32 binary places.
-    behind
-        ``float[P]``: bytes of the messages after the first.
-    active, users, place
-        Active pairs of each resource: resource r's are ``active[first[r] : first[r] + users[r]]``;
-        ``place[p, k]`` is where pair p is in the list of its k-th resource.
-    wanted
-        ``float[R]``: bytes per second that a resource's active pairs could use together.
+    next_message
+        ``int[messages]``: the next message of the same queue.
+    remaining_bytes, rate, updated_s
+        ``float[P]``: unsent bytes of the first message at time ``updated_s``, and its bytes per
+        second from then on.
+    fair_rate
+        ``float[P]``: max-min fair bytes per second; ``rate`` is rounded to 32 significant bits.
+    queued_bytes
+        ``float[P]``: bytes of the messages behind the first.
+    active, num_active, active_index
+        Active pairs of each resource: resource r's are ``active[first[r] : first[r] +
+        num_active[r]]``; ``active_index[p, k]`` is where pair p is in the list of its k-th
+        resource.
+    demand
+        ``float[R]``: bytes per second that a resource's active pairs could use in total.
     seen_pair, seen_resource, stamp
-        For one look at connected pairs.
-    found, full
-        Pairs and resources of that look.
-    room, load, level
-        ``[R]``: what is left of a resource, for how many pairs, and for each of them.
-    handed
-        ``float[messages]``: when each joined its queue.
-    moved
-        ``int[1]``: not 0 if a rate or a first message has changed since rounds were looked at.
+        Marks of one search for connected pairs: visited where equal to ``stamp[0]``.
+    affected, bottlenecks
+        Pairs whose rates are recomputed, and the bottlenecks that they share.
+    residual, num_rising, fill_level
+        ``[R]``: a resource's capacity not yet given to fixed pairs, the number of its rising pairs,
+        and the level at which they fill it.
+    enqueued_s
+        ``float[messages]``: when each message joined its queue.
+    changed
+        ``int[1]``: 1 if a rate or a first message has changed since rounds were last updated.
     """
 
     head: Ints
     tail: Ints
-    follow: Ints
-    to_go: Floats
+    next_message: Ints
+    remaining_bytes: Floats
     rate: Floats
-    since: Floats
-    fair: Floats
-    behind: Floats
+    updated_s: Floats
+    fair_rate: Floats
+    queued_bytes: Floats
     active: Ints
-    users: Ints
-    wanted: Floats
-    place: Ints2
+    num_active: Ints
+    demand: Floats
+    active_index: Ints2
     seen_pair: Ints
     seen_resource: Ints
     stamp: Ints
-    found: Ints
-    full: Ints
-    room: Floats
-    load: Ints
-    level: Floats
-    handed: Floats
-    moved: Ints
+    affected: Ints
+    bottlenecks: Ints
+    residual: Floats
+    num_rising: Ints
+    fill_level: Floats
+    enqueued_s: Floats
+    changed: Ints
 
 
 class AveragingState(NamedTuple):
-    """Rounds that are sending.
+    """Averaging rounds that are sending.
 
     Attributes
     ----------
-    running, groups, place
-        The groups, ``running[: groups[0]]``, and where each is in that list.
-    begun, alone_s
-        ``float[G]``: when the round began; seconds that its bytes take if no more messages come.
-    done, rate, since
-        ``float[G]``: of these seconds, how many are over at ``since``, and how fast they go from
-        then.
-    load
-        Per entry of ``Rounds.need``, its bytes and what was queued there at the begin.
-    asked, users
+    running, num_running, running_index
+        The running groups, ``running[: num_running[0]]``, and each group's index in that list.
+    begin_s, alone_s
+        ``float[G]``: when the round began; its seconds if no more messages are enqueued.
+    progress_s, rate, updated_s
+        ``float[G]``: how many of these seconds are done at time ``updated_s``, and the speed from
+        then on.
+    load_bytes
+        Per entry of `AveragingRounds.resource_bytes`: the round's bytes plus those queued there
+        when the round began.
+    demand, num_rounds
         ``float[R]``, ``int[R]``: bytes per second that the running rounds would send over each
-        resource if they had it for themselves, and how many use it.
+        resource if each ran alone, and the number of rounds that use it.
     step
-        ``int[G]``: the step it belongs to.
-    told, added_s
-        ``int[T]``, ``float[T]``: how many parts of a step's norm were told, and when the last of
-        them is there.
+        ``int[G]``: the step that the round belongs to.
+    norm_received, norm_sum_s
+        ``int[T]``, ``float[T]``: number of parts of a step's norm that were sent, and when the last
+        of them arrives.
     """
 
     running: Ints
-    groups: Ints
-    place: Ints
-    begun: Floats
+    num_running: Ints
+    running_index: Ints
+    begin_s: Floats
     alone_s: Floats
-    done: Floats
+    progress_s: Floats
     rate: Floats
-    since: Floats
-    load: Floats
-    asked: Floats
-    users: Ints
+    updated_s: Floats
+    load_bytes: Floats
+    demand: Floats
+    num_rounds: Ints
     step: Ints
-    told: Ints
-    added_s: Floats
+    norm_received: Ints
+    norm_sum_s: Floats
 
 
 class EventQueue(NamedTuple):
-    """A heap of events, and where in it the forecasts are.
+    """A heap of events, some of which have a slot by which they are rescheduled.
 
     Attributes
     ----------
     time, number, event, slot
-        Entries of the heap: when, in which order they were pushed, what the caller knows them by,
-        and the slot of a forecast, else `ABSENT`.
+        Entries of the heap: time, push number, the caller's event code, and the slot or `ABSENT`.
     at
-        ``int[slots]``: where in the heap each forecast is, `ABSENT` if nowhere.
+        ``int[slots]``: heap index of each slot's event, `ABSENT` if it has none.
     size, pushed
-        ``int[1]``: how many events there are, and how many were pushed.
+        ``int[1]``: number of events in the heap, and number of pushes so far.
     """
 
     time: Floats
@@ -207,8 +212,8 @@ class EventQueue(NamedTuple):
 
     @classmethod
     def of(cls, most: int, slots: int) -> EventQueue:
-        """An empty queue for at most so many events at a time."""
-        # pages that are never touched cost nothing
+        """An empty queue for at most ``most`` events at a time."""
+        # np.empty: memory pages that are never touched cost nothing
         number, event, slot = (np.empty(most, dtype=np.int64) for _ in range(3))
         at = np.full(slots, ABSENT, dtype=np.int64)
         size, pushed = (np.zeros(1, dtype=np.int64) for _ in range(2))
@@ -216,62 +221,62 @@ class EventQueue(NamedTuple):
 
 
 class DeviceState(NamedTuple):
-    """Where every device is.
+    """Progress of every device.
 
     Attributes
     ----------
-    step, place
-        ``int[N]``: its step, and how many of its operations it has begun there.
-    doing
-        ``int[N]``: the operation at work, `UPDATE`, or `IDLE`, `AVERAGING`.
+    step, position
+        ``int[N]``: its step, and the number of operations it has begun in that step.
+    current
+        ``int[N]``: the running operation, or `UPDATE`, `IDLE` or `AVERAGING`.
     round
-        ``int[N]``: rounds it has behind it in this step, or in what it averages beside.
-    beside, joined
-        ``int[N]``, ``bool[N]``: the step whose averaging goes on beside operations, -1 if none, and
-        whether the device is in its next round. At its end such a step is `AVERAGING` until none
-        goes on.
+        ``int[N]``: rounds finished in this step, or in ``delayed_step``.
+    delayed_step, in_round
+        ``int[N]``, ``bool[N]``: the step whose averaging overlaps with operations, -1 if none, and
+        whether the device has joined its next round. With delayed averaging, a device that has
+        updated is `AVERAGING` until the averaging of the previous step is over.
     live
-        ``int[N]``: microbatches between their F and B here.
-    waiting, last
-        ``int[N, 3]``: first and last operation that could begin, by kind; with free choice only.
-    behind
-        ``int[messages]``: the operation that could begin next after this one.
-    present
-        ``int[G]``: members of a group that are ready for its round.
-    there
-        ``bool[messages]``: what the operation waits for is there.
-    touched, mark
-        Devices that something happened to at this moment.
+        ``int[N]``: microbatches between their F and B on the device.
+    ready_head, ready_tail
+        ``int[N, 3]``: first and last ready operation by kind; with dynamic dispatch only.
+    ready_next
+        ``int[messages]``: the next operation of the same ready list.
+    num_ready
+        ``int[G]``: number of members that are ready for the group's round.
+    inputs_ready
+        ``bool[messages]``: whether the operation's input is on its device.
+    dirty, is_dirty
+        List and flags of the devices that had an event at the current time.
     """
 
     step: Ints
-    place: Ints
-    doing: Ints
+    position: Ints
+    current: Ints
     round: Ints
-    beside: Ints
-    joined: Bools
+    delayed_step: Ints
+    in_round: Bools
     live: Ints
-    waiting: Ints2
-    last: Ints2
-    behind: Ints
-    present: Ints
-    there: Bools
-    touched: Ints
-    mark: Bools
+    ready_head: Ints2
+    ready_tail: Ints2
+    ready_next: Ints
+    num_ready: Ints
+    inputs_ready: Bools
+    dirty: Ints
+    is_dirty: Bools
 
 
 class ProcessorState(NamedTuple):
-    """Operations that share processors, all at the same rate.
+    """Operations that share processors at equal rates.
 
     Attributes
     ----------
     until, number, event
-        ``[N]``, of which the first ``size[0]``: work done by each at an operation's end, the order
-        in which they began, and the event of that end.
+        ``[N]``, of which the first ``size[0]`` are used: the value of ``state[0]`` at which the
+        operation ends, the order in which operations began, and the event of the end.
     size
-        ``int[1]``: how many there are.
+        ``int[1]``: number of operations.
     state
-        ``float[2]``: work that each has done so far, and when.
+        ``float[2]``: processor seconds that each operation has received so far, and the time.
     """
 
     until: Floats

@@ -1,7 +1,6 @@
 """Timelines of operations, simulated or executed, and their pictures.
 
-A `Timeline` of an execution comes from the executor on nodes without matplotlib, so drawing imports
-it only when asked.
+matplotlib is imported only to draw: executor nodes create timelines without having it installed.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ NAMES = {
 
 LINK_COLOUR = "#aa3377"
 DRAWN_DEVICES, DRAWN_LINKS = 128, 8
-"""At most: of more devices a picture has so many, evenly chosen, and the fullest links of all."""
+"""Most devices (evenly chosen) and most links (the fullest) in a picture."""
 DRAWN_PIXELS = 900
-"""Of a row, about."""
+"""Approximate width of a row."""
 DRAWN_BINS = 150
-"""Of a row whose operations are narrower than pixels."""
+"""Time bins of a row whose operations are narrower than pixels."""
 DRAWN_IN_NOTEBOOKS = 32
-"""Devices, likewise."""
+"""Most devices in a notebook's picture."""
 
 
 class Op(NamedTuple):
@@ -60,17 +59,17 @@ class Op(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One message: ``kind`` is that of the operation that waits for it.
+    """One message between devices.
 
     Attributes
     ----------
     kind
-        F, H or B.
+        Kind of the operation that receives it: F, H or B.
     start_s, end_s
-        When it is handed over and when it is there, seconds from the begin of the iteration.
+        When it is enqueued and when it arrives, seconds from the begin of the iteration.
     leaves_s, left_s
-        Between them its link is busy with it: before, it waits in the link's queue, afterwards its
-        last byte is on the way.
+        Begin and end of sending: before, it waits in the link's queue; afterwards its last byte
+        travels for the link's latency.
     """
 
     microbatch: int
@@ -92,9 +91,9 @@ class LinkLoad(NamedTuple):
     name
         A pair, or the up- or download of a device or site.
     pipeline_s, averaging_s
-        Seconds for which its messages and its part of averaging fill its capacity.
+        Seconds that messages and averaging take at the link's full capacity.
     ends
-        Sender and receiver of a pair; the device whose up- or download it is; none: a site's.
+        Sender and receiver of a pair; one device for its up- or download; empty for a site's.
     """
 
     name: str
@@ -104,7 +103,7 @@ class LinkLoad(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Of messages and averaging together."""
+        """Seconds of messages and averaging together."""
         return self.pipeline_s + self.averaging_s
 
 
@@ -125,7 +124,7 @@ class Timeline:
     averaging_s
         The longest from a first round's begin to its stage's last return.
     step_s
-        Distance between the ends of steps that follow each other.
+        Time between the ends of consecutive steps.
     loads
         Links by how full they are, the fullest first.
     """
@@ -157,14 +156,14 @@ class Timeline:
         return boxed(line(f"{self!r} {some}"), picture)
 
     def _drawn(self, most: int) -> list[int]:
-        """Devices of a picture, evenly chosen where there are more than it has rows."""
+        """Indices of the devices to draw: evenly chosen if there are more than ``most``."""
         whole = len(self.ids)
         n = min(whole, most)
         return [k * (whole - 1) // max(n - 1, 1) for k in range(n)]
 
     @property
     def makespan_s(self) -> float:
-        """Latest end of F, H and B: the pipeline part."""
+        """Latest end of an F, H or B: the makespan of the pipeline part."""
         return max((op.end_s for op in self.ops), default=0.0)
 
     def to_chrome_trace(self, path: str | Path) -> None:
@@ -178,7 +177,7 @@ class Timeline:
         write_text(path, self.chrome_trace())
 
     def chrome_trace(self) -> str:
-        """What `to_chrome_trace` writes."""
+        """The JSON text that `to_chrome_trace` writes."""
         return json.dumps(
             {
                 "otherData": {"generator": MADE},
@@ -188,7 +187,7 @@ class Timeline:
         )
 
     def _events(self) -> list[dict[str, Any]]:
-        """A process a device: its operations, a row for each link that it sends over, averaging."""
+        """Events of one process per device: operations, averaging, and a row per outgoing link."""
         rows: dict[tuple[int, str], int] = {}
         count = [0] * len(self.ids)
 
@@ -226,12 +225,12 @@ class Timeline:
         return [*names, *events]
 
     def busiest_pairs(self, count: int) -> list[tuple[tuple[int, int], float]]:
-        """Pairs that carry messages longest, with their seconds.
+        """The pairs that carry messages for the longest time.
 
         Parameters
         ----------
         count
-            How many at most.
+            Most pairs to return.
 
         Returns
         -------
@@ -245,7 +244,7 @@ class Timeline:
         return sorted(busy.items(), key=lambda item: (-item[1], item[0]))[:count]
 
     def idle(self) -> list[float]:
-        """The share of a step in which each device does not compute."""
+        """The share of a step during which each device does not compute."""
         busy = [0.0] * len(self.ids)
         for op in (*self.ops, *self.closing):
             if op.kind != "A":
@@ -256,19 +255,19 @@ class Timeline:
     def gantt(
         self, path: str | Path, title: str = "", groups: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Draw the iteration to a PNG, SVG or PDF file: a row a device, then the fullest links.
+        """Draw the iteration to a PNG, SVG or PDF file: one row per device, then the fullest links.
 
-        Of many devices some are drawn, and the title says how many. Where operations are narrower
-        than pixels, the height of a bar is the share of time that they take.
+        Of more than 128 devices some are drawn, and the title says how many. Where operations are
+        narrower than pixels, the height of a bar is the share of time that they take.
 
         Parameters
         ----------
         path
-            Of the file; its suffix chooses the format.
+            File to write; its suffix determines the format.
         title
-            Above the picture.
+            Title of the picture.
         groups
-            Devices of each stage; their rows are below each other, then those of no stage.
+            Devices of each stage, drawn next to each other; devices without a stage come last.
         """
         from matplotlib.figure import Figure
 
@@ -304,7 +303,7 @@ class Timeline:
     def _draw_devices(
         self, axes: Any, drawn: Sequence[int], grouped: dict[int, int], font_size: float
     ) -> bool:
-        """Rows of devices; returns whether shares of time are drawn instead of operations."""
+        """Draw the devices' rows; returns whether bars are shares of time, not operations."""
         from matplotlib.patches import Patch
 
         n, row = len(drawn), {d: k for k, d in enumerate(drawn)}
@@ -320,7 +319,7 @@ class Timeline:
             for kind, colour in COLOURS.items():
                 mine = spans.get((kind, k), [])
                 if kind == "A" or not narrow:
-                    # averaging goes on beside operations, at the foot of the row
+                    # averaging overlaps with operations: drawn at the foot of the row
                     foot = (k + 0.22, 0.18) if kind == "A" else (k - 0.4, 0.6)
                     bars = [(start, stop - start) for start, stop in mine]
                     axes.broken_barh(bars, foot, facecolors=colour, linewidth=0)
@@ -401,7 +400,7 @@ def sorted_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
 
 
 def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]]) -> Timeline:
-    """From ``[microbatch, device, kind, start_s, end_s]`` records of one step of an executor.
+    """A timeline from the records of one executed step.
 
     Parameters
     ----------

@@ -23,26 +23,27 @@ def sent_bytes(plan: TrainingPlan) -> Floats:
     Returns
     -------
     ndarray
-        ``float[N, N]``, from row to column: means over the cycle, and over the steps of which one
-        averages.
+        ``float[N, N]``, from row to column: means over the cycle and over the averaging period.
     """
     program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
-    work, pairs, n = program.work, program.pairs, len(plan.cluster)
+    operations, pairs, n = program.operations, program.pairs, len(plan.cluster)
     averaging = zip(plan.averaging, plan.vector_bytes(), strict=True)
     sent = averaged_bytes(averaging, plan.codec, n, plan.sync.every_steps)
     for schedule in plan.cycle:
-        mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]
-        mine = mine[work.pair[mine] != NONE]
-        pair = work.pair[mine]
+        mine = operations.order[
+            operations.order_ptr[schedule * n] : operations.order_ptr[(schedule + 1) * n]
+        ]
+        mine = mine[operations.pair[mine] != NONE]
+        pair = operations.pair[mine]
         ends = (pairs.source[pair], pairs.destination[pair])
-        np.add.at(sent, ends, work.size[mine] / len(plan.cycle))
+        np.add.at(sent, ends, operations.message_bytes[mine] / len(plan.cycle))
     return sent
 
 
 def averaged_bytes(
     averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int, every: int
 ) -> Floats:
-    """Bytes that all stages average in a step, in the mean.
+    """Mean bytes per step that averaging sends, over all stages.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Busy share of time bins, for pictures whose bars would be too narrow."""
+"""Busy share of time bins, drawn instead of operations that would be too narrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Span = tuple[float, float]
 
 
 def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
-    """The part of each bin that spans cover, overlaps counted as often as they occur.
+    """The share of each bin that spans cover; overlaps count more than once.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
     starts, ends = np.sort(np.array(spans, dtype=np.float64), axis=0).T
 
     def elapsed(since: Floats) -> Floats:
-        """Seconds from all of these times to each edge, added up."""
+        """Sum over the times before each edge of the seconds since then."""
         count = np.asarray(np.searchsorted(since, edges))
         sums: Floats = np.concatenate([[0.0], np.cumsum(since)])
         return np.asarray(count * edges - sums[count])
@@ -39,7 +39,7 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
 
 
 def too_narrow(spans: Sequence[Span], end_s: float, pixels: int) -> bool:
-    """Whether half of the spans are narrower than two pixels in a picture up to ``end_s``."""
+    """Whether the median span is narrower than two pixels in a picture up to ``end_s``."""
     if not spans:
         return False
     lengths = [stop - start for start, stop in spans]

@@ -1,22 +1,22 @@
-"""Plans moves of peers together: throughput gained against bytes downloaded.
+"""Rebalancing policy that plans several moves at once: throughput against bytes downloaded.
 
-Beside Algorithm 2's one peer at a time: as many as are worth it at once, and none that is not.
-Over a horizon of H seconds, of which movers download for d,
+In contrast to Algorithm 2, which moves one peer at a time, it makes all moves that pay off at once.
+Over a horizon of H seconds, during d of which movers download,
 
-    value = (H - d) * (rate with movers there) + d * (rate with movers gone) - price * bytes,
+    value = (H - d) * (rate after the moves) + d * (rate without the movers) - price * bytes,
 
-where a rate is that of the slowest stage, and counts up to ``keep`` of what all peers could do
-perfectly spread. No stage loses its last peer, and nothing is done that wins less than
-``hysteresis`` of what is done anyway.
+where a rate is that of the slowest stage, capped at a share ``keep`` of the rate of a perfect
+spread. No stage loses its last peer, and moves must gain at least a share ``hysteresis`` of the
+throughput.
 
-Less than all is kept with far fewer moves: a stage that lost a peer often gets one back by itself,
-and moves that only undo a decline, and stop at what is to be kept, are the fewest that keep it.
+With ``keep`` below 1 far fewer moves are needed: a stage that lost a peer often gets a new one
+without a move.
 
-Of equal peers the best moves follow from looking at every rate that the slowest stage could have.
-Of peers of several kinds rates are tried in steps, and peers chosen one after the other to reach
-them. In small swarms where that may be far from the best an integer program is solved too. Its
-moves are taken only where they win much more: the best for the moment are many, and the next event
-comes before they have paid (on traces they did less than moves that are nearly as good).
+For equal peers the optimal moves are found by enumerating the possible rates of the slowest stage.
+For several kinds of peers, target rates are tried in steps, and peers chosen greedily to reach
+them. In small swarms where this may be far from optimal a MILP is solved as well. Its moves are
+used only if they gain much more: optimal moves are numerous, and the next event often comes before
+they have paid off (on traces they performed worse than near-optimal moves).
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from planner.swarm.rebalancing import Floats, Ints, StageMove, StageRates
+from planner.swarm.rebalancing import Floats, Ints, StageMove, SwarmState
 
 ROUNDING = 1e-9
-"""Relative, of rates that are compared."""
-PROGRAMME = 24
-"""Stages times kinds up to which the integer program is solved: tenths of a second."""
-MUCH = 0.05
-"""Of the value: what the programme must be able to win, and win, over rates in steps."""
-STEPS = 32
-"""Rates that are tried in larger swarms."""
+"""Relative tolerance for comparing rates."""
+MAX_MILP_CELLS = 24
+"""Maximum of stages x kinds for which the MILP is solved, in tenths of a second."""
+MILP_MARGIN = 0.05
+"""Relative gain over the heuristic that is required to solve the MILP, and to use its moves."""
+RATE_STEPS = 32
+"""Number of target rates tried by the heuristic."""
 
 
 @dataclass(frozen=True)
 class PlannedMoves:
-    """Several moves at once, where they are worth their bytes.
+    """Policy that makes several moves at once if they are worth their bytes.
 
     Attributes
     ----------
     every_s
-        Seconds between two decisions; 0: after every event, which without downloads, price and
-        hysteresis keeps the best allocation with the fewest moves.
+        Seconds between two decisions; 0 means after every event, which without downloads, price and
+        hysteresis maintains the optimal allocation with the fewest moves.
     horizon_s
-        H: how long what is won is thought to last.
+        H: horizon over which gains are counted.
     download_s
-        d: how long a mover downloads.
+        d: download time of a mover.
     price
-        Microbatches that a byte must win.
+        Cost of a downloaded byte in microbatches.
     hysteresis
-        The part of H's microbatches that a set of moves must win.
+        Minimum gain of a set of moves, as a share of the microbatches over the horizon.
     keep
-        The part of a perfect spread's rate that is worth moves; more than that is worth none.
+        Target rate as a share of that of a perfect spread; exceeding it has no value.
     one_at_a_time
-        Whether one peer moves at most: all that could are tried, without any programme.
+        Whether at most one peer moves; all single moves are enumerated.
     """
 
     every_s: float
@@ -76,123 +76,137 @@ class PlannedMoves:
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is {self.keep}; it must be above 0 and at most 1")
 
-    def moves(self, stages: StageRates) -> list[StageMove]:
-        """The best moves of all; of equals the fewest."""
-        least = self._least(stages)
-        # nothing lost on the way
-        now = self.value(stages, *_nothing(stages))
-        if self.horizon_s * self._most(stages) - self._cost(1) - now <= least:
+    def moves(self, stages: SwarmState) -> list[StageMove]:
+        """The best moves found; of equally good ones the fewest."""
+        least = self._min_gain(stages)
+        # upper bound on the value: the target rate without loss during downloads
+        now = self.value(stages, *_no_moves(stages))
+        if self.horizon_s * self._target_rate(stages) - self._download_cost(1) - now <= least:
             return []
         if self.one_at_a_time:
-            out, into = self._of_one_peer(stages)
+            leaving, entering = self._best_single_move(stages)
         elif np.count_nonzero((stages.serving + stages.loading).sum(axis=0)) == 1:
-            out, into = self._of_one_kind(stages)
+            leaving, entering = self._homogeneous_moves(stages)
         else:
-            out, into = self._of_several_kinds(stages)
-            value = self.value(stages, out, into)
-            most = self.horizon_s * self._most(stages) - self._cost(1)
-            if value < (1 - MUCH) * most and stages.serving.size <= PROGRAMME:
-                better = self._best(stages)
-                if self.value(stages, *better) > (1 + MUCH) * value:
-                    out, into = better
-        if self.value(stages, out, into) - now <= least:
+            leaving, entering = self._heterogeneous_moves(stages)
+            value = self.value(stages, leaving, entering)
+            most = self.horizon_s * self._target_rate(stages) - self._download_cost(1)
+            if value < (1 - MILP_MARGIN) * most and stages.serving.size <= MAX_MILP_CELLS:
+                better = self._milp_moves(stages)
+                if self.value(stages, *better) > (1 + MILP_MARGIN) * value:
+                    leaving, entering = better
+        if self.value(stages, leaving, entering) - now <= least:
             return []
-        return _paired(out, into)
+        return _match_moves(leaving, entering)
 
-    def value(self, stages: StageRates, out: Ints, into: Ints) -> float:
-        """Microbatches over the horizon, less what bytes cost.
+    def value(self, stages: SwarmState, leaving: Ints, entering: Ints) -> float:
+        """Microbatches over the horizon minus the cost of bytes.
 
         Parameters
         ----------
         out, into
-            ``int[S, K]``: who leaves, and who comes.
+            ``int[S, K]``: numbers of peers that leave and enter.
         """
-        there = stages.serving + stages.loading - out + into
-        gone = stages.serving - out
-        most = self._most(stages)
+        there = stages.serving + stages.loading - leaving + entering
+        gone = stages.serving - leaving
+        most = self._target_rate(stages)
         after, during = (
             min(float(((n @ stages.speed) / stages.work).min()), most) for n in (there, gone)
         )
         down_s = min(self.download_s, self.horizon_s)
-        return (self.horizon_s - down_s) * after + down_s * during - self._cost(int(out.sum()))
+        return (
+            (self.horizon_s - down_s) * after
+            + down_s * during
+            - self._download_cost(int(leaving.sum()))
+        )
 
-    def _most(self, stages: StageRates) -> float:
-        """The rate that counts: of all peers perfectly spread, or the part that is kept."""
+    def _target_rate(self, stages: SwarmState) -> float:
+        """Target rate: the share ``keep`` of the rate of a perfect spread of all peers."""
         speed = ((stages.serving + stages.loading) @ stages.speed).sum()
-        # rounding apart, so that a perfect spread itself has all its value
+        # tolerance, so that a perfect spread is not capped by rounding
         return self.keep * (1 + ROUNDING) * float(speed / stages.work.sum())
 
-    def _cost(self, moves: int) -> float:
+    def _download_cost(self, moves: int) -> float:
         return self.price * self.state_bytes * moves
 
-    def _least(self, stages: StageRates) -> float:
-        return max(self.hysteresis, ROUNDING) * self.horizon_s * float(stages.coming_rates.min())
+    def _min_gain(self, stages: SwarmState) -> float:
+        return (
+            max(self.hysteresis, ROUNDING)
+            * self.horizon_s
+            * float(stages.rates_after_loading.min())
+        )
 
-    def _of_one_peer(self, stages: StageRates) -> tuple[Ints, Ints]:
-        """Of all moves of one peer the best; of equals the first."""
-        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
-        may = (stages.serving > 0) & (stages.serving.sum(axis=1) > 1)[:, None]
-        for source, kind in np.argwhere(may).tolist():
+    def _best_single_move(self, stages: SwarmState) -> tuple[Ints, Ints]:
+        """The best move of a single peer; the first of equally good ones."""
+        best, best_value = _no_moves(stages), self.value(stages, *_no_moves(stages))
+        movable = (stages.serving > 0) & (stages.serving.sum(axis=1) > 1)[:, None]
+        for source, kind in np.argwhere(movable).tolist():
             for target in range(len(stages.work)):
-                out, into = _nothing(stages)
-                out[source, kind] = into[target, kind] = 1
-                value = self.value(stages, out, into)
+                leaving, entering = _no_moves(stages)
+                leaving[source, kind] = entering[target, kind] = 1
+                value = self.value(stages, leaving, entering)
                 if target != source and value > best_value + ROUNDING * abs(best_value):
-                    best, best_value = (out, into), value
+                    best, best_value = (leaving, entering), value
         return best
 
-    def _of_one_kind(self, stages: StageRates) -> tuple[Ints, Ints]:
-        """Every rate that the slowest stage could have, with the fewest moves to it."""
+    def _homogeneous_moves(self, stages: SwarmState) -> tuple[Ints, Ints]:
+        """Equal peers: enumerate the slowest stage's possible rates, with the fewest moves each."""
         kind = int(np.flatnonzero((stages.serving + stages.loading).sum(axis=0))[0])
         unit = stages.work / stages.speed[kind]
         serving = stages.serving[:, kind]
         there = serving + stages.loading[:, kind]
         down_s, now = min(self.download_s, self.horizon_s), float(stages.rates.min())
-        worth = self._most(stages)
+        target_rate = self._target_rate(stages)
         cases: list[tuple[float, Ints, Ints]] = []
-        for level in _levels(unit, float((there / unit).min()), float(there.sum() / unit.sum())):
-            need = np.ceil(level * unit * (1 - ROUNDING)).astype(np.int64)
-            lack = np.maximum(need - there, 0)
-            spare = np.clip(np.minimum(serving - 1, there - need), 0, None)
-            if lack.sum() > spare.sum():
+        for level in _possible_rates(
+            unit, float((there / unit).min()), float(there.sum() / unit.sum())
+        ):
+            required = np.ceil(level * unit * (1 - ROUNDING)).astype(np.int64)
+            missing = np.maximum(required - there, 0)
+            surplus = np.clip(np.minimum(serving - 1, there - required), 0, None)
+            if missing.sum() > surplus.sum():
                 break
-            if not lack.any():
-                continue  # the lowest rate itself, but for rounding
-            # who gets peers is no faster than it needs to be
-            after = min(float((need / unit)[lack > 0].min()), worth)
-            most = (self.horizon_s - down_s) * after + down_s * now - self._cost(int(lack.sum()))
-            cases.append((most, lack, spare))
-            if level >= worth:
+            if not missing.any():
+                continue  # the current rate, up to rounding
+            # upper bound: stages that receive peers get just the required number
+            after = min(float((required / unit)[missing > 0].min()), target_rate)
+            most = (
+                (self.horizon_s - down_s) * after
+                + down_s * now
+                - self._download_cost(int(missing.sum()))
+            )
+            cases.append((most, missing, surplus))
+            if level >= target_rate:
                 break
-        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
-        # whose value can be greatest comes first; of equal values the fewest moves
-        for most, lack, spare in sorted(cases, key=lambda case: (-case[0], case[1].sum())):
+        best, best_value = _no_moves(stages), self.value(stages, *_no_moves(stages))
+        # in descending order of the upper bound; ties by the fewest moves
+        for most, missing, surplus in sorted(cases, key=lambda case: (-case[0], case[1].sum())):
             equal = ROUNDING * abs(best_value)
             if most < best_value - equal:
                 break
-            out, into = _nothing(stages)
-            into[:, kind] = lack
-            out[:, kind] = _leaving(serving, spare, unit, int(lack.sum()))
-            value = self.value(stages, out, into)
-            fewer = value >= best_value - equal and out.sum() < best[0].sum()
+            leaving, entering = _no_moves(stages)
+            entering[:, kind] = missing
+            leaving[:, kind] = _select_leaving(serving, surplus, unit, int(missing.sum()))
+            value = self.value(stages, leaving, entering)
+            fewer = value >= best_value - equal and leaving.sum() < best[0].sum()
             if value > best_value + equal or fewer:
-                best, best_value = (out, into), value
+                best, best_value = (leaving, entering), value
         return best
 
-    def _best(self, stages: StageRates) -> tuple[Ints, Ints]:
-        """By the integer program."""
-        # with HiGHS, which the policy of one peer at a time does without
+    def _milp_moves(self, stages: SwarmState) -> tuple[Ints, Ints]:
+        """Optimal moves by the MILP."""
+        # imported lazily: SciPy's HiGHS is not needed for single moves
         from planner.swarm.move_milp import solve_moves
 
-        cost, most = self._cost(1), self._most(stages)
-        return solve_moves(stages, self.horizon_s, self.download_s, cost, most, _nothing(stages))
+        cost, most = self._download_cost(1), self._target_rate(stages)
+        return solve_moves(stages, self.horizon_s, self.download_s, cost, most, _no_moves(stages))
 
-    def _of_several_kinds(self, stages: StageRates) -> tuple[Ints, Ints]:
-        """Rates in even steps up to that of a perfect spread, each reached move by move."""
-        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
-        top, now = self._most(stages), float(stages.coming_rates.min())
-        for step in range(1, STEPS + 1):
-            found = _reached(stages, now + (top - now) * step / STEPS)
+    def _heterogeneous_moves(self, stages: SwarmState) -> tuple[Ints, Ints]:
+        """Several kinds: try target rates in steps, each reached by greedy moves."""
+        best, best_value = _no_moves(stages), self.value(stages, *_no_moves(stages))
+        top, now = self._target_rate(stages), float(stages.rates_after_loading.min())
+        for step in range(1, RATE_STEPS + 1):
+            found = moves_to_reach(stages, now + (top - now) * step / RATE_STEPS)
             if found is None:
                 break
             value = self.value(stages, *found)
@@ -201,43 +215,47 @@ class PlannedMoves:
         return best
 
 
-def _reached(stages: StageRates, level: float) -> tuple[Ints, Ints] | None:
-    """Moves after which no stage is slower than ``level``; None if none were found.
+def moves_to_reach(stages: SwarmState, level: float) -> tuple[Ints, Ints] | None:
+    """Greedy moves after which no stage is slower than ``level``; None if not found.
 
-    The slowest stage gets the slowest kind that is enough, else the fastest there is, from where
-    the most is left.
+    The slowest stage gets a peer of the slowest sufficient kind, or else of the fastest, from the
+    stage with the highest remaining rate.
     """
-    out, into = _nothing(stages)
+    leaving, entering = _no_moves(stages)
     speed = stages.speed
-    need = level * stages.work * (1 - ROUNDING)
-    over = (stages.serving + stages.loading) @ speed - need
+    required = level * stages.work * (1 - ROUNDING)
+    excess = (stages.serving + stages.loading) @ speed - required
     serving = stages.serving.copy()
     while True:
-        target = int(np.argmin(over / stages.work))
-        if over[target] >= 0:
-            return out, into
-        may = (serving > 0) & (serving.sum(axis=1) > 1)[:, None] & (over[:, None] >= speed)
-        kinds = np.flatnonzero(may.any(axis=0))
+        target = int(np.argmin(excess / stages.work))
+        if excess[target] >= 0:
+            return leaving, entering
+        movable = (serving > 0) & (serving.sum(axis=1) > 1)[:, None] & (excess[:, None] >= speed)
+        kinds = np.flatnonzero(movable.any(axis=0))
         if len(kinds) == 0:
             return None
-        enough = kinds[speed[kinds] >= -over[target]]
+        enough = kinds[speed[kinds] >= -excess[target]]
         kind = int(
             enough[np.argmin(speed[enough])] if len(enough) else kinds[speed[kinds].argmax()]
         )
-        left = np.where(may[:, kind], (serving @ speed - speed[kind]) / stages.work, -np.inf)
+        left = np.where(movable[:, kind], (serving @ speed - speed[kind]) / stages.work, -np.inf)
         source = int(np.argmax(left))
-        for array, stage, change in ((out, source, 1), (into, target, 1), (serving, source, -1)):
+        for array, stage, change in (
+            (leaving, source, 1),
+            (entering, target, 1),
+            (serving, source, -1),
+        ):
             array[stage, kind] += change
-        over[source] -= speed[kind]
-        over[target] += speed[kind]
+        excess[source] -= speed[kind]
+        excess[target] += speed[kind]
 
 
-def _nothing(stages: StageRates) -> tuple[Ints, Ints]:
+def _no_moves(stages: SwarmState) -> tuple[Ints, Ints]:
     return np.zeros_like(stages.serving), np.zeros_like(stages.serving)
 
 
-def _levels(unit: Floats, lowest: float, top: float) -> list[float]:
-    """Rates that a stage could have, above the lowest and up to a limit, ascending."""
+def _possible_rates(unit: Floats, lowest: float, top: float) -> list[float]:
+    """Possible rates of a stage, above the lowest and up to a limit, ascending."""
     found: set[float] = set()
     for u in np.unique(unit).tolist():
         first, last = math.floor(lowest * u) + 1, math.floor(top * u * (1 + ROUNDING))
@@ -245,32 +263,32 @@ def _levels(unit: Floats, lowest: float, top: float) -> list[float]:
     return sorted(found)
 
 
-def _leaving(serving: Ints, spare: Ints, unit: Floats, moves: int) -> Ints:
-    """Who leaves, so that the slowest stage without them is as fast as can be."""
-    out = np.zeros_like(serving)
+def _select_leaving(serving: Ints, surplus: Ints, unit: Floats, moves: int) -> Ints:
+    """Numbers of peers that leave, maximising the rate of the slowest stage without them."""
+    leaving = np.zeros_like(serving)
     queue = [
         (-(n - 1) / u, s)
         for s, (n, u) in enumerate(zip(serving.tolist(), unit.tolist(), strict=True))
-        if spare[s] > 0
+        if surplus[s] > 0
     ]
     heapq.heapify(queue)
     for _ in range(moves):
         s = queue[0][1]
-        out[s] += 1
-        if out[s] < spare[s]:
-            heapq.heapreplace(queue, (-(serving[s] - out[s] - 1) / unit[s], s))
+        leaving[s] += 1
+        if leaving[s] < surplus[s]:
+            heapq.heapreplace(queue, (-(serving[s] - leaving[s] - 1) / unit[s], s))
         else:
             heapq.heappop(queue)
-    return out
+    return leaving
 
 
-def _paired(out: Ints, into: Ints) -> list[StageMove]:
-    """From where to where, kind by kind."""
+def _match_moves(leaving: Ints, entering: Ints) -> list[StageMove]:
+    """Match leaving and entering peers of every kind to moves."""
     found: list[StageMove] = []
-    for kind in range(out.shape[1]):
-        sources = [[s, int(out[s, kind])] for s in np.flatnonzero(out[:, kind]).tolist()]
-        for target in np.flatnonzero(into[:, kind]).tolist():
-            wanted = int(into[target, kind])
+    for kind in range(leaving.shape[1]):
+        sources = [[s, int(leaving[s, kind])] for s in np.flatnonzero(leaving[:, kind]).tolist()]
+        for target in np.flatnonzero(entering[:, kind]).tolist():
+            wanted = int(entering[target, kind])
             while wanted:
                 source, left = sources[0]
                 number = min(wanted, left)

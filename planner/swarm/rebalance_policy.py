@@ -1,7 +1,7 @@
-"""Which device of a running plan goes to another stage, by what its devices were seen to take.
+"""Rebalancing decisions for a running plan from measured times.
 
-The policies are those that traces are played with. A device is a peer of a kind of its own: its
-speed is what the plan's work of its stage takes at FLOP/s of 1, over what a microbatch took it.
+Applies the policies of trace replays. Every device is a peer of its own kind; its speed is the
+stage's work per microbatch at 1 FLOP/s, divided by the measured time per microbatch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from statistics import median
 import numpy as np
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import OneAtATime, Policy, StageRates
+from planner.swarm.rebalancing import RebalancePolicy, SwarmPolicy, SwarmState
 from planner.training_plan.migration import Migration
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
 
 HYSTERESIS = 0.05
-"""What a move must win at least: measured times are no better known."""
+"""Minimum relative gain of a move, given the precision of measured times."""
 
 
 class RebalanceRule(enum.StrEnum):
-    """Who moves: whoever wins most for the rest of the run, or SWARM's Algorithm 2."""
+    """The device that gains most for the rest of the run, or SWARM's Algorithm 2."""
 
     PLANNED = "planned"
     SWARM = "swarm"
@@ -32,12 +32,12 @@ class RebalanceRule(enum.StrEnum):
 
 @dataclass(frozen=True)
 class RebalanceDecision:
-    """A move, and what it is for.
+    """A move and its expected effect.
 
     Attributes
     ----------
     before, after
-        Microbatches a second of the slowest stage, as devices were seen to work.
+        Microbatches per second of the slowest stage, from measured times.
     """
 
     move: Migration
@@ -45,7 +45,7 @@ class RebalanceDecision:
     after: float
 
     def said(self, why_not: str) -> str:
-        """For people."""
+        """A message for the log; ``why_not`` is the reason if the move is not made."""
         move = self.move
         goes = "stays instead of going" if why_not else "goes"
         return (
@@ -55,13 +55,13 @@ class RebalanceDecision:
         )
 
 
-def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> StageRates:
-    """Who is where, and how fast."""
+def swarm_state(plan: TrainingPlan, seconds: Mapping[int, float]) -> SwarmState:
+    """State of the swarm, with speeds from measured seconds per microbatch."""
     times, groups = plan.compute_times, plan.assignment.groups
     work = []
     for s, layers in enumerate(plan.stage_layers):
-        with_head, again = s == plan.head_stage, plan.recompute[s]
-        costs = stage_costs(plan.workload, *layers, with_head=with_head, recompute=again)
+        with_head, recompute = s == plan.head_stage, plan.recompute[s]
+        costs = stage_costs(plan.workload, *layers, with_head=with_head, recompute=recompute)
         work.append(costs.busy_s(1.0))
     serving = np.zeros((len(groups), len(plan.cluster)), dtype=np.int64)
     speed = np.ones(len(plan.cluster))
@@ -72,13 +72,13 @@ def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> StageRates:
         for s, group in enumerate(groups)
         for d in group
     }
-    late = [seconds[d] / planned[d] for d in planned if d in seconds and planned[d] > 0]
-    factor = median(late) if late else 1.0
+    slowdowns = [seconds[d] / planned[d] for d in planned if d in seconds and planned[d] > 0]
+    factor = median(slowdowns) if slowdowns else 1.0
     for s, group in enumerate(groups):
         for d in group:
             serving[s, d] = 1
             speed[d] = work[s] / max(seconds.get(d, planned[d] * factor), 1e-12)
-    return StageRates(serving, np.zeros_like(serving), np.array(work), speed)
+    return SwarmState(serving, np.zeros_like(serving), np.array(work), speed)
 
 
 def decide(
@@ -89,21 +89,23 @@ def decide(
     rule: RebalanceRule,
     stay: frozenset[int] = frozenset(),
 ) -> RebalanceDecision | None:
-    """The move to make now, if any is worth it."""
-    stages = stages_of(plan, seconds)
-    policy: Policy = OneAtATime(0.0)
+    """The move to make now, or None if no move is worthwhile."""
+    stages = swarm_state(plan, seconds)
+    policy: RebalancePolicy = SwarmPolicy(0.0)
     if rule is RebalanceRule.PLANNED:
-        # everybody waits while state is on its way
-        lost = _download_s(plan) / left_s if left_s > 0 else 1.0
+        # all devices wait while the state is transferred
+        download_share = _download_s(plan) / left_s if left_s > 0 else 1.0
         policy = PlannedMoves(
             every_s=0.0,
             horizon_s=max(left_s, 0.0),
-            hysteresis=HYSTERESIS + lost,
+            hysteresis=HYSTERESIS + download_share,
             one_at_a_time=True,
         )
-        # who is on its way to a stage counts there, and is not sent elsewhere
-        fixed = np.isin(np.arange(len(plan.cluster)), list(stay))
-        stages = replace(stages, serving=stages.serving * ~fixed, loading=stages.serving * fixed)
+        # devices that are moving count in their new stage, and are not moved again
+        must_stay = np.isin(np.arange(len(plan.cluster)), list(stay))
+        stages = replace(
+            stages, serving=stages.serving * ~must_stay, loading=stages.serving * must_stay
+        )
     if not (moves := policy.moves(stages)):
         return None
     source, target, device, _ = moves[0]
@@ -112,11 +114,13 @@ def decide(
     after[target, device] += 1
     rate = float((after @ stages.speed / stages.work).min())
     name = plan.cluster.network.ids[device]
-    return RebalanceDecision(Migration(name, target, done), float(stages.coming_rates.min()), rate)
+    return RebalanceDecision(
+        Migration(name, target, done), float(stages.rates_after_loading.min()), rate
+    )
 
 
 def _download_s(plan: TrainingPlan) -> float:
-    """Of the largest stage's state, over a link as they are in the mean."""
+    """Download time of the largest stage's state at the mean bandwidth."""
     w, network = plan.workload, plan.cluster.network
     state = max(w.stage(*layers).parameters for layers in plan.stage_layers)
     between = ~np.eye(len(network), dtype=bool)

@@ -1,8 +1,8 @@
-"""Peers that move between stages: SWARM's Algorithm 2, the best allocation, and none.
+"""Rebalancing of peers between stages: SWARM's Algorithm 2, the optimal allocation, no moves.
 
-A stage's speed is the sum over its peers' speeds over its work; the pipeline goes as fast as its
-slowest stage. Where queues are not simulated, a stage's load is the reverse, work over speed: in
-the long run that is what requests pile up by.
+A stage's rate is the sum of its peers' speeds divided by its work; the pipeline is as fast as its
+slowest stage. Since queues are not simulated, the load of a stage is taken as work over speed, by
+which its queue grows in the long run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class StageMove(NamedTuple):
-    """So many peers of a kind go from one stage to another."""
+    """A number of peers of a kind that move from one stage to another."""
 
     source: int
     target: int
@@ -28,19 +28,19 @@ class StageMove(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StageRates:
-    """Who is where.
+class SwarmState:
+    """Allocation of peers to stages.
 
     Attributes
     ----------
     serving
         ``int[S, K]``: peers of every kind that serve each stage.
     loading
-        ``int[S, K]``: that download its state and will serve it.
+        ``int[S, K]``: peers that download a stage's state and will serve it.
     work
-        ``float[S]``: of a microbatch, in seconds of a peer of speed 1.
+        ``float[S]``: seconds per microbatch for a peer of speed 1.
     speed
-        ``float[K]``: of the kinds.
+        ``float[K]``: speed of every kind.
     """
 
     serving: Ints
@@ -50,53 +50,53 @@ class StageRates:
 
     @property
     def rates(self) -> Floats:
-        """``float[S]``: microbatches a second that every stage does."""
+        """``float[S]``: microbatches per second of every stage."""
         return np.asarray((self.serving @ self.speed) / self.work)
 
     @property
-    def coming_rates(self) -> Floats:
-        """``float[S]``: once those who load are there."""
+    def rates_after_loading(self) -> Floats:
+        """``float[S]``: rates once all loading peers serve."""
         return np.asarray(((self.serving + self.loading) @ self.speed) / self.work)
 
 
-class Policy(Protocol):
-    """Who moves, asked from time to time."""
+class RebalancePolicy(Protocol):
+    """A rebalancing policy, called periodically."""
 
     @property
     def every_s(self) -> float:
-        """Seconds between two decisions; 0: after every event, infinite: never."""
+        """Seconds between two decisions; 0 for after every event, infinite for never."""
 
-    def moves(self, stages: StageRates) -> list[StageMove]:
-        """What is to be done now."""
+    def moves(self, stages: SwarmState) -> list[StageMove]:
+        """Moves to make now."""
 
 
 @dataclass(frozen=True)
 class NoMoves:
-    """Peers stay where they entered."""
+    """Policy without moves."""
 
     every_s: float = float("inf")
 
-    def moves(self, stages: StageRates) -> list[StageMove]:
-        """None."""
+    def moves(self, stages: SwarmState) -> list[StageMove]:
+        """No moves."""
         return []
 
 
 @dataclass(frozen=True)
-class OneAtATime:
-    """Algorithm 2: every T seconds one peer goes from the least to the most loaded stage.
+class SwarmPolicy:
+    """Algorithm 2: every T seconds one peer moves from the least to the most loaded stage.
 
-    Word for word, with one thing added: the last peer of a stage stays. As in the text, peers that
-    are loading are not seen, and it moves whenever two loads differ. The peer with the shortest
-    queue goes; under stochastic wiring queues of a stage are alike, so it is one of the first kind
-    there.
+    Verbatim, except that the last peer of a stage stays. As in the paper, loading peers are
+    ignored, and a peer moves whenever two loads differ. The paper moves the peer with the shortest
+    queue; under stochastic wiring the queues of a stage are similar, so one of the first kind
+    moves.
     """
 
     every_s: float
 
-    def moves(self, stages: StageRates) -> list[StageMove]:
-        """One or none."""
+    def moves(self, stages: SwarmState) -> list[StageMove]:
+        """At most one move."""
         rates = stages.rates
-        # the strict comparisons of lines 12 and 15 keep the first of equals
+        # as by the strict comparisons of lines 12 and 15, ties go to the first stage
         most, least = int(np.argmin(rates)), int(np.argmax(rates))
         here = stages.serving[least]
         if rates[most] == rates[least] or here.sum() < 2:
@@ -105,7 +105,7 @@ class OneAtATime:
 
 
 def optimal_counts(work: Floats, peers: int) -> Ints:
-    """The allocation of equal peers with the fastest slowest stage.
+    """Allocation of equal peers that maximises the rate of the slowest stage.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def optimal_counts(work: Floats, peers: int) -> Ints:
     Returns
     -------
     ndarray
-        ``int[S]``: one more goes to the stage that is slowest, as long as there are any.
+        ``int[S]``: peers are added greedily to the slowest stage.
     """
     counts = np.ones(len(work), dtype=np.int64)
     queue = [(1.0 / w, s) for s, w in enumerate(work.tolist())]
@@ -128,7 +128,7 @@ def optimal_counts(work: Floats, peers: int) -> Ints:
 
 
 def optimal_rates(work: Floats, peers: int) -> Floats:
-    """The fastest pipeline of so many equal peers of speed 1, for every number up to a limit.
+    """Maximum pipeline rate of n equal peers of speed 1, for every n up to a limit.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def optimal_rates(work: Floats, peers: int) -> Floats:
     Returns
     -------
     ndarray
-        ``float[N + 1]``: microbatches a second, 0 where a stage would be empty.
+        ``float[N + 1]``: microbatches per second, 0 if a stage would be empty.
     """
     best = np.zeros(max(peers, len(work)) + 1)
     counts = np.ones(len(work), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Replays a trace of peers under a rebalancing policy (SWARM, 4.4 and I).
 
-Between two events the pipeline goes as fast as its slowest stage. What is unspecified in the paper
-is a choice here: where a new peer enters, which peer a leaving one is, and whether a move takes
-time. The same seed takes the same stages from every policy.
+Between two events the pipeline is as fast as its slowest stage. What the paper does not specify is
+configurable: the stage that a new peer enters, which peer leaves, and whether a move takes time.
+With the same seed, peers leave the same stages under every policy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from planner.problems.error import ProblemError
 from planner.swarm.rebalancing import (
     Floats,
     Ints,
-    Policy,
+    RebalancePolicy,
     StageMove,
-    StageRates,
+    SwarmState,
     optimal_counts,
     optimal_rates,
 )
@@ -31,14 +31,14 @@ from planner.swarm.traces import HOUR_S, Trace
 
 
 class Enter(enum.StrEnum):
-    """Where a new peer enters: at the slowest stage, as 3.2 has it, or anywhere."""
+    """Stage that a new peer enters: the slowest, as in 3.2, or a random one."""
 
     SLOWEST = "slowest"
     RANDOM = "random"
 
 
 class Leave(enum.StrEnum):
-    """Who leaves: a peer of a stage drawn evenly, as Appendix I has it, or any peer."""
+    """Peer that leaves: of a uniformly drawn stage, as in Appendix I, or uniform over peers."""
 
     STAGE = "stage"
     PEER = "peer"
@@ -46,20 +46,20 @@ class Leave(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What is played.
+    """Configuration of a replay.
 
     Attributes
     ----------
     trace
-        Who comes and goes.
+        Joins and departures of peers.
     work
-        ``float[S]``: seconds of a microbatch on a peer of speed 1.
+        ``float[S]``: seconds per microbatch on a peer of speed 1.
     speed
-        ``float[K]``: of the trace's kinds.
+        ``float[K]``: speed of the trace's kinds.
     download_s
-        How long a peer that moves or enters downloads its stage's state.
+        Download time of a stage's state for a peer that moves or enters.
     state_bytes
-        How much that is.
+        Bytes of that state.
     """
 
     trace: Trace
@@ -86,18 +86,18 @@ class ReplayConfig:
 
 
 @dataclass
-class Replayed:
-    """What a policy made of a trace.
+class ReplayResult:
+    """Result of a replay.
 
     Attributes
     ----------
     time_s, rate, best
-        ``[E]``: from each of these times on, microbatches a second, and those of the best
-        allocation (of peers of several kinds: of a perfectly even one).
+        ``[E]``: from each of these times on, microbatches per second, and those of the optimal
+        allocation (with several kinds of peers: of a perfectly even one).
     moves, joins
-        Peers that downloaded state because they were moved, and because they entered.
-    made
-        When which peers were moved.
+        Numbers of downloads by moved peers, and by entering ones.
+    move_log
+        Times and moves.
     """
 
     time_s: list[float] = field(default_factory=list)
@@ -107,42 +107,42 @@ class Replayed:
     moves: int = 0
     joins: int = 0
     state_bytes: float = 0.0
-    made: list[tuple[float, StageMove]] = field(default_factory=list)
+    move_log: list[tuple[float, StageMove]] = field(default_factory=list)
 
     @property
     def moved_bytes(self) -> float:
-        """Downloaded by those that were moved."""
+        """Bytes downloaded by moved peers."""
         return self.moves * self.state_bytes
 
     def done(self, begin_s: float, end_s: float) -> tuple[float, float]:
-        """Microbatches in some time, and those of the best allocation."""
+        """Microbatches in an interval, and those of the optimal allocation."""
         times = np.array([*self.time_s, self.end_s])
         seconds = np.clip(times[1:], begin_s, end_s) - np.clip(times[:-1], begin_s, end_s)
         return float(seconds @ np.array(self.rate)), float(seconds @ np.array(self.best))
 
     def share(self, begin_s: float = 0.0, end_s: float = math.inf) -> float:
-        """The part of the best allocation's microbatches."""
+        """Microbatches as a share of those of the optimal allocation."""
         done, best = self.done(begin_s, min(end_s, self.end_s))
         return done / best
 
     @property
     def row(self) -> tuple[float, float, float]:
-        """Table 5's: overall, the first and the last hour."""
+        """Row of Table 5: share overall, in the first and in the last hour."""
         return self.share(), self.share(0, HOUR_S), self.share(self.end_s - HOUR_S)
 
 
 @dataclass(frozen=True)
 class RandomDraws:
-    """Where peers begin, and what is otherwise drawn while a trace is played.
+    """Initial allocation and random draws of a replay, for reproduction.
 
     Attributes
     ----------
     serving
-        ``int[S, K]``: peers at first.
+        ``int[S, K]``: initial peers.
     leaves
-        ``float[B, 2]`` in [0, 1): of everyone who leaves, which stage and which peer.
+        ``float[B, 2]`` in [0, 1): draws of stage and peer for every departure.
     enters
-        ``int[A]``: of everyone who enters at random, which stage.
+        ``int[A]``: stage of every peer that enters a random stage.
     """
 
     serving: Ints
@@ -151,25 +151,25 @@ class RandomDraws:
 
 
 def replay(
-    setting: ReplayConfig, policy: Policy, seed: int = 0, drawn: RandomDraws | None = None
-) -> Replayed:
-    """Play a trace."""
-    return _Simulation(setting, policy, seed, drawn).run()
+    config: ReplayConfig, policy: RebalancePolicy, seed: int = 0, draws: RandomDraws | None = None
+) -> ReplayResult:
+    """Replay a trace under a policy."""
+    return _Simulation(config, policy, seed, draws).run()
 
 
 class _Simulation:
     """State of a replay; counts in Python's integers, rates in an array."""
 
     def __init__(
-        self, setting: ReplayConfig, policy: Policy, seed: int, drawn: RandomDraws | None
+        self, config: ReplayConfig, policy: RebalancePolicy, seed: int, draws: RandomDraws | None
     ) -> None:
-        self.setting, self.policy, self.drawn = setting, policy, drawn
-        s, k = len(setting.work), len(setting.speed)
-        if drawn is not None:
-            self.leaves: Iterator[Sequence[float]] = iter(drawn.leaves.tolist())
-            self.enters: Iterator[int] = iter(drawn.enters.tolist())
+        self.config, self.policy, self.draws = config, policy, draws
+        s, k = len(config.work), len(config.speed)
+        if draws is not None:
+            self.leaves: Iterator[Sequence[float]] = iter(draws.leaves.tolist())
+            self.enters: Iterator[int] = iter(draws.enters.tolist())
         else:
-            # who leaves must not depend on what a policy did before
+            # departures must not depend on the policy
             leaving, entering = (np.random.default_rng([seed, k]) for k in (0, 1))
             self.leaves = (leaving.random(2).tolist() for _ in count())
             self.enters = (int(entering.integers(s)) for _ in count())
@@ -179,18 +179,18 @@ class _Simulation:
         self.ready: list[list[list[float]]] = [[[] for _ in range(k)] for _ in range(s)]
         self.downloads: list[tuple[float, int, int]] = []
         self.rate: Floats = np.zeros(s)
-        self.coming: Floats = np.zeros(s)
-        self.total = setting.trace.start.copy()
+        self.rates_after_loading: Floats = np.zeros(s)
+        self.total = config.trace.start.copy()
         self.optimal: NDArray[np.float64] | None = None
         if k == 1:
-            most = int(setting.trace.counts().max())
-            self.optimal = optimal_rates(setting.work, most) * setting.speed[0]
-        self.result = Replayed(end_s=setting.trace.end_s, state_bytes=setting.state_bytes)
+            most = int(config.trace.counts().max())
+            self.optimal = optimal_rates(config.work, most) * config.speed[0]
+        self.result = ReplayResult(end_s=config.trace.end_s, state_bytes=config.state_bytes)
 
-    def run(self) -> Replayed:
-        """From the first event to the end."""
+    def run(self) -> ReplayResult:
+        """Run from the first event to the end of the trace."""
         self._begin()
-        trace = self.setting.trace
+        trace = self.config.trace
         events = zip(trace.time_s.tolist(), trace.kind.tolist(), trace.change.tolist(), strict=True)
         event = next(events, None)
         decide_s = self.policy.every_s or math.inf
@@ -201,45 +201,45 @@ class _Simulation:
             if now > trace.end_s or math.isinf(now):
                 return self.result
             if now == ready_s:
-                self._served(*heapq.heappop(self.downloads))
+                self._finish_download(*heapq.heappop(self.downloads))
             elif event and now == event_s:
-                self._change(now, event[1], event[2])
+                self._apply_event(now, event[1], event[2])
                 event = next(events, None)
                 if self.policy.every_s == 0:
                     self._decide(now)
             else:
                 self._decide(now)
                 decide_s += self.policy.every_s
-            self._note(now)
+            self._record(now)
 
     def _begin(self) -> None:
-        """Peers as evenly spread as can be, the slowest kind first so that the rest evens out."""
-        setting = self.setting
-        if self.drawn is not None:
-            self.serving = self.drawn.serving.copy()
+        """Initial allocation: as even as possible, the fastest kind first."""
+        config = self.config
+        if self.draws is not None:
+            self.serving = self.draws.serving.copy()
         elif self.kinds == 1:
-            self.serving[:, 0] = optimal_counts(setting.work, int(setting.trace.start[0]))
+            self.serving[:, 0] = optimal_counts(config.work, int(config.trace.start[0]))
         else:
             rate = np.zeros(self.stages)
-            for k in np.argsort(-setting.speed, kind="stable").tolist():
-                for _ in range(int(setting.trace.start[k])):
+            for k in np.argsort(-config.speed, kind="stable").tolist():
+                for _ in range(int(config.trace.start[k])):
                     s = int(np.argmin(rate))
                     self.serving[s, k] += 1
-                    rate[s] += setting.speed[k] / setting.work[s]
+                    rate[s] += config.speed[k] / config.work[s]
         for s in range(self.stages):
-            self._renew(s)
-        self._note(0.0)
+            self._update_rates(s)
+        self._record(0.0)
 
-    def _renew(self, s: int) -> None:
-        speed, work = self.setting.speed, self.setting.work[s]
+    def _update_rates(self, s: int) -> None:
+        speed, work = self.config.speed, self.config.work[s]
         self.rate[s] = self.serving[s] @ speed / work
-        self.coming[s] = (self.serving[s] + self.loading[s]) @ speed / work
+        self.rates_after_loading[s] = (self.serving[s] + self.loading[s]) @ speed / work
 
-    def _note(self, now: float) -> None:
+    def _record(self, now: float) -> None:
         if self.optimal is not None:
             best = float(self.optimal[self.total[0]])
         else:
-            best = float(self.total @ self.setting.speed / self.setting.work.sum())
+            best = float(self.total @ self.config.speed / self.config.work.sum())
         result, rate = self.result, float(self.rate.min())
         if result.time_s and result.time_s[-1] == now:
             result.rate[-1], result.best[-1] = rate, best
@@ -249,59 +249,61 @@ class _Simulation:
         result.best.append(best)
 
     def _decide(self, now: float) -> None:
-        setting = self.setting
-        stages = StageRates(self.serving.copy(), self.loading.copy(), setting.work, setting.speed)
+        config = self.config
+        stages = SwarmState(self.serving.copy(), self.loading.copy(), config.work, config.speed)
         for move in self.policy.moves(stages):
             self.serving[move.source, move.kind] -= move.number
-            self._renew(move.source)
+            self._update_rates(move.source)
             for _ in range(move.number):
-                self._load(now, move.target, move.kind)
+                self._start_download(now, move.target, move.kind)
             self.result.moves += move.number
-            self.result.made.append((now, move))
+            self.result.move_log.append((now, move))
 
-    def _load(self, now: float, s: int, k: int) -> None:
-        if self.setting.download_s == 0:
+    def _start_download(self, now: float, s: int, k: int) -> None:
+        if self.config.download_s == 0:
             self.serving[s, k] += 1
         else:
             self.loading[s, k] += 1
-            self.ready[s][k].append(now + self.setting.download_s)
-            heapq.heappush(self.downloads, (now + self.setting.download_s, s, k))
-        self._renew(s)
+            self.ready[s][k].append(now + self.config.download_s)
+            heapq.heappush(self.downloads, (now + self.config.download_s, s, k))
+        self._update_rates(s)
 
-    def _served(self, time: float, s: int, k: int) -> None:
-        # one that left meanwhile is no longer on the list
+    def _finish_download(self, time: float, s: int, k: int) -> None:
+        # a peer that has left meanwhile is no longer in the list
         if time in self.ready[s][k]:
             self.ready[s][k].remove(time)
             self.loading[s, k] -= 1
             self.serving[s, k] += 1
-            self._renew(s)
+            self._update_rates(s)
 
-    def _change(self, now: float, k: int, change: int) -> None:
+    def _apply_event(self, now: float, k: int, change: int) -> None:
         self.total[k] += change
         for _ in range(change):
-            if self.setting.enter is Enter.SLOWEST:
-                s = int(np.argmin(self.coming))
+            if self.config.enter is Enter.SLOWEST:
+                s = int(np.argmin(self.rates_after_loading))
             else:
                 s = next(self.enters)
-            self._load(now, s, k)
+            self._start_download(now, s, k)
             self.result.joins += 1
         for _ in range(-change):
-            self._remove(k)
+            self._remove_peer(k)
 
-    def _remove(self, k: int) -> None:
-        """One peer of a kind leaves."""
-        draw, which = next(self.leaves)
-        there = self.serving[:, k] + self.loading[:, k]
-        if self.setting.leave is Leave.STAGE:
-            s = int(draw * self.stages)
-            while there[s] == 0:
+    def _remove_peer(self, k: int) -> None:
+        """Remove one peer of a kind."""
+        stage_draw, peer_draw = next(self.leaves)
+        present = self.serving[:, k] + self.loading[:, k]
+        if self.config.leave is Leave.STAGE:
+            s = int(stage_draw * self.stages)
+            while present[s] == 0:
                 s = (s + 1) % self.stages
         else:
-            s = int(np.searchsorted(np.cumsum(there), int(draw * there.sum()), side="right"))
-        number = int(which * there[s])
+            s = int(
+                np.searchsorted(np.cumsum(present), int(stage_draw * present.sum()), side="right")
+            )
+        number = int(peer_draw * present[s])
         if number < self.serving[s, k]:
             self.serving[s, k] -= 1
         else:
             self.ready[s][k].pop(number - int(self.serving[s, k]))
             self.loading[s, k] -= 1
-        self._renew(s)
+        self._update_rates(s)

@@ -1,17 +1,18 @@
-"""Stochastic wiring (SWARM, 3.2, Algorithm 1): which peer gets a trainer's next microbatch.
+"""Stochastic wiring (SWARM, 3.2, Algorithm 1): routing of a trainer's microbatches to peers.
 
-Plain Python without imports of this package, so that whatever runs microbatches may use it as it
-is. It has no clock: seconds are passed in, and the same calls give the same choices.
+Plain Python without imports of this package, so that any runtime can use it. It has no clock:
+response times are passed in, and the same calls give the same choices.
 
-Interleaved weighted round robin: every peer has a priority, the seconds of all requests that it was
-given. The lowest is next, and rises by the peer's estimate, an exponential average of its response
-times. A peer that answers twice as fast is chosen twice as often.
+Interleaved weighted round robin: the priority of a peer is the estimated time of all requests that
+it was given. The peer of lowest priority is next, and its priority increases by its estimate, an
+exponential moving average of its response times. A peer that is twice as fast is chosen twice as
+often.
 
-Two things differ from the algorithm's text. It lets a new or returning peer enter at priority
-epsilon, so that this peer gets every microbatch until it has caught up with all that others ever
-did; here it enters at the lowest priority in use. And its estimate begins at epsilon, which has the
-same effect until enough answers are in; here it begins at the mean of its stage, or at what the
-caller knows, and a guess is replaced by the first answer. ``Entry.EPSILON`` is the text's way.
+There are two differences to the paper. In the paper a new or returning peer enters at priority
+epsilon, so that it gets every microbatch until it has caught up with the others; here it enters at
+the lowest priority in use. Its estimate starts at epsilon in the paper, with the same effect; here
+it starts at the mean of its stage, or at a given value, and a guess is replaced by the first
+response time. ``Entry.EPSILON`` selects the paper's behaviour.
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ Peer = TypeVar("Peer", bound=Hashable)
 SMOOTHING = 0.1
 """The paper's (4.3)."""
 EPSILON = 1e-3
-"""Seconds of a peer of which nothing is known, where its stage has no other."""
+"""Estimate in seconds for a peer without measurements, if its stage has no other peer."""
 
 
 class NoPeer(LookupError):
-    """No peer of a stage may be chosen: all have left or are banned."""
+    """No peer of a stage is available: all have left or are banned."""
 
 
 class Entry(enum.StrEnum):
-    """Where a new or returning peer enters: at its stage's level, or as the text has it."""
+    """Priority of a new or returning peer: the lowest in use, or epsilon as in the paper."""
 
     LEVEL = "level"
     EPSILON = "epsilon"
 
 
 @dataclass
-class _State:
-    """What a trainer knows of a peer."""
+class _PeerState:
+    """Priority and estimate of a peer."""
 
     stages: tuple[int, ...]
     number: int
     priority: float
     estimate_s: float
-    guessed: bool
+    is_guess: bool
     banned: bool = False
 
 
 class Router(Generic[Peer]):
-    """One trainer's estimates and choices.
+    """Router of one trainer.
 
     Parameters
     ----------
     stages
-        N of the pipeline, numbered from 0.
+        Number of stages.
     smoothing
-        gamma, from 0 (estimates stay what they were given: a fixed weighted round robin) to 1 (the
-        last answer counts alone).
+        gamma, from 0 (estimates are constant: a fixed weighted round robin) to 1 (only the last
+        response time counts).
     epsilon_s
         The algorithm's initial priority and estimate.
 
@@ -88,93 +89,93 @@ class Router(Generic[Peer]):
         self._smoothing = smoothing
         self._epsilon_s = _seconds("epsilon_s", epsilon_s)
         self._entry = Entry(entry)
-        self._known: dict[Peer, _State] = {}
+        self._states: dict[Peer, _PeerState] = {}
         self._peers: list[dict[Peer, None]] = [{} for _ in range(stages)]
-        # (priority, number of the peer, peer); what is out of date is dropped where it is met
+        # (priority, number of the peer, peer); stale entries are dropped lazily
         self._queues: list[list[tuple[float, int, Peer]]] = [[] for _ in range(stages)]
-        self._level = [0.0] * stages
+        self._last_priority = [0.0] * stages
         self._announced = 0
 
     def announce(self, peer: Peer, stages: Iterable[int], estimate_s: float | None = None) -> None:
-        """Add or update a peer and the stages it serves; also its sign of life."""
-        served = tuple(sorted(set(stages)))
-        for stage in served or (-1,):
+        """Add or update a peer and the stages it serves; also serves as its heartbeat."""
+        stages_served = tuple(sorted(set(stages)))
+        for stage in stages_served or (-1,):
             self._check(stage)
-        known = self._known.get(peer)
-        if known is not None and known.stages != served:
+        state = self._states.get(peer)
+        if state is not None and state.stages != stages_served:
             self.leave(peer)
-            known = None
-        if known is not None and not known.banned:
+            state = None
+        if state is not None and not state.banned:
             return
         if self._entry is Entry.EPSILON:
-            priority, estimate, guessed = self._epsilon_s, self._epsilon_s, False
+            priority, estimate, is_guess = self._epsilon_s, self._epsilon_s, False
         else:
-            # of several stages the fullest: in none of them does it get more than its part
-            priority = max(self._lowest(stage) for stage in served)
-            if known is not None:
-                estimate, guessed = known.estimate_s, known.guessed
+            # with several stages the highest priority, so that it is not overloaded in any of them
+            priority = max(self._lowest(stage) for stage in stages_served)
+            if state is not None:
+                estimate, is_guess = state.estimate_s, state.is_guess
             elif estimate_s is not None:
-                estimate, guessed = _seconds("estimate_s", estimate_s), False
+                estimate, is_guess = _seconds("estimate_s", estimate_s), False
             else:
-                estimate, guessed = self._usual_s(served), True
-        if known is None:
+                estimate, is_guess = self._mean_estimate_s(stages_served), True
+        if state is None:
             self._announced += 1
-            known = _State(served, self._announced, priority, estimate, guessed)
-            self._known[peer] = known
-            for stage in served:
+            state = _PeerState(stages_served, self._announced, priority, estimate, is_guess)
+            self._states[peer] = state
+            for stage in stages_served:
                 self._peers[stage][peer] = None
         else:
-            known.priority, known.estimate_s, known.guessed = priority, estimate, guessed
-            known.banned = False
-        self._queue(peer, known)
+            state.priority, state.estimate_s, state.is_guess = priority, estimate, is_guess
+            state.banned = False
+        self._enqueue(peer, state)
 
     def choose(self, stage: int) -> Peer:
-        """The peer of lowest priority for the next microbatch; ties go to the first announced."""
+        """Choose the peer of lowest priority; ties go to the first announced."""
         self._check(stage)
-        if not self._clean(stage):
+        if not self._drop_stale(stage):
             raise NoPeer(f"no peer of stage {stage} may be chosen; announce one")
         peer = self._queues[stage][0][2]
-        known = self._known[peer]
-        self._level[stage] = known.priority
-        known.priority += known.estimate_s
-        self._queue(peer, known)
+        state = self._states[peer]
+        self._last_priority[stage] = state.priority
+        state.priority += state.estimate_s
+        self._enqueue(peer, state)
         return peer
 
     def report(self, peer: Peer, seconds: float) -> None:
-        """A peer has answered after so long; nothing happens for a peer that has left."""
+        """Record a response time; ignored for a peer that has left."""
         seconds = _seconds("a response time", seconds)
-        known = self._known.get(peer)
-        if known is None:
+        state = self._states.get(peer)
+        if state is None:
             return
-        if known.guessed and self._smoothing > 0:
-            known.estimate_s, known.guessed = seconds, False
+        if state.is_guess and self._smoothing > 0:
+            state.estimate_s, state.is_guess = seconds, False
         else:
-            known.estimate_s += self._smoothing * (seconds - known.estimate_s)
+            state.estimate_s += self._smoothing * (seconds - state.estimate_s)
 
     def ban(self, peer: Peer) -> None:
-        """A peer failed or did not answer: it is not chosen until it announces itself again."""
-        if peer in self._known:
-            self._known[peer].banned = True
+        """Do not choose a peer until it announces itself again, after a failure or timeout."""
+        if peer in self._states:
+            self._states[peer].banned = True
 
     def leave(self, peer: Peer) -> None:
-        """A peer is gone for good; what is known of it is forgotten."""
-        known = self._known.pop(peer, None)
-        for stage in () if known is None else known.stages:
+        """Remove a peer and its estimate."""
+        state = self._states.pop(peer, None)
+        for stage in () if state is None else state.stages:
             del self._peers[stage][peer]
 
     def estimates_s(self, stage: int) -> dict[Peer, float]:
-        """Response times that the choice goes by, of those that may be chosen.
+        """Estimated response times of the available peers of a stage.
 
         Returns
         -------
         dict[Peer, float]
-            In the order in which they were announced.
+            In the order of announcement.
         """
         self._check(stage)
-        return {p: self._known[p].estimate_s for p in self._peers[stage] if self._may_choose(p)}
+        return {p: self._states[p].estimate_s for p in self._peers[stage] if self._is_available(p)}
 
     def shares(self, stage: int) -> dict[Peer, float]:
-        """Parts of the stage's microbatches that its peers get while estimates stay as they are.
+        """Shares of the stage's microbatches for constant estimates.
 
         Returns
         -------
@@ -191,41 +192,41 @@ class Router(Generic[Peer]):
                 f"stages are 0 to {len(self._queues) - 1}, found {stage}; a peer serves one or more"
             )
 
-    def _may_choose(self, peer: Peer) -> bool:
-        return not self._known[peer].banned
+    def _is_available(self, peer: Peer) -> bool:
+        return not self._states[peer].banned
 
-    def _queue(self, peer: Peer, known: _State) -> None:
-        for stage in known.stages:
-            heapq.heappush(self._queues[stage], (known.priority, known.number, peer))
+    def _enqueue(self, peer: Peer, state: _PeerState) -> None:
+        for stage in state.stages:
+            heapq.heappush(self._queues[stage], (state.priority, state.number, peer))
 
-    def _clean(self, stage: int) -> bool:
-        """Drop what is out of date from the queue's head; whether a peer is left."""
+    def _drop_stale(self, stage: int) -> bool:
+        """Drop stale entries from the queue's head; False if no peer is available."""
         queue = self._queues[stage]
         while queue:
             priority, number, peer = queue[0]
-            known = self._known.get(peer)
-            if known and (known.number, known.priority, known.banned) == (number, priority, False):
+            state = self._states.get(peer)
+            if state and (state.number, state.priority, state.banned) == (number, priority, False):
                 return True
             heapq.heappop(queue)
         return False
 
     def _lowest(self, stage: int) -> float:
-        """The lowest priority in use; the last one that was, where nobody may be chosen."""
-        return self._queues[stage][0][0] if self._clean(stage) else self._level[stage]
+        """The lowest priority in use, or the last one if no peer is available."""
+        return self._queues[stage][0][0] if self._drop_stale(stage) else self._last_priority[stage]
 
-    def _usual_s(self, stages: tuple[int, ...]) -> float:
+    def _mean_estimate_s(self, stages: tuple[int, ...]) -> float:
         """Mean estimate over the peers of some stages."""
         found = [s for stage in stages for s in self.estimates_s(stage).values()]
         return math.fsum(found) / len(found) if found else self._epsilon_s
 
 
 def starting_estimates_s(parts: Mapping[Peer, float], usual_s: float) -> dict[Peer, float]:
-    """Estimates with which peers begin at given parts of a stage's microbatches.
+    """Initial estimates for given shares of a stage's microbatches.
 
     Returns
     -------
     dict[Peer, float]
-        Inverse to ``parts``; a peer with the mean part has ``usual_s``.
+        Inversely proportional to ``parts``; a peer with the mean share has ``usual_s``.
     """
     usual_s = _seconds("usual_s", usual_s)
     mean = math.fsum(_seconds("a part", part) for part in parts.values()) / max(1, len(parts))
@@ -238,7 +239,7 @@ def begun_router(
     own: int,
     begin: Mapping[int, tuple[Mapping[int, float], float]],
 ) -> Router[int]:
-    """The router of one of many numbered peers, which begins with given parts."""
+    """A router with initial shares; ``own`` staggers the order of equal peers between trainers."""
     router: Router[int] = Router(stages, smoothing=smoothing)
     for stage, (parts, usual_s) in begin.items():
         estimates = starting_estimates_s(parts, usual_s)

@@ -1,8 +1,8 @@
 """Traces of peers that join and leave: from files, or generated (SWARM, 4.4, I).
 
 The paper replays "the number of active T4 nodes" of 32 hours of training as events, each a time and
-a change in the number of peers. It prints a picture of them and not the numbers; a generator stands
-in for them here, with every assumption a parameter.
+a change in the number of peers. It shows a plot but not the data; here a generator replaces them,
+with every assumption a parameter.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Trace:
     kinds
         Names of the K kinds of peers.
     start
-        ``int[K]``: how many there are at first.
+        ``int[K]``: initial numbers of peers.
     time_s
-        ``float[E]``: when, ascending, above 0.
+        ``float[E]``: times of the events, ascending, above 0.
     kind, change
-        ``int[E]``: of which kind how many come (above 0) or go.
+        ``int[E]``: kind, and number of peers that join (positive) or leave (negative).
     """
 
     kinds: tuple[str, ...]
@@ -69,7 +69,7 @@ class Trace:
         Returns
         -------
         ndarray
-            ``int[E + 1, K]``, the start first.
+            ``int[E + 1, K]``, initial numbers first.
         """
         steps = np.zeros((len(self.time_s) + 1, len(self.kinds)), dtype=np.int64)
         steps[0] = self.start
@@ -78,7 +78,7 @@ class Trace:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read ``time_s,change[,kind]``: rows at time 0 are those who are there, the last ends it."""
+    """Read ``time_s,change[,kind]``; rows at time 0 are the initial peers, the last row the end."""
     table = read_csv(path, error=ProblemError)
     columns = list(table.columns)
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
@@ -131,7 +131,7 @@ def _number(where: str, column: str, text: str) -> float:
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write what `load_trace` reads."""
+    """Write a trace in the format of `load_trace`."""
     rows = [(0.0, int(n), k) for k, n in enumerate(trace.start)]
     rows += zip(trace.time_s.tolist(), trace.change.tolist(), trace.kind.tolist(), strict=True)
     rows.append((trace.end_s, 0, 0))
@@ -141,23 +141,23 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Market:
-    """How preemptible peers come and go.
+    """Generator of traces of preemptible peers.
 
     Attributes
     ----------
     peers
-        Of every kind, how many are wanted; so many are there at first.
+        Target number of peers of every kind, also the initial one.
     life_s
-        Mean life of a peer by itself, exponential.
+        Mean lifetime of a peer, exponentially distributed.
     replaced_s
-        Mean time until a lost peer's successor is there, if the provider has room.
+        Mean time until a lost peer is replaced, if the provider has capacity.
     squeeze_s
-        Mean time between two changes of what the provider has room for.
+        Mean time between changes of the provider's capacity.
     least
-        That room is drawn evenly between so much of ``peers`` and all of it; what is above it is
-        taken away at once.
+        The capacity is uniform between this share of ``peers`` and all of them; peers above it are
+        preempted at once.
     quiet_s
-        The first squeeze comes no sooner.
+        Minimum time until the first change of capacity.
     """
 
     peers: tuple[int, ...] = (400,)
@@ -179,7 +179,7 @@ class Market:
             )
 
     def trace(self, seed: int, kinds: Sequence[str] | None = None) -> Trace:
-        """One draw."""
+        """Generate a trace."""
         count = len(self.peers)
         names = tuple(kinds or ([ONE_KIND] if count == 1 else [f"kind{k}" for k in range(count)]))
         rng = np.random.default_rng(seed)
@@ -205,7 +205,7 @@ class Market:
         active, room, now = wanted, wanted, 0.0
         found: list[tuple[float, int]] = []
         while True:
-            # lives have no memory: the next to end is any of those that are there
+            # lifetimes are memoryless: the next peer to leave is any of the active ones
             ends_s = now + rng.exponential(self.life_s / active) if active else math.inf
             now = min(ends_s, squeeze_s, coming[0] if coming else math.inf)
             if now > end_s:
@@ -223,6 +223,6 @@ class Market:
             if change:
                 found.append((now, change))
                 active += change
-            # what the provider has room for is asked for
+            # request replacements up to the provider's capacity
             while active + len(coming) < min(wanted, room):
                 heapq.heappush(coming, now + rng.exponential(self.replaced_s))

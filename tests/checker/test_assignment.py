@@ -1,4 +1,4 @@
-"""Assignments: own arithmetic against brute force, and every rule must be able to fail."""
+"""Checker of assignments: recomputed costs against brute force, and every rule can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import random_network
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))
 def test_smallest_bottleneck_against_all_matchings(rows: int, columns: int, seed: int) -> None:
-    """Rectangular, with ties."""
+    """Also for rectangular matrices with ties."""
     cost = np.random.default_rng(seed).integers(0, 6, (rows, columns)).astype(float)
     small = cost if rows <= columns else cost.T
     best = min(
@@ -29,7 +29,7 @@ def test_smallest_bottleneck_against_all_matchings(rows: int, columns: int, seed
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10_000))
-def test_cost_agrees_with_the_problems_definition(stages: int, pipelines: int, seed: int) -> None:
+def test_cost_agrees_with_the_problem(stages: int, pipelines: int, seed: int) -> None:
     """Two implementations of eq. 1-4, with bytes that differ per stage and boundary."""
     rng = np.random.default_rng(seed)
     n = stages * pipelines
@@ -58,11 +58,11 @@ def problem4() -> AssignmentProblem:
     ],
 )
 def test_broken_assignments(plan: AssignmentPlan, rule: str) -> None:
-    """Wrong sizes, a device twice, no grid, another grid."""
+    """Wrong sizes, a duplicate device, a missing grid, another grid."""
     assert rule in {v.rule for v in check(plan, problem4())}
 
 
-def test_rows_must_realise_the_matching() -> None:
+def test_rows_must_realise_the_bottleneck_matching() -> None:
     """Of the two grids over the same groups exactly one has the smaller bottleneck."""
     grids = [[[0, 2], [1, 3]], [[0, 3], [1, 2]]]
     found = [check(AssignmentPlan.of_grid(grid), problem4()) for grid in grids]

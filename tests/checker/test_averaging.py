@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.checker.averaging import check_averaging
-from planner.lp.solve import plan_of, solve_averaging
+from planner.lp.solve import build_plan, solve_averaging
 from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
 
@@ -35,8 +35,8 @@ def changed(**fields: Any) -> Any:
     return dataclasses.replace(PLAN, **fields)
 
 
-def test_a_solved_plan_is_valid() -> None:
-    """Nothing to report."""
+def test_solved_plan_is_valid() -> None:
+    """The checker reports no violation."""
     assert check_averaging(PLAN, PROBLEM) == []
 
 
@@ -55,7 +55,7 @@ def test_a_solved_plan_is_valid() -> None:
         (changed(rates=PLAN.rates * 9), "link t_ij"),
     ],
 )
-def test_each_rule_is_found(plan: Any, rule: Any) -> None:
+def test_each_broken_rule_is_reported(plan: Any, rule: Any) -> None:
     """A plan broken in one way names that rule."""
     assert rule in rules(plan)
 
@@ -76,21 +76,21 @@ class Skewed(AveragingPlan):
         return np.full(len(self.rates), 0.25)
 
 
-def test_flows_that_fixed_shares_cannot_use_are_found() -> None:
+def test_flows_that_contradict_the_shares_are_reported() -> None:
     """a = c r, g = r and eq. 6."""
     plan = Skewed(PLAN.computes, PLAN.rates, PLAN.steps_per_s, PLAN.samples_per_step)
     assert {"a = c r", "g = r", "eq. 6"} <= rules(plan)
 
 
 def test_alternating_phases() -> None:
-    """The checker knows the sum of both times too."""
+    """Without overlap a step takes the sum of both times."""
     problem = PROBLEM.replace(overlap=False)
-    plan = plan_of(problem, PLAN.computes, PLAN.rates)
+    plan = build_plan(problem, PLAN.computes, PLAN.rates)
     assert check_averaging(plan, problem) == []
     assert "steps_per_s" in rules(PLAN, problem)
 
 
 def test_messages_name_peer_and_numbers() -> None:
-    """One line that says where and what."""
+    """The message has the field, the peer and the numbers."""
     text = str(check_averaging(changed(rates=[0, 0, 1.0, 0]), PROBLEM)[0])
     assert "client mode at peer 2" in text and "1 B/s" in text

@@ -1,4 +1,4 @@
-"""Certificates cannot lie: edited bounds, gaps and states are found in a plan file."""
+"""Edited bounds, gaps and states of a plan file's certificates are reported."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def edited(plan: pl.TrainingPlan, part: str, **changes: Any) -> set[str]:
     return {v.rule for v in pl.check(from_dict(data))}
 
 
-def test_certificates_say_what_they_stand_on(plan: pl.TrainingPlan) -> None:
-    """In the plan, in its file, and in words."""
+def test_certificates_state_their_basis(plan: pl.TrainingPlan) -> None:
+    """The basis is in the plan, in its file and in the text output."""
     again = from_dict(plan.to_dict())
     assert again.certificates == plan.certificates
     assert pl.check(again) == []
@@ -47,8 +47,8 @@ def test_certificates_say_what_they_stand_on(plan: pl.TrainingPlan) -> None:
     assert "recomputed: " in str(said["step"])
 
 
-def test_a_better_bound_than_its_witness_proves_is_found(plan: pl.TrainingPlan) -> None:
-    """With a gap that fits it, too."""
+def test_bound_above_what_its_witness_proves_is_reported(plan: pl.TrainingPlan) -> None:
+    """Also with a gap that matches the edited bound."""
     step = plan.certificates["step"]
     assert step.bound is not None and step.objective is not None
     bound = (step.bound + step.objective) / 2
@@ -60,8 +60,8 @@ def test_a_better_bound_than_its_witness_proves_is_found(plan: pl.TrainingPlan) 
     assert "status" in edited(plan, "step", status="OPTIMAL")
 
 
-def test_a_witness_that_proves_nothing_is_found(plan: pl.TrainingPlan) -> None:
-    """Another kind, malformed, or of another plan."""
+def test_witness_that_proves_nothing_is_reported(plan: pl.TrainingPlan) -> None:
+    """A witness of unknown kind, a malformed one, and one of another plan."""
     for witness in (
         {"kind": "faith"},
         {"kind": "straight step"},
@@ -73,8 +73,8 @@ def test_a_witness_that_proves_nothing_is_found(plan: pl.TrainingPlan) -> None:
         assert edited(plan, "step", witness=witness) == {"bound"}
 
 
-def test_a_witness_by_flops_proves_nothing_about_other_plans(plan: pl.TrainingPlan) -> None:
-    """Neither where times were measured, which may be shorter, nor where stages are skipped."""
+def test_witness_by_flops_requires_times_by_flops(plan: pl.TrainingPlan) -> None:
+    """It proves nothing if times were measured or paths skip stages."""
     step = plan.certificates["step"]
     assert step.witness is not None
     assert straight_step_bound_s(step.witness, plan) == pytest.approx(step.bound, rel=1e-8)
@@ -92,7 +92,7 @@ def test_a_witness_by_flops_proves_nothing_about_other_plans(plan: pl.TrainingPl
 
 
 def test_least_of_shapes_is_recomputed() -> None:
-    """``auto`` states a bound over all shapes that it tried."""
+    """``auto`` states the least bound over all shapes that it tried."""
     cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
     made = pl.plan(
         cluster, tiny_workload(batch_samples=16), stages="auto", stop=pl.MaxIterations(40)
@@ -104,7 +104,7 @@ def test_least_of_shapes_is_recomputed() -> None:
     assert edited(made, "step", witness=fewer) == {"bound"}
 
 
-def test_wrong_step_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_fails_on_wrong_step_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound above the step that was planned ends the planning, for straight and skipped paths."""
     cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
     monkeypatch.setattr(planning, "step_bound", lambda *_: StepBound(1e9, "a wrong proof", None))
@@ -113,8 +113,8 @@ def test_wrong_step_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             pl.plan(cluster, tiny_workload(), stop=pl.MaxIterations(3), seed=2, **fields)
 
 
-def test_old_certificates_without_basis_load(plan: pl.TrainingPlan) -> None:
-    """Files written before there were witnesses."""
+def test_certificates_without_basis_load(plan: pl.TrainingPlan) -> None:
+    """Files of versions without witnesses load."""
     data = plan.to_dict()
     for certificate in data["certificates"].values():
         del certificate["basis"], certificate["witness"]
@@ -123,8 +123,8 @@ def test_old_certificates_without_basis_load(plan: pl.TrainingPlan) -> None:
     assert again.certificates["step"] == replace(plan.certificates["step"], basis="", witness=None)
 
 
-def test_results_of_plans_agree_with_their_certificate(plan: pl.TrainingPlan) -> None:
-    """An edited result of `pl.plan` is found too."""
+def test_result_must_agree_with_the_certificate(plan: pl.TrainingPlan) -> None:
+    """An edited result of `pl.plan` is reported too."""
     cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
     result = pl.plan(cluster, tiny_workload(), stages=4, stop=pl.MaxIterations(50))
     assert pl.check(result) == []
@@ -132,8 +132,8 @@ def test_results_of_plans_agree_with_their_certificate(plan: pl.TrainingPlan) ->
         assert "step" in {v.rule for v in pl.check(replace(result, **change))}
 
 
-def test_witnesses_keep_to_their_own_limits() -> None:
-    """A claim about paths without swaps proves nothing about a plan that swaps."""
+def test_witness_requires_a_plan_within_its_limits() -> None:
+    """A bound on paths without swaps proves nothing about a plan with swaps."""
     cluster = pl.Cluster(random_network(8, 3), pl.Devices(1e9, 16e9))
     fields: dict[str, Any] = {"stage_sizes": (2, 2, 2, 2), "path_stages": 3, "full_every": 0}
     for seed in range(20):
@@ -151,8 +151,8 @@ def test_witnesses_keep_to_their_own_limits() -> None:
     raise AssertionError("no plan swapped with a witness; change the instance")
 
 
-def test_numbers_beyond_floats_are_reported(plan: pl.TrainingPlan) -> None:
-    """Not raised."""
+def test_integers_beyond_floats_are_reported(plan: pl.TrainingPlan) -> None:
+    """They give a violation, not an exception."""
     for shape in ({"layers": [[0, 10**400]], "microbatch_samples": 1},):
         witness = {"kind": "straight step", "shapes": [shape]}
         assert "bound" in edited(plan, "step", witness=witness)

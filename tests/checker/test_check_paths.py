@@ -59,7 +59,7 @@ def rules(plan: PathPlan, problem: PathProblem) -> set[str]:
     return {v.rule for v in check(plan, problem)}
 
 
-def test_valid_paths_and_their_makespan() -> None:
+def test_valid_paths_and_makespan() -> None:
     """F 1, hop, F 1, hop, F 1, hop, H 1, hop, B 2, hop, B 2, hop, B 2: 16 s."""
     plan = timed([[0, 1, 2]])
     assert rules(plan, small(stage_devices=[[0], [1, 3], [2]])) == set()
@@ -75,13 +75,13 @@ def test_valid_paths_and_their_makespan() -> None:
         ([0, 1, 1], "paths"),
     ],
 )
-def test_broken_paths(path: list[int], rule: str) -> None:
-    """Another start, too short, a swap of stages that are no neighbours, a stage twice."""
+def test_broken_paths_are_reported(path: list[int], rule: str) -> None:
+    """Wrong start device, too short, a swap of distant stages, a stage visited twice."""
     assert rule in rules(timed([path]), small(stage_devices=[[0], [1], [2], [3]]))
 
 
 def test_swaps_are_counted() -> None:
-    """2, 1 is one swap; 2, 1, 4, 3 are two; 3, 2, 1 is none at all."""
+    """2, 1 is one swap; 2, 1, 4, 3 are two; 3, 2, 1 is not a sequence of swaps."""
     wide = small(transfer_s=np.ones((5, 5)), stage_devices=[[0], [1], [2], [3], [4]], path_stages=5)
     assert rules(timed([[0, 2, 1, 3, 4]]), wide) == set()
     assert rules(timed([[0, 2, 1, 4, 3]]), wide) == {"CC2"}
@@ -108,7 +108,7 @@ def test_stages_are_skipped_equally() -> None:
 
 
 def test_even_visits_of_a_schedule() -> None:
-    """As a plan has them: seven visits to three stages are 2, 2 and 3, or 2, 3, 2."""
+    """Seven visits to three stages are distributed 2, 2, 3 in any order."""
     stage_of = {0: 0, 1: 1, 2: 2, 3: 3}
     paths = [[0, 1, 2, 3], [0, 1, 2], [0, 1, 3]]
     assert list(even_visits_violations(paths, stage_of, 4)) == []
@@ -121,8 +121,8 @@ def test_even_visits_of_a_schedule() -> None:
     assert list(even_visits_violations([[0], [0]], {0: 0}, 1)) == []
 
 
-def test_the_problem_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts, stages and visits come from the fields: a problem that lies is not believed."""
+def test_derived_properties_of_the_problem_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker derives starts, stages and visits from the problem's fields itself."""
     problem = small(microbatches_per_start=3)
     monkeypatch.setattr(PathProblem, "starts", (1, 1, 1))
     monkeypatch.setattr(PathProblem, "stage_of", (0, 0, 0, 0))
@@ -162,7 +162,7 @@ def test_times_must_follow_the_chain() -> None:
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_times_must_be_finite(odd: float) -> None:
-    """NaN is neither early nor late nor long: no other rule would see it."""
+    """Comparisons with NaN would pass all other rules."""
     plan = timed([[0, 1, 2]])
     first, *others = plan.ops
     never = PathPlan.of(plan.paths, [first, *(op._replace(end_s=odd) for op in others)])
@@ -173,8 +173,8 @@ def test_times_must_be_finite(odd: float) -> None:
     assert any("finite times" in str(v) for v in check(late, small()))
 
 
-def test_the_public_paths_overfill_one_device() -> None:
-    """As the instance says of itself: device 4 carries 4 paths with memory for 3."""
+def test_published_paths_exceed_the_memory_of_one_device() -> None:
+    """As the instance documents: device 4 carries 4 paths with memory for 3."""
     data = json.loads(INSTANCE.read_text())
     names = (
         "transfer_s stage_devices forward_s backward_s head_s path_stages memory "
@@ -224,14 +224,14 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"link_s": "busy"}, "link_s must be N x N numbers or None, found .* str"),
     ],
 )
-def test_bad_problems_are_refused(change: dict[str, Any], message: str) -> None:
-    """Rule, value, remedy."""
+def test_invalid_problems_are_refused(change: dict[str, Any], message: str) -> None:
+    """The message has rule, value and remedy."""
     with pytest.raises(ProblemError, match=message):
         small(**change)
 
 
 def test_problem_from_an_assignment() -> None:
-    """Times by FLOPs, memory by what is left, transfers with both ways averaged."""
+    """Times from FLOPs, memory left beside parameters, both directions of links averaged."""
     network = random_network(5)
     cluster = Cluster(network, Devices(1e13, 16e9))
     workload = Workload.preset("llama-1.5b")
@@ -245,8 +245,8 @@ def test_problem_from_an_assignment() -> None:
     assert (problem.memory >= 1).all()
 
 
-def test_links_that_queue_from_an_assignment() -> None:
-    """Busy for all of a transfer but its latency; without the option any number at a time."""
+def test_queueing_links_from_an_assignment() -> None:
+    """A link is busy for a transfer without its latency; without the option it never queues."""
     network = random_network(5)
     cluster = Cluster(network, Devices(1e13, 16e9))
     plan = AssignmentPlan.of_groups([[0, 1], [2], [3], [4]])
@@ -271,7 +271,7 @@ def test_links_that_queue_from_an_assignment() -> None:
 
 
 def test_path_files_with_links(tmp_path: Path) -> None:
-    """``link_s`` is optional; files without it are as they were."""
+    """``link_s`` is optional."""
     problem = small()
     names = [name for name in PathProblem.__dataclass_fields__ if name != "link_s"]
     plain = {

@@ -1,4 +1,4 @@
-"""Results and plans as a whole: every rule must be able to fail."""
+"""Results and whole plans: every rule can fail."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.checker.test_assignment import problem4
 from tests.conftest import make_plan, random_network
 
 
-def test_results_must_state_their_own_cost() -> None:
-    """A wrong objective, a status against the gap, a plan missing."""
+def test_results_must_state_the_cost_of_their_plan() -> None:
+    """A wrong objective, a status that contradicts the gap, a missing plan."""
     problem = problem4()
     plan = next(
         p
@@ -45,8 +45,8 @@ def test_results_must_state_their_own_cost() -> None:
     assert [v.rule for v in check(none, problem)] == ["status"]
 
 
-def test_bounds_are_on_their_side_of_what_they_bound() -> None:
-    """Below what is to be least, above what is to be most, and numbers."""
+def test_bounds_are_on_the_right_side_of_the_objective() -> None:
+    """Bounds are below minimised and above maximised objectives, and finite."""
     problem = problem4()
     grids = ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
     plan = next(p for p in map(AssignmentPlan.of_grid, grids) if not check(p, problem))
@@ -72,13 +72,13 @@ def test_bounds_are_on_their_side_of_what_they_bound() -> None:
 
 
 @pytest.mark.parametrize("device", [0.0, True, "0", None])
-def test_devices_are_whole_numbers(device: Any) -> None:
-    """Whatever else equals one."""
+def test_device_indices_must_be_integers(device: Any) -> None:
+    """Values that equal an integer but are none are reported."""
     plan = AssignmentPlan(((device, 2), (1, 3)), None)
     assert [(v.rule, v.where) for v in check(plan, problem4())] == [("form", "groups[0][0]")]
 
 
-def test_broken_training_plans() -> None:
+def test_broken_training_plans_are_reported() -> None:
     """Wrong prediction, too little memory, another network, a bound above the cost."""
     plan = make_plan([[0, 1]])
     assert check(plan) == []
@@ -95,8 +95,8 @@ def test_broken_training_plans() -> None:
     assert {"eq. 1", "bound"} <= rules
 
 
-def test_unknown_things_cannot_be_checked() -> None:
-    """A clear type error."""
+def test_unknown_types_are_refused() -> None:
+    """`check` raises TypeError."""
     with pytest.raises(TypeError, match="cannot check a dict"):
         check({})
 
@@ -129,8 +129,8 @@ def test_certificates_must_agree_with_the_plan() -> None:
     assert certified(status=Status.INFEASIBLE) == ["status"]
 
 
-def test_compute_times_must_follow_from_flops_if_they_say_so() -> None:
-    """A thousandth of the time is no plan; another source is believed."""
+def test_compute_times_by_flops_are_recomputed() -> None:
+    """A thousandth of the time is reported; times with another source are accepted."""
     plan = make_plan([[0, 1]])
     times = plan.compute_times
     fast = replace(times, forward_s=tuple(x / 1000 for x in times.forward_s))
@@ -139,7 +139,7 @@ def test_compute_times_must_follow_from_flops_if_they_say_so() -> None:
     assert "FLOPs" not in {v.rule for v in check(plan.replace(compute_times=told))}
 
 
-def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
+def test_plan_and_cluster_or_problem_must_match() -> None:
     """Other devices are a violation, a wrong second argument an error."""
     plan = make_plan([[0, 1]])
     other = plan.cluster.replace(devices=Devices(1e12, 8e9))
@@ -176,8 +176,8 @@ def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
         (ArrangedPathPlan(((0,), (1,)), ((0, 1),)), "paths"),  # type: ignore[arg-type]
     ],
 )
-def test_answers_of_something_else(plan: Any, where: str) -> None:
-    """The field, and nothing after it; also in a result."""
+def test_fields_of_wrong_types_are_reported(plan: Any, where: str) -> None:
+    """Only the wrong field is reported, also inside a result."""
     problem: Any = {
         AssignmentPlan: problem4(),
         AveragingPlan: AveragingProblem([1.0, 2.0], [2.0, 2.0], [2.0, 2.0], 4, 1.0),
@@ -201,16 +201,16 @@ def test_answers_of_something_else(plan: Any, where: str) -> None:
         ({"seed": None}, "seed"),
     ],
 )
-def test_results_of_something_else(changes: dict[str, Any], where: str) -> None:
-    """What surrounds a good answer."""
+def test_result_fields_of_wrong_types_are_reported(changes: dict[str, Any], where: str) -> None:
+    """Fields of a result with a valid plan."""
     plan = AssignmentPlan.of_grid([[0, 2], [1, 3]])
     right: Result[Any] = Result(plan, Status.FEASIBLE, None, None, 0.0, "", 0, "")
     wrong = replace(right, **changes)
     assert [(v.rule, v.where) for v in check(wrong, problem4())] == [("form", where)]
 
 
-def test_certificates_that_stand_on_something_else() -> None:
-    """What no file can hold."""
+def test_witness_must_be_json() -> None:
+    """A witness that cannot be written to JSON is reported."""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -220,8 +220,8 @@ def test_certificates_that_stand_on_something_else() -> None:
     assert Certificate("m", "FEASIBLE", 1.0, None, None, "", 0.0, 0).status is Status.FEASIBLE  # type: ignore[arg-type]
 
 
-def test_other_classes() -> None:
-    """Subclasses are what they are of, and what is none of ours is said to be that."""
+def test_subclasses_and_foreign_classes() -> None:
+    """Subclasses of known types are accepted, foreign classes are reported."""
 
     class Thing:
         """Nobody can ask for its annotation."""

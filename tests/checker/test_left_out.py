@@ -1,4 +1,4 @@
-"""A plan of some devices, judged on the cluster that they were taken from."""
+"""A plan for a subset of a cluster's devices, checked against the whole cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def plan_of(cluster: Cluster, names: str, left_out: str) -> TrainingPlan:
 
 
 def rules(plan: TrainingPlan, cluster: Cluster) -> set[str]:
-    """That it breaks there."""
+    """The rules that the plan breaks on the whole cluster."""
     return {v.rule for v in pl.check(plan, cluster)}
 
 
 @pytest.mark.parametrize("names", ["abc", "bc", "ad", "cab"])
 def test_plans_of_a_subset_pass(names: str) -> None:
-    """Also where the fastest pair of a device goes to one that is left out."""
+    """Also if the fastest link of a device leads to one that is left out."""
     whole = far_friend()
     plan = plan_of(whole, names, "".join(sorted(set("abcd") - set(names))))
     assert pl.check(plan, whole) == []
@@ -40,8 +40,8 @@ def test_plans_of_a_subset_pass(names: str) -> None:
     assert pl.check(again, whole) == []
 
 
-def test_limits_must_be_those_among_all() -> None:
-    """Without d a's limit would be lower; stating it makes no difference, another does."""
+def test_default_limits_are_those_of_the_whole_cluster() -> None:
+    """Without d the limit of a would be lower; stating it is valid, another value is not."""
     whole = far_friend()
     plan = plan_of(whole, "abc", "d")
     guessed = Cluster(plan.cluster.network, Devices(1e9, 8e9))
@@ -55,8 +55,8 @@ def test_limits_must_be_those_among_all() -> None:
     assert "devices" in rules(stated.replace(cluster=more), whole)
 
 
-def test_who_is_left_out_must_be_named() -> None:
-    """All of them, nobody else, and nobody who is not there."""
+def test_left_out_devices_must_be_listed() -> None:
+    """All left-out devices are listed, no others, and no unknown ones."""
     whole = far_friend()
     plan = plan_of(whole, "abc", "d")
     for names in ((), ("e",), ("d", "e")):

@@ -1,4 +1,4 @@
-"""Moves between stages: by hand, against the replay, and refused where they break a rule."""
+"""Checker of moves between stages: by hand, against the replay, and broken rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.problems import ProblemError
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_rates
+from planner.swarm.rebalancing import NoMoves, RebalancePolicy, SwarmPolicy, optimal_rates
 from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
@@ -20,20 +20,20 @@ QUIET = RebalancingProblem([1, 1], [1], [[3], [1]], [], [], [], [], [], 10.0, 10
 
 
 def plan_of(*moves: tuple[float, int, int, int, int]) -> RebalancingPlan:
-    """Moves by their numbers."""
+    """A plan from the moves' fields."""
     return RebalancingPlan(tuple(TimedMove(*move) for move in moves))
 
 
-def test_by_hand() -> None:
-    """A move costs ten seconds of a peer and gives a second one to the slowest stage."""
+def test_move_by_hand() -> None:
+    """A move costs a peer's ten seconds of download and doubles the slowest stage."""
     assert mean_rate(plan_of(), QUIET) == 1.0
     assert mean_rate(plan_of((0.0, 0, 1, 0, 1)), QUIET) == pytest.approx(1.9)
     assert mean_rate(plan_of((40.0, 0, 1, 0, 1)), QUIET) == pytest.approx(1.5)
     assert mean_rate_bound(QUIET) == 2.0
 
 
-def test_who_leaves_and_who_comes_by_hand() -> None:
-    """Draws pick a stage, then a peer of it: those who serve before those who download."""
+def test_joining_and_leaving_peers_by_hand() -> None:
+    """Draws select a stage, then one of its peers, serving ones before downloading ones."""
     problem = RebalancingProblem(
         [1, 1], [1], [[2], [2]], [10, 20], [0, 0], [1, -1], [1], [[0.5, 0.9]], 50.0, 100.0
     )
@@ -59,8 +59,10 @@ def test_who_leaves_and_who_comes_by_hand() -> None:
         (((float("nan"), 0, 1, 0, 1),), "time"),
     ],
 )
-def test_what_breaks_a_rule(moves: tuple[tuple[float, int, int, int, int], ...], rule: str) -> None:
-    """The first rule that is broken is named."""
+def test_first_broken_rule_is_reported(
+    moves: tuple[tuple[float, int, int, int, int], ...], rule: str
+) -> None:
+    """The violation names the first broken rule."""
     (violation,) = pl.check(plan_of(*moves), QUIET)
     assert violation.rule == rule
 
@@ -69,16 +71,16 @@ def test_what_breaks_a_rule(moves: tuple[tuple[float, int, int, int, int], ...],
     "policy",
     [
         NoMoves(),
-        OneAtATime(60.0),
+        SwarmPolicy(60.0),
         PlannedMoves(0.0),
         PlannedMoves(90.0, horizon_s=1800.0, download_s=80.0),
     ],
 )
 @pytest.mark.parametrize(("peers", "speed"), [((12,), (1.0,)), ((9, 4), (1.0, 2.5))])
-def test_the_replay_says_the_same(
-    policy: Policy, peers: tuple[int, ...], speed: tuple[float, ...]
+def test_replay_and_checker_agree(
+    policy: RebalancePolicy, peers: tuple[int, ...], speed: tuple[float, ...]
 ) -> None:
-    """The solvers' replay counts peers by stage and kind, the checker has them one by one."""
+    """The replay counts peers by stage and kind, the checker simulates individual peers."""
     for seed, download_s in ((0, 0.0), (1, 80.0)):
         market = Market(peers=peers, hours=3, life_s=1800.0, squeeze_s=1800.0)
         problem = traced(market, seed, (1.0, 1.3, 0.8), speed, download_s)
@@ -94,7 +96,7 @@ def test_the_replay_says_the_same(
         )
         setting = ReplayConfig(trace, problem.work_s, problem.speed, download_s, enter=Enter.RANDOM)
         run = replay(
-            setting, policy, drawn=RandomDraws(problem.serving, problem.leaves, problem.enters)
+            setting, policy, draws=RandomDraws(problem.serving, problem.leaves, problem.enters)
         )
         done, best = run.done(0.0, problem.end_s)
         assert mean_rate(plan, problem) == pytest.approx(done / problem.end_s, rel=1e-9)
@@ -102,8 +104,8 @@ def test_the_replay_says_the_same(
         assert mean_rate(plan, problem) <= mean_rate_bound(problem) * (1 + 1e-12)
 
 
-def test_bound_is_that_of_the_best_counts() -> None:
-    """For every number of peers, against the list of the best rates."""
+def test_bound_equals_the_best_rate_by_enumeration() -> None:
+    """For every number of peers, against enumerated best rates."""
     work = np.array([1.0, 1.7, 0.4, 2.2])
     for peers, best in enumerate(optimal_rates(work, 40).tolist()):
         start = [peers, 0, 0, 0]
@@ -133,8 +135,8 @@ def test_bound_is_that_of_the_best_counts() -> None:
         ({"speed": ["fast"]}, "speed must be finite numbers"),
     ],
 )
-def test_what_is_no_problem(changes: dict[str, object], words: str) -> None:
-    """One line: rule, value and remedy."""
+def test_invalid_problems_are_refused(changes: dict[str, object], words: str) -> None:
+    """The message has rule, value and remedy."""
     with pytest.raises(ProblemError, match=words) as caught:
         QUIET.replace(**changes)
     assert "\n" not in str(caught.value)

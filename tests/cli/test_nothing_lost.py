@@ -203,7 +203,7 @@ def test_signals_in_a_search_leave_the_best_so_far(
     assert main([*LONG, "--out", str(path)]) == code
     assert check(load_plan(path)) == []
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
-    assert not INTERRUPTS.asked
+    assert not INTERRUPTS.requested
 
 
 def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +247,13 @@ def test_a_signal_while_the_plan_is_written(
 
 def test_signals_one_by_one() -> None:
     """With nothing found the first raises; else where it may, or is noted; the third raises."""
-    with INTERRUPTS.heeded("noted"):
+    with INTERRUPTS.handling("noted"):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        assert INTERRUPTS.asked
+        assert INTERRUPTS.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    with INTERRUPTS.heeded("noted"):
+    with INTERRUPTS.handling("noted"):
         INTERRUPTS.found = True
         run = MaxIterations(10).start()
         assert run.check() is None
@@ -263,7 +263,7 @@ def test_signals_one_by_one() -> None:
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), run.interruptible():
             os.kill(os.getpid(), signal.SIGINT)
-    with INTERRUPTS.heeded("noted"):
+    with INTERRUPTS.handling("noted"):
         run = MaxIterations(10).start()
         with run.interruptible():
             os.kill(os.getpid(), signal.SIGINT)
@@ -271,24 +271,24 @@ def test_signals_one_by_one() -> None:
         os.kill(os.getpid(), signal.SIGINT)  # what the search has is made an answer of
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    with INTERRUPTS.heeded("noted"):
+    with INTERRUPTS.handling("noted"):
         INTERRUPTS.found = True
         run = MaxIterations(10).start()
         with run.interruptible():
             os.kill(os.getpid(), signal.SIGTERM)
             raise AssertionError
         assert run.reason == "interrupted" and INTERRUPTS.number == signal.SIGTERM
-    assert not INTERRUPTS.asked and MaxIterations(10).start().check() is None
+    assert not INTERRUPTS.requested and MaxIterations(10).start().check() is None
 
 
 def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with INTERRUPTS.heeded("noted"):
+        with INTERRUPTS.handling("noted"):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not INTERRUPTS.asked
+            assert not INTERRUPTS.requested
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -13,7 +13,7 @@ from planner.cli import time_budget
 from planner.cli.main import main
 from planner.cli.output import BAD_INPUT
 from planner.cli.time_budget import TimeLeft
-from planner.search.stop import OutOfTime
+from planner.search.stop import TimeLimitReached
 
 PLAN = [
     *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
@@ -23,7 +23,7 @@ PLAN = [
 
 def late(*_: object, **__: object) -> None:
     """Takes longer than there is."""
-    raise OutOfTime
+    raise TimeLimitReached
 
 
 def test_without_a_limit_nothing_ends() -> None:
@@ -38,14 +38,14 @@ def test_what_is_spent_is_spent_from_the_begin() -> None:
     """A part that begins after the end does not begin at all."""
     spent = TimeLeft(5.0, began=time.perf_counter() - 100)
     assert spent.left_s == 0.0
-    with pytest.raises(OutOfTime), spent.cut():
+    with pytest.raises(TimeLimitReached), spent.cut():
         raise AssertionError("began")
 
 
 def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """By an alarm, which is gone afterwards."""
     monkeypatch.setattr(time_budget, "OVER_S", 0.0)
-    with pytest.raises(OutOfTime), TimeLeft(0.01).cut():
+    with pytest.raises(TimeLimitReached), TimeLeft(0.01).cut():
         while True:
             pass
     with TimeLeft(100).cut():

@@ -17,7 +17,7 @@ from planner.exports.error import ExportError
 from planner.lp.flow import solve_flow
 from planner.lp.lp5 import solve_relaxed
 from planner.lp.model_file import labels
-from planner.lp.paper_model import literal_model
+from planner.lp.paper_model import build_paper_model
 from planner.planning.linear_programs import averaging_of_stage, flow_of_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
@@ -75,8 +75,8 @@ def test_flow_read_by_others(form: str, reader: str, flowing: TrainingPlan, tmp_
     pl.export_plan(flowing, f"flow-{form}", path)
     flow, microbatches, _ = flow_of_plan(flowing)
     rates = solve_flow(flow, microbatches)
-    lack = max((flow.spare * flow.pair_s * rates.part - rates.period_s).max(), 0.0)
-    ours = microbatches * (rates.period_s + flow.lack * lack) + rates.way_s
+    lack = max((flow.spare * flow.pair_s * rates.edge_share - rates.period_s).max(), 0.0)
+    ours = microbatches * (rates.period_s + flow.lack * lack) + rates.round_trip_s
     assert READERS[reader](path) == pytest.approx(ours, rel=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_averaging_read_by_others(
     path = tmp_path / f"averaging.{form}"
     pl.export_plan(flowing, f"averaging-{form}", path, stage=stage)
     problem, names = averaging_of_stage(flowing, stage)
-    ours = solve_relaxed(problem).xi / literal_model(problem, names=names).pace
+    ours = solve_relaxed(problem).xi / build_paper_model(problem, names=names).xi_unit
     sign = -1 if form == "mps" or reader == "cbc" else 1
     found = READERS[reader](path)
     assert (abs(found) if reader == "cbc" else sign * found) == pytest.approx(ours, rel=1e-6)
@@ -150,9 +150,11 @@ def test_peers_as_a_programme(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*asked, "--programme", str(path)]) == 0
     said = capsys.readouterr().out
     assert f"wrote {path}" in said
-    pace = next(float(line.split()[6]) for line in path.read_text().splitlines() if "xi is" in line)
+    xi_unit = next(
+        float(line.split()[6]) for line in path.read_text().splitlines() if "xi is" in line
+    )
     bound = float(said.split("bound ")[1].split()[0])
-    assert -read_by_highs(path) * pace >= bound * (1 - 1e-5)
+    assert -read_by_highs(path) * xi_unit >= bound * (1 - 1e-5)
     assert "a_Oslo_Lima" in path.read_text()
     assert main([*asked, "--programme", str(path), "--no-overlap", "--force"]) == 2
     assert "--no-overlap of one after the other; leave one of them out" in capsys.readouterr().err

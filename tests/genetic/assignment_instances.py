@@ -26,7 +26,7 @@ SHAPES: list[dict[str, object]] = [
 
 
 def random_network(n: int, seed: int, *, sites: int | None = None) -> Network:
-    """Every pair different, or ``sites`` groups of interchangeable devices."""
+    """Random pairs, or ``sites`` groups of interchangeable devices."""
     rng = np.random.default_rng(seed)
     at = np.arange(n) if sites is None else rng.integers(0, sites, n)
     latency = rng.uniform(0.001, 0.1, (n, n))[np.ix_(at, at)]

@@ -1,4 +1,4 @@
-"""Every bound on eq. 1 against enumeration, and wrong ones that must not get through."""
+"""Every bound on eq. 1 against enumeration, and detection of wrong bounds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import pytest
 import planner as pl
 from planner.checker.assignment_bounds import recomputed_bound_s
 from planner.checker.dispatch import check
-from planner.genetic import auto, chain, solve, solve_assignment
+from planner.genetic import auto, solve, solve_assignment
+from planner.genetic import chain_bound as chain
 from planner.genetic.bounds import forest_bound, quick_bound, star_bound
-from planner.genetic.chain import ChainBound, ChainParams
+from planner.genetic.chain_bound import ChainBound, ChainParams
 from planner.genetic.chain_decision import can_keep
-from planner.genetic.classes import ClassCosts, ClassOutcome, counts_of, expand, interchangeable
+from planner.genetic.classes import (
+    ClassCosts,
+    ClassModelResult,
+    counts_of,
+    groups_from_counts,
+    interchangeable,
+)
 from planner.genetic.classes import solve_classes as real_solve_classes
+from planner.genetic.data import assignment_data, groups_of
 from planner.genetic.kept_sets import KeptSets
-from planner.genetic.tables import groups_of, tables_of
 from planner.matching import open_path
 from planner.problems import AssignmentProblem
 from planner.problems.assignment_method import Method
@@ -48,67 +55,69 @@ def slots_of(groups: list[tuple[int, ...]]) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 @pytest.mark.parametrize("sites", [pytest.param(None, marks=pytest.mark.slow), 2])
-def test_star_and_forest_hold(shape: dict[str, object], sites: int | None) -> None:
-    """Neither part exceeds the best that eq. 2 and eq. 4 allow alone, nor both the optimum."""
+def test_star_and_forest_bounds_are_valid(shape: dict[str, object], sites: int | None) -> None:
+    """Each part is at most the optimum of eq. 2 or eq. 4 alone, and their sum that of eq. 1."""
     for seed in range(2):
         problem = problem_of(shape, seed, sites)
-        tables = tables_of(problem)
-        exchange = problem.data_parallel_s(best_groups(problem, problem.data_parallel_s))
+        data = assignment_data(problem)
+        dp_cost = problem.data_parallel_s(best_groups(problem, problem.data_parallel_s))
         pipeline = problem.pipeline_s(best_groups(problem, problem.pipeline_s))
-        assert 0 <= star_bound(tables) <= exchange * ABOVE
-        assert 0 <= forest_bound(tables) <= pipeline * ABOVE
-        assert quick_bound(tables) <= brute_force(problem) * ABOVE
+        assert 0 <= star_bound(data) <= dp_cost * ABOVE
+        assert 0 <= forest_bound(data) <= pipeline * ABOVE
+        assert quick_bound(data) <= brute_force(problem) * ABOVE
 
 
-def test_star_and_forest_are_reached() -> None:
-    """One group of everybody pays the star, and the two ends of one link the forest."""
+def test_star_and_forest_bounds_are_attained() -> None:
+    """The star bound is tight for a single group, and the forest bound for a single link."""
     together = problem_of({"stages": 1, "pipelines": 5}, 1)
-    assert star_bound(tables_of(together)) == pytest.approx(brute_force(together), rel=1e-12)
+    assert star_bound(assignment_data(together)) == pytest.approx(brute_force(together), rel=1e-12)
     apart = problem_of({"stages": 2, "pipelines": 1}, 1)
-    assert forest_bound(tables_of(apart)) == pytest.approx(brute_force(apart), rel=1e-12)
+    assert forest_bound(assignment_data(apart)) == pytest.approx(brute_force(apart), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", SEVERAL, ids=str)
 @pytest.mark.parametrize("known", ["first", "best"])
-def test_chain_bound_holds_after_every_decision(shape: dict[str, object], known: str) -> None:
-    """From a poor known plan and from the best one; in the end it comes near."""
+def test_chain_bound_is_valid_after_every_decision(shape: dict[str, object], known: str) -> None:
+    """From a poor incumbent and from the optimum; it ends close to the optimum."""
     problem = problem_of(shape, 4)
-    tables, best = tables_of(problem), best_groups(problem)
+    data, best = assignment_data(problem), best_groups(problem)
     optimum = problem.cost(best)
-    first = np.arange(len(tables.stage)) if known == "first" else slots_of(best)
-    bound = ChainBound(tables, first)
-    assert ChainBound.applies(tables)
+    first = np.arange(len(data.stage_of_slot)) if known == "first" else slots_of(best)
+    bound = ChainBound(data, first)
+    assert ChainBound.applies(data)
     for asked in range(400):
         assert bound.bound <= optimum * ABOVE
-        questions = bound.questions(2)
-        if not questions:
+        queries = bound.queries(2)
+        if not queries:
             break
-        for question in questions:
-            bound.learn(question, question.answer(tables))
+        for query in queries:
+            bound.record(query, query.solve(data))
             assert bound.bound <= optimum * ABOVE
         if asked == 5:
             bound.tighten(slots_of(best))
-    assert bound.bound >= quick_bound(tables) / ABOVE
+    assert bound.bound >= quick_bound(data) / ABOVE
     assert bound.bound >= 0.95 * optimum
 
 
 @pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[7]], ids=str)
-def test_undecided_questions_prove_nothing(shape: dict[str, object]) -> None:
-    """Without answers the bound stays where it begins."""
+def test_undecided_queries_do_not_raise_the_bound(shape: dict[str, object]) -> None:
+    """Queries without an outcome leave the bound unchanged."""
     problem = problem_of(shape, 4)
-    bound = ChainBound(tables_of(problem), np.arange(len(problem.network)), ChainParams(grain=0.1))
+    bound = ChainBound(
+        assignment_data(problem), np.arange(len(problem.network)), ChainParams(min_step=0.1)
+    )
     before = bound.bound
     for _ in range(50):
-        for question in bound.questions(2):
-            bound.learn(question, None)
+        for query in bound.queries(2):
+            bound.record(query, None)
     assert bound.bound == before
 
 
 @pytest.mark.parametrize("shape", SEVERAL, ids=str)
 def test_decisions_agree_with_enumeration(shape: dict[str, object]) -> None:
-    """`can_keep` is True for what the best plan does, and False for what no plan does."""
+    """`can_keep` is True at the least level of any plan, and False just below."""
     problem = problem_of(shape, 6)
-    tables, sets = tables_of(problem), KeptSets(tables_of(problem))
+    data, sets = assignment_data(problem), KeptSets(assignment_data(problem))
     plans = [
         (
             problem.data_parallel_s(groups),
@@ -116,18 +125,18 @@ def test_decisions_agree_with_enumeration(shape: dict[str, object]) -> None:
         )
         for groups in partitions(list(range(len(problem.network))), problem.stage_sizes)
     ]
-    ceiling = float(np.median([exchange for exchange, _ in plans]))
+    ceiling = float(np.median([dp_cost for dp_cost, _ in plans]))
     for mask in sorted(sets.mask_of.values())[1:]:
         kept = [j for j in range(sets.boundaries) if mask >> j & 1]
         for limit in (np.inf, ceiling):
-            least = min(max(b[j] for j in kept) for exchange, b in plans if exchange <= limit)
-            assert can_keep(tables, mask, least, limit, 5.0) is True
-            assert can_keep(tables, mask, least * (1 - 1e-4), limit, 5.0) is False
+            least = min(max(b[j] for j in kept) for dp_cost, b in plans if dp_cost <= limit)
+            assert can_keep(data, mask, least, limit, 5.0) is True
+            assert can_keep(data, mask, least * (1 - 1e-4), limit, 5.0) is False
 
 
-def test_sets_of_free_order_are_told_apart_by_their_runs() -> None:
-    """Seven boundaries have 128 sets, and as many kinds as 8 has partitions."""
-    sets = KeptSets(tables_of(problem_of({"stages": 8, "pipelines": 2}, 0)))
+def test_kept_sets_are_grouped_by_run_lengths() -> None:
+    """Seven boundaries have 128 sets, with one key per integer partition of 8."""
+    sets = KeptSets(assignment_data(problem_of({"stages": 8, "pipelines": 2}, 0)))
     assert len(sets.mask_of) == 22
     assert sets.contains((8,), (2, 2, 2, 2)) and sets.contains((4, 4), (3, 2, 2, 1))
     assert not sets.contains((4, 4), (5, 1, 1, 1)) and not sets.contains((6, 2), (4, 4))
@@ -136,123 +145,123 @@ def test_sets_of_free_order_are_told_apart_by_their_runs() -> None:
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 @pytest.mark.parametrize("sites", [1, 2, 3])
 def test_class_model_is_exact(shape: dict[str, object], sites: int) -> None:
-    """Its plan is the optimum and its bound does not exceed it, also if it is cut short."""
+    """Its plan is optimal and its bound valid, also under a short limit."""
     problem = problem_of(shape, 8, sites)
-    tables, optimum = tables_of(problem), brute_force(problem)
+    data, optimum = assignment_data(problem), brute_force(problem)
     classes = interchangeable(problem)
-    costs = ClassCosts.of(tables, classes)
-    trivial = groups_of(tables, np.arange(len(tables.stage)))
+    costs = ClassCosts.of(data, classes)
+    trivial = groups_of(data, np.arange(len(data.stage_of_slot)))
     given: dict[str, Any] = {"upper": problem.cost(trivial), "hint": counts_of(costs, trivial)}
-    short = real_solve_classes(tables, costs, **given, effort=1e-3)
+    short = real_solve_classes(data, costs, **given, effort=1e-3)
     assert short.bound <= optimum * ABOVE
-    full = real_solve_classes(tables, costs, **given, effort=20.0)
+    full = real_solve_classes(data, costs, **given, effort=20.0)
     assert optimum * (1 - 1e-6) <= full.bound <= optimum * ABOVE
     assert full.counts is not None
-    assert problem.cost(expand(costs, full.counts)) == pytest.approx(optimum, rel=1e-6)
+    assert problem.cost(groups_from_counts(costs, full.counts)) == pytest.approx(optimum, rel=1e-6)
 
 
-def test_costs_of_classes_are_those_of_their_devices() -> None:
-    """Any two devices of two classes show the same link."""
+def test_class_costs_equal_device_costs() -> None:
+    """Any two devices of two classes have the same costs."""
     problem = problem_of({"stages": 3, "pipelines": 4}, 2, 4)
-    tables, classes = tables_of(problem), interchangeable(problem)
-    costs = ClassCosts.of(tables, classes)
+    data, classes = assignment_data(problem), interchangeable(problem)
+    costs = ClassCosts.of(data, classes)
     for c, some in enumerate(classes):
         for e, others in enumerate(classes):
             for d in some:
                 for f in others:
                     if d != f:
-                        assert costs.hop[0, c, e] == tables.hop[0, d, f]
-                        assert costs.exchange[0, c, e] == tables.exchange[0, d, f]
+                        assert costs.pp_cost[0, c, e] == data.pp_cost[0, d, f]
+                        assert costs.dp_cost[0, c, e] == data.dp_cost[0, d, f]
         if len(some) == 1:
-            assert costs.hop[0, c, c] == costs.exchange[0, c, c] == 0
+            assert costs.pp_cost[0, c, c] == costs.dp_cost[0, c, c] == 0
 
 
-def planted(problem: AssignmentProblem, method: str) -> None:
-    """Solve where something was planted, and see it caught with all that identifies the solve."""
+def assert_wrong_bound_raises(problem: AssignmentProblem, method: str) -> None:
+    """Solve with a planted error; the exception identifies problem, seed and method."""
     with pytest.raises(WrongBoundError, match=rf"problem [0-9a-f]{{12}}, seed 3, method {method}"):
         solve_assignment(problem, MaxIterations(120), 3, method)
 
 
 @pytest.mark.parametrize("method", list(Method))
-def test_wrong_quick_bound_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as much again as the truth, in every method."""
+def test_wrong_quick_bound_is_detected(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound 50% above the optimum raises in every method."""
     problem = problem_of(SHAPES[3], 3)
     wrong = 1.5 * brute_force(problem)
     monkeypatch.setattr(solve, "quick_bound", lambda _: wrong)
-    planted(problem, method)
+    assert_wrong_bound_raises(problem, method)
 
 
 @pytest.mark.parametrize("method", ["auto", "classes"])
 @pytest.mark.parametrize("wrong", ["bound", "infeasible"])
-def test_wrong_class_model_is_caught(
+def test_wrong_class_model_is_detected(
     method: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bound above the optimum, and a model that lost the known plan."""
     problem = problem_of(SHAPES[3], 3)
 
-    def lie(*arguments: Any, **options: Any) -> ClassOutcome:
+    def wrong_result(*arguments: Any, **options: Any) -> ClassModelResult:
         if wrong == "infeasible":
-            # no plan is so cheap that its groups cost nothing
-            monkeypatch.setattr(arguments[1], "exchange", 1e3 * arguments[1].exchange)
+            # no plan fits below the limit with these costs
+            monkeypatch.setattr(arguments[1], "dp_cost", 1e3 * arguments[1].dp_cost)
             return real_solve_classes(*arguments, **options)
         outcome = real_solve_classes(*arguments, **options)
         return outcome._replace(bound=1.5 * outcome.bound)
 
     class Loose(ClassCosts):
-        """Costs that may be spoilt."""
+        """Mutable costs."""
 
         __setattr__ = object.__setattr__
         __delattr__ = object.__delattr__
 
     monkeypatch.setattr(auto, "ClassCosts", Loose)
-    monkeypatch.setattr(auto, "solve_classes", lie)
-    planted(problem, method)
+    monkeypatch.setattr(auto, "solve_classes", wrong_result)
+    assert_wrong_bound_raises(problem, method)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[7]], ids=str)
-def test_wrong_decision_is_caught(
+def test_wrong_decision_is_detected(
     shape: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decision that calls everything impossible ends above the known plan."""
+    """If every decision is infeasible, the bound exceeds the incumbent."""
     monkeypatch.setattr(chain, "can_keep", lambda *_: False)
-    monkeypatch.setattr(auto.Auto, "_worth_a_model", lambda *_: False)
-    planted(problem_of(shape, 3), "auto")
+    monkeypatch.setattr(auto.AutoSolver, "_class_model_applies", lambda *_: False)
+    assert_wrong_bound_raises(problem_of(shape, 3), "auto")
 
 
-def test_wrong_decision_under_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The known plan lies below the ceiling: it betrays the decision, whatever the cut-off says."""
+def test_wrong_decision_under_a_ceiling_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong decision under a ceiling that admits the incumbent lifts the bound above it."""
     problem = problem_of(SHAPES[3], 3)
-    tables, best = tables_of(problem), best_groups(problem)
+    data, best = assignment_data(problem), best_groups(problem)
     optimum = problem.cost(best)
-    bound = ChainBound(tables, slots_of(best))
+    bound = ChainBound(data, slots_of(best))
     lies = 0
     for _ in range(200):
-        questions = bound.questions(2)
-        if not questions or bound.bound > optimum * ABOVE:
+        queries = bound.queries(2)
+        if not queries or bound.bound > optimum * ABOVE:
             break
-        for question in questions:
-            capped = np.isfinite(question.interval.ceiling)
+        for query in queries:
+            capped = np.isfinite(query.interval.ceiling)
             lies += capped
-            bound.learn(question, False if capped else question.answer(tables))
+            bound.record(query, False if capped else query.solve(data))
     assert lies and bound.bound > optimum * ABOVE
 
 
-def test_wrong_path_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where groups of one leave an open path."""
+def test_wrong_path_bound_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of one device, where the open-path bound is used."""
     real = open_path
 
-    def lie(*arguments: Any) -> Any:
+    def wrong_result(*arguments: Any) -> Any:
         path = real(*arguments)
         assert path.bound is not None
         return replace(path, bound=1.5 * path.bound)
 
-    monkeypatch.setattr(auto, "open_path", lie)
-    planted(problem_of({"stages": 6, "pipelines": 1}, 2), "auto")
+    monkeypatch.setattr(auto, "open_path", wrong_result)
+    assert_wrong_bound_raises(problem_of({"stages": 6, "pipelines": 1}, 2), "auto")
 
 
 @pytest.mark.parametrize("shape", [*SMALL, {"stages": 6, "pipelines": 7}], ids=str)
 def test_checker_recomputes_the_quick_bound(shape: dict[str, object]) -> None:
-    """By another way and to the same value, with and without equal links."""
+    """The checker's own computation gives the same value, with and without equal links."""
     for seed, sites in ((0, None), (1, 2), (2, 3)):
         problem = problem_of(shape, seed, sites)
         again = recomputed_bound_s(
@@ -262,7 +271,7 @@ def test_checker_recomputes_the_quick_bound(shape: dict[str, object]) -> None:
             problem.activation_bytes,
             problem.gradient_bytes,
         )
-        assert again == pytest.approx(quick_bound(tables_of(problem)), rel=1e-12)
+        assert again == pytest.approx(quick_bound(assignment_data(problem)), rel=1e-12)
 
 
 def test_check_rejects_a_bound_above_its_witness() -> None:
@@ -280,8 +289,8 @@ def test_check_rejects_a_bound_above_its_witness() -> None:
         assert recomputed_bound_s(result.witness, problem.network, sizes, *bytes_of) is None
 
 
-def test_bounds_say_what_they_stand_on() -> None:
-    """In plain words, for every kind of proof."""
+def test_basis_of_every_bound() -> None:
+    """The basis names the kind of proof."""
     free, alike = problem_of(SHAPES[3], 3), problem_of({"stages": 3, "pipelines": 4}, 3, 3)
     assert solve_assignment(free, MaxIterations(1), method="search").basis == "star and forest"
     basis = solve_assignment(alike, MaxIterations(40), method="classes").basis
@@ -293,7 +302,7 @@ def test_bounds_say_what_they_stand_on() -> None:
 
 
 def test_check_rejects_an_edited_bound_in_a_plan() -> None:
-    """The assignment's bound is computed again on the plan's own stages and bytes."""
+    """The checker recomputes the assignment's bound from the plan's stages and bytes."""
     cluster = pl.Cluster(random_network(12, 2), pl.Devices.of_gpu("A100"))
     work = pl.Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
     for head in ("first", "last"):

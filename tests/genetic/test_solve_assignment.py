@@ -1,4 +1,4 @@
-"""`solve_assignment` on instances small enough to enumerate, and what must hold on any."""
+"""`solve_assignment` against brute force, and invariants on any instance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sites", [None, 2])
 def test_auto_is_optimal_on_small_instances(shape: dict[str, object], sites: int | None) -> None:
-    """Brute force agrees, and the status says that it is proven."""
+    """The objective equals brute force, and the status is OPTIMAL."""
     problem = problem_of(shape, 7, sites)
     result = solve_assignment(problem, MaxIterations(60))
     assert_consistent(problem, result)
@@ -126,7 +126,7 @@ def test_one_pipeline_is_an_open_path() -> None:
     assert result.objective == pytest.approx(open_path(2 * problem.hop_s(0)).objective)
 
 
-def test_unknown_method_is_refused() -> None:
+def test_unknown_method_raises() -> None:
     """The message lists the methods."""
     with pytest.raises(ValueError, match="must be one of auto, search"):
         solve_assignment(problem_of(SHAPES[2], 0), MaxIterations(1), method="magic")
@@ -142,14 +142,14 @@ def test_unknown_method_is_refused() -> None:
         ({"network": "aws"}, "network must be of type Network, found 'aws'"),
     ],
 )
-def test_wrong_numbers_are_refused(change: dict[str, object], message: str) -> None:
-    """Counts are whole, and never cut silently."""
+def test_invalid_counts_raise(change: dict[str, object], message: str) -> None:
+    """Counts must be whole numbers and are never truncated."""
     given: dict[str, object] = {"network": random_network(6, 0), "stages": 2, "pipelines": 3}
     with pytest.raises(ProblemError, match=message):
         AssignmentProblem(**{**given, **change})  # type: ignore[arg-type]
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     """One clear line each."""
     problem = problem_of(SHAPES[2], 0)
     with pytest.raises(ValueError, match="stop must be a stopping rule, found None; give one"):
@@ -168,9 +168,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"stages": 18, "pipelines": 1}, None),
     ],
 )
-def test_counts_decide_beside_a_limit_in_seconds(
-    shape: dict[str, object], sites: int | None
-) -> None:
+def test_unreached_time_limit_changes_nothing(shape: dict[str, object], sites: int | None) -> None:
     """A limit in seconds that is not reached changes nothing."""
     problem = problem_of(shape, 5, sites)
     rule = MaxIterations(30)

@@ -35,7 +35,7 @@ def test_every_device_is_used_and_stage_zero_is_largest() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(3, 4, 0.1), (8, 4, 0.75), (8, 4, -0.1), (8, 1, 0.5)])
-def test_impossible_shapes_are_refused(arguments: tuple[int, int, float]) -> None:
+def test_impossible_shapes_raise(arguments: tuple[int, int, float]) -> None:
     """Too few devices, or a ratio that empties the later stages."""
     with pytest.raises(ValueError, match=r"found|stage"):
         stage_sizes_for_skip(*arguments)

@@ -24,13 +24,13 @@ def random_problem(rng: np.random.Generator, most: int = 6, **changes: Any) -> A
     download = upload * rng.uniform(1 if rng.random() < 0.7 else 0.3, 4, n)
     scale = [0.1, 0.5, 2][int(rng.integers(3))]
     links = None if rng.random() < 0.3 else rng.uniform(0, scale, (n, n))
-    aggregates = rng.random(n) > 0.2
-    aggregates[-1] |= not aggregates.any()
+    can_reduce = rng.random(n) > 0.2
+    can_reduce[-1] |= not can_reduce.any()
     fields: dict[str, Any] = {
         "batch_size": samples.sum() / (0.05 * np.exp(rng.normal())),
         "gradient_bytes": 1.0,
         "link_bytes_per_s": links,
-        "can_aggregate": aggregates,
+        "can_aggregate": can_reduce,
         "overlap": bool(rng.random() < 0.6),
     }
     return AveragingProblem(samples, upload, download, **{**fields, **changes})
@@ -65,7 +65,7 @@ def limits_of(
     return matrix[np.isfinite(bound)], bound[np.isfinite(bound)]
 
 
-def largest_total(
+def max_total_rate(
     problem: AveragingProblem,
     computes: NDArray[np.bool_],
     reducers: NDArray[np.bool_] | None = None,
@@ -112,7 +112,7 @@ def brute_force(problem: AveragingProblem) -> float:
     return max(
         problem.steps_of(
             float(problem.samples_per_s[c].sum()),
-            np.inf if len(problem) == 1 else largest_total(problem, c),
+            np.inf if len(problem) == 1 else max_total_rate(problem, c),
         )
         for c in sets_of(problem.contributors)
     )
@@ -124,7 +124,7 @@ def fewest_reducers(problem: AveragingProblem) -> int:
     for c in sets_of(problem.contributors):
         for reducers in sets_of(problem.can_aggregate):
             samples = float(problem.samples_per_s[c].sum())
-            steps = problem.steps_of(samples, largest_total(problem, c, reducers))
+            steps = problem.steps_of(samples, max_total_rate(problem, c, reducers))
             options.append((steps, int(reducers.sum())))
     best = max(steps for steps, _ in options)
     return min(count for steps, count in options if steps >= best * (1 - 1e-8))

@@ -1,4 +1,4 @@
-"""The flow of microbatches: by hand, within its limits, and no worse than any other flow."""
+"""The flow of microbatches: by hand, feasible, and no worse than random flows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.lp.flow import SharedLines, StageFlow, last_programme, solve_flow
+from planner.lp.flow import SharedLines, StageFlow, flow_linear_program, solve_flow
 from planner.lp.flow_model import flow_model
 from planner.lp.model_file import ModelFormat, labels, model_text
 from planner.problems import ProblemError
 
 
-def made(stage: list[int], seed: int, room: float = np.inf) -> StageFlow:
-    """Every node of a stage linked with all of the next, numbers at random."""
+def random_flow(stage: list[int], seed: int, room: float = np.inf) -> StageFlow:
+    """A random flow network with all edges between neighbouring stages."""
     rng = np.random.default_rng(seed)
     edges = [(u, v) for u, j in enumerate(stage) for v, k in enumerate(stage) if k == j + 1]
     source, target = (np.array([e[k] for e in edges], dtype=np.int64) for k in (0, 1))
@@ -49,14 +49,14 @@ def test_two_devices_share_by_their_speed() -> None:
     )
     rates = solve_flow(flow, 1e6)
     assert rates.period_s == pytest.approx(1.5)
-    assert rates.through == pytest.approx([1.0, 0.75, 0.25])
-    assert rates.way_s == pytest.approx(0.75 * 20 + 0.25 * 1)
-    # few microbatches: the way counts for more than the period
-    assert solve_flow(flow, 1.0).part == pytest.approx([0.0, 1.0])
+    assert rates.node_share == pytest.approx([1.0, 0.75, 0.25])
+    assert rates.round_trip_s == pytest.approx(0.75 * 20 + 0.25 * 1)
+    # with few microbatches the round trip outweighs the period
+    assert solve_flow(flow, 1.0).edge_share == pytest.approx([0.0, 1.0])
 
 
 def test_memory_lengthens_the_period() -> None:
-    """With room for two microbatches and a way of 10 s, one can pass every 5 s."""
+    """Memory for two microbatches and a round trip of 10 s: a period of 5 s."""
     flow = StageFlow(
         np.array([0, 1]),
         np.array([1.0, 1.0]),
@@ -74,7 +74,7 @@ def test_memory_lengthens_the_period() -> None:
 
 
 def test_memory_of_each_node_counts() -> None:
-    """Who waits 20 s for the far node holds two microbatches: one in 10 s."""
+    """A node with memory for two microbatches and a delay of 20 s passes one every 10 s."""
     flow = StageFlow(
         np.array([0, 0, 1, 1]),
         np.array([1.0, 1.0, 1.0, 1.0]),
@@ -87,19 +87,19 @@ def test_memory_of_each_node_counts() -> None:
     )
     rates = solve_flow(flow, 1e6)
     assert rates.period_s == pytest.approx(1 / 1.1, rel=1e-6)
-    assert rates.through == pytest.approx([1 / 1.1, 0.1 / 1.1] * 2, rel=1e-6)
-    assert rates.from_s == pytest.approx([1.0, 20.0, 0.0, 0.0], abs=1e-6)
+    assert rates.node_share == pytest.approx([1 / 1.1, 0.1 / 1.1] * 2, rel=1e-6)
+    assert rates.remaining_s == pytest.approx([1.0, 20.0, 0.0, 0.0], abs=1e-6)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 10**6))
 def test_no_other_flow_is_better(sizes: list[int], seed: int) -> None:
-    """Against flows drawn at random, each at the least period that it allows, memory aside."""
+    """Against random flows at their minimum periods, without memory limits."""
     stage = [j for j, size in enumerate(sizes) for _ in range(size)]
-    flow = made(stage, seed)
+    flow = random_flow(stage, seed)
     rates = solve_flow(flow, 50.0)
-    best = 50.0 * rates.period_s + rates.way_s
-    assert period_s(flow, rates.through, rates.part) <= rates.period_s * (1 + 1e-7)
+    best = 50.0 * rates.period_s + rates.round_trip_s
+    assert period_s(flow, rates.node_share, rates.edge_share) <= rates.period_s * (1 + 1e-7)
     rng = np.random.default_rng(seed)
     for _ in range(20):
         through, part = np.zeros(len(stage)), np.zeros(len(flow.source))
@@ -129,18 +129,18 @@ def period_s(flow: StageFlow, through: np.ndarray, part: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_written_flow_is_the_flow_that_was_solved(seed: int, tmp_path: Path) -> None:
+def test_written_model_has_the_same_optimum(seed: int, tmp_path: Path) -> None:
     """CBC reads period, way and what spare time lacks, where memory, lines and pairs bind."""
     shared = SharedLines(np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([2.0, 1.0, 4.0]))
     flow = replace(
-        made([0, 0, 1, 1, 2], seed, room=3.0), lines=shared, spare=1.6, lack=0.2, waiting=1.4
+        random_flow([0, 0, 1, 1, 2], seed, room=3.0), lines=shared, spare=1.6, lack=0.2, waiting=1.4
     )
     rates = solve_flow(flow, 50.0)
-    lack = max(float((1.6 * flow.pair_s * rates.part).max()) - rates.period_s, 0.0)
+    lack = max(float((1.6 * flow.pair_s * rates.edge_share).max()) - rates.period_s, 0.0)
     path, answer = tmp_path / "flow.mps", tmp_path / "answer.txt"
     names = labels(f"s{j}.{v}" for v, j in enumerate(flow.stage))
     path.write_text(
-        model_text(flow_model(flow, last_programme(flow, 50.0), names), ModelFormat.MPS)
+        model_text(flow_model(flow, flow_linear_program(flow, 50.0), names), ModelFormat.MPS)
     )
     cbc = pulp.PULP_CBC_CMD().path
     subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
@@ -148,5 +148,5 @@ def test_written_flow_is_the_flow_that_was_solved(seed: int, tmp_path: Path) -> 
     found = {row[1]: float(row[2]) for row in rows[1:]}
     assert found["period"] == pytest.approx(rates.period_s, rel=1e-6)
     assert found.get("lack", 0.0) == pytest.approx(lack, rel=1e-6, abs=1e-9)
-    best = 50.0 * (rates.period_s + 0.2 * lack) + rates.way_s
+    best = 50.0 * (rates.period_s + 0.2 * lack) + rates.round_trip_s
     assert float(rows[0][-1]) == pytest.approx(best, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Appendix C: group size, schedule, error and simulation."""
+"""DeDLOC, Appendix C: group size, schedule, error and simulation."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def simulated_operations(
         (10, [0.1], "failure_probability must be a number"),
     ],
 )
-def test_bad_input_is_named(peers: int, chance: Any, message: str) -> None:
-    """One line each, whatever the type."""
+def test_invalid_input_raises(peers: int, chance: Any, message: str) -> None:
+    """The message names the parameter and the value."""
     with pytest.raises(ProblemError, match=message.replace("[", r"\[")):
         optimal_group_size(peers, chance)
 
 
-def test_rounds_are_counted() -> None:
-    """Neither half a round nor fewer than none."""
+def test_rounds_must_be_a_count() -> None:
+    """The number of rounds must be a non-negative integer."""
     rounds: Any
     for rounds, message in ((1.5, "rounds must be a whole number"), (-1, "rounds is -1")):
         with pytest.raises(ProblemError, match=message):
@@ -111,7 +111,7 @@ def test_table_falls_with_the_failure_rate() -> None:
 
 
 def test_rare_success_is_integrated() -> None:
-    """The integral joins the sum where the chance of success is small."""
+    """The integral agrees with the exact value for a small probability of success."""
     one = expected_operations(7, 7, 0.62)
     assert one == pytest.approx(0.38**-7, rel=1e-3)
     two = expected_operations(14, 7, 0.7) / 2

@@ -1,4 +1,4 @@
-"""LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
+"""LP (5): the paper's model as oracle of the reduced forms, exports, and the paper's rule."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from scipy.optimize import linprog
 
 import planner.lp.lp5 as forms
-import planner.lp.lp5_sums as sums
+import planner.lp.lp5_aggregated as sums
 from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.lp5 import lp_bound, solve_relaxed
-from planner.lp.lp5_rows import RelaxedSolution, Scaled, big_m
-from planner.lp.paper_model import literal_model
+from planner.lp.lp5_rows import RelaxedSolution, ScaledProblem, big_m
+from planner.lp.paper_model import build_paper_model
 from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
-from planner.lp.transport import transport
+from planner.lp.transportation import solve_transportation
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
 from tests.lp.averaging_oracle import random_problem
@@ -49,13 +49,13 @@ def violation_of_lp5(problem: AveragingProblem, solution: Any) -> Any:
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
-def test_reduced_form_equals_the_literal_one(solver: Any) -> None:
+def test_reduced_form_equals_the_paper_model(solver: Any) -> None:
     """Same value, and a point that satisfies every row of (5)."""
     rng = np.random.default_rng(5)
     for _ in range(40 if solver == "highs" else 10):
         problem = random_problem(rng, overlap=True)
         solution = solve_relaxed(problem)
-        expected = literal_model(problem).solve(solver).xi
+        expected = build_paper_model(problem).solve(solver).xi
         assert solution.xi == pytest.approx(expected, rel=1e-6, abs=1e-9)
         assert violation_of_lp5(problem, solution) < 1e-6
 
@@ -65,21 +65,21 @@ def test_full_form_equals_the_aggregated_one() -> None:
     for seed in range(4):
         for ratio in (0.3, 0.8, 1.0):
             problem = instance(12, seed, ratio, link_factor=0.3)
-            scaled = Scaled(problem)
+            scaled = ScaledProblem(problem)
             full = forms.solve_in_full(scaled)
             assert full.xi == pytest.approx(solve_relaxed(problem).xi, rel=1e-6)
             assert violation_of_lp5(problem, full) < 1e-6
 
 
 def test_cuts_are_needed_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the transportation problem fails, rounds of cuts reach the literal optimum."""
+    """Where the transportation problem is infeasible, cuts reach the paper model's optimum."""
     monkeypatch.setattr(
         forms, "solve_in_full", lambda scaled: pytest.fail("the full form was needed")
     )
-    monkeypatch.setattr(sums, "ROUNDS", 50)
+    monkeypatch.setattr(sums, "MAX_ROUNDS", 50)
     for seed in range(4):
         problem = instance(8, seed, 0.8, link_factor=0.2)
-        assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
+        assert lp_bound(problem) == pytest.approx(build_paper_model(problem).solve().xi, rel=1e-6)
 
 
 def test_transport_is_a_maximum_flow() -> None:
@@ -101,7 +101,7 @@ def test_transport_is_a_maximum_flow() -> None:
             bounds=np.column_stack([np.zeros(n * n), room.ravel()]),
         )
         short = float(need.sum() + best.fun)
-        g, cuts = transport(supply, need, room)
+        g, cuts = solve_transportation(supply, need, room)
         found[g is not None] += 1
         assert (g is not None) == (short < 1e-6)
         if g is not None:
@@ -115,31 +115,31 @@ def test_transport_is_a_maximum_flow() -> None:
     assert min(found.values()) > 20
 
 
-def test_rows_of_the_literal_model_are_cubic(tmp_path: Path) -> None:
+def test_paper_model_has_cubic_rows(tmp_path: Path) -> None:
     """n^3 rows of eq. 4, and files in both formats that hold them."""
     problem = instance(4, 0)
-    literal = literal_model(problem)
+    paper_model = build_paper_model(problem)
     for suffix in (".lp", ".mps"):
         path = tmp_path / f"dedloc{suffix}"
-        literal.write(path)
+        paper_model.write(path)
         assert path.read_text().count("sender_") >= 4**3
     with pytest.raises(ProblemError, match=r"use \.lp or \.mps"):
-        literal.write(tmp_path / "dedloc.txt")
+        paper_model.write(tmp_path / "dedloc.txt")
     with pytest.raises(ProblemError, match="highs, cbc"):
-        literal.solve("abacus")
+        paper_model.solve("abacus")
 
 
 @pytest.mark.parametrize("suffix", [".lp", ".mps"])
 def test_written_models_have_the_same_optimum(tmp_path: Path, suffix: Any) -> None:
-    """CBC, reading the file as anybody would, finds xi: the MPS file minimises -xi."""
-    literal = literal_model(instance(5, 0))
+    """CBC finds xi from the file; the MPS file minimises -xi."""
+    paper_model = build_paper_model(instance(5, 0))
     path = tmp_path / f"dedloc{suffix}"
-    literal.write(path)
+    paper_model.write(path)
     answer = tmp_path / "answer.txt"
     cbc = pulp.PULP_CBC_CMD().path
     subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
     xi = next(line.split()[2] for line in answer.read_text().splitlines() if " xi " in line)
-    assert float(xi) * literal.pace == pytest.approx(literal.solve().xi, rel=1e-6)
+    assert float(xi) * paper_model.xi_unit == pytest.approx(paper_model.solve().xi, rel=1e-6)
 
 
 def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares() -> None:
@@ -152,7 +152,7 @@ def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares() -> None:
         n = len(problem)
         problem = problem.replace(link_bytes_per_s=rng.uniform(0.0, 0.1, (n, n)))
         attained = solve_averaging(problem).objective or 0.0
-        eq2 = literal_model(problem, binary=True).solve().xi
+        eq2 = build_paper_model(problem, binary=True).solve().xi
         assert attained <= eq2 * (1 + 1e-6) + 1e-9
         assert eq2 <= lp_bound(problem) * (1 + 1e-6) + 1e-9
         if attained > 0:
@@ -174,7 +174,7 @@ def test_paper_rule_attains_no_more_than_it_promises() -> None:
 
 
 def test_rule_with_every_c_fractional_attains_nothing() -> None:
-    """Everyone disregards its gradients: the relaxation's answer cannot be executed."""
+    """If every c is fractional, no peer contributes and the rule attains 0."""
     problem = instance(8, 0, 0.3)
     rule = paper_rule(problem)
     assert not rule.computes.any() and rule.promised > 0
@@ -188,22 +188,22 @@ def test_shares_follow_eq_6() -> None:
     assert eq6_shares(solution) == pytest.approx([0.25, 0.75])
 
 
-def test_alternating_phases_are_refused() -> None:
+def test_alternating_phases_raise() -> None:
     """Eq. 2-5 are written for delayed parameter updates."""
     problem = instance(4, 0).replace(overlap=False)
-    for call in (literal_model, lp_bound):
+    for call in (build_paper_model, lp_bound):
         with pytest.raises(ProblemError, match="overlap=False"):
             call(problem)
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 1e-10, 1e-100])
-def test_computing_that_takes_no_time(ratio: Any) -> None:
-    """Whatever the network allows is then the answer, however fast the computing is."""
+def test_negligible_computing_time(ratio: Any) -> None:
+    """With very fast computing the network alone determines the value."""
     problem = instance(8, 0, ratio)
     expected = lp_bound(instance(8, 0, 1e-2))
     assert lp_bound(problem) == pytest.approx(expected, rel=1e-9)
     if ratio > 1e-20:
-        assert literal_model(problem).solve().xi == pytest.approx(expected, rel=1e-6)
+        assert build_paper_model(problem).solve().xi == pytest.approx(expected, rel=1e-6)
 
 
 def test_dead_network() -> None:

@@ -1,4 +1,4 @@
-"""The exact method against brute force, its ties, bounds and behaviour."""
+"""The exact method against brute force; ties, bounds and limits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import planner.lp.fewest_reducers as reducers_module
 from benchmarks.averaging_promises import promises
 from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
-from planner.lp.capacity import Limits
-from planner.lp.capacity import largest_total as combinatorial_total
-from planner.lp.rates import best_rates, links_fit
+from planner.lp.capacity import BandwidthLimits
+from planner.lp.capacity import max_total_rate as combinatorial_total
+from planner.lp.rates import best_rates, satisfies_links
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
@@ -31,7 +31,7 @@ from tests.lp.averaging_oracle import (
     attains,
     brute_force,
     fewest_reducers,
-    largest_total,
+    max_total_rate,
     random_problem,
     sets_of,
 )
@@ -59,7 +59,7 @@ def test_enumeration_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_branch_and_bound_equals_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with enumeration off: knapsack bounds and the mixed-integer programme."""
-    monkeypatch.setattr(search_module, "ENUMERATED", 0)
+    monkeypatch.setattr(search_module, "MAX_ENUMERATED", 0)
     problem = random_problem(np.random.default_rng(seed))
     assert_best(problem, brute_force(problem))
 
@@ -80,17 +80,17 @@ def test_branch_and_bound_equals_brute_force(seed: int, monkeypatch: pytest.Monk
     st.booleans(),
     st.one_of(st.none(), st.floats(0, 3)),
 )
-# the even rates break a pair limit by less than a linear programme is exact to
+# the even rates violate a pair limit by less than the LP's tolerance
 @example(
     [(0.0, 2.6235, 1e-10, True), (2.313, 5.36672, 7.78508, True)], 5.240645, False, 0.6057939990084
 )
 def test_generated_instances(peers: Any, batch: Any, overlap: Any, link: Any) -> None:
-    """Whatever the numbers: the brute-force optimum, and a plan that the checker accepts."""
-    samples, upload, download, aggregates = (list(x) for x in zip(*peers, strict=True))
+    """The objective equals brute force, and the checker accepts the plan."""
+    samples, upload, download, can_reduce = (list(x) for x in zip(*peers, strict=True))
     samples[0] += 0.5
-    aggregates[-1] = True
+    can_reduce[-1] = True
     problem = AveragingProblem(
-        samples, upload, download, batch, 1.0, link, None, aggregates, overlap
+        samples, upload, download, batch, 1.0, link, None, can_reduce, overlap
     )
     best = brute_force(problem)
     result = solve_averaging(problem)
@@ -102,19 +102,19 @@ def test_generated_instances(peers: Any, batch: Any, overlap: Any, link: Any) ->
         assert check_averaging(result.plan, problem) == []
 
 
-def test_no_pair_limits_equals_the_linear_programme() -> None:
+def test_closed_form_equals_the_lp() -> None:
     """The combinatorial R(K) is the LP's for every K, single contributors included."""
     rng = np.random.default_rng(3)
     for _ in range(25):
         problem = random_problem(rng, link_bytes_per_s=None)
         for computes in sets_of(problem.contributors):
-            expected = largest_total(problem, computes)
+            expected = max_total_rate(problem, computes)
             assert combinatorial_total(problem, computes) == pytest.approx(
                 expected, rel=1e-9, abs=1e-9
             )
 
 
-def test_no_pair_limits_keeps_every_digit() -> None:
+def test_closed_form_is_precise() -> None:
     """Speeds from 1e-9 to 1e12 in one collaboration: R(K) to 1e-9, in exact arithmetic."""
     rng = np.random.default_rng(6)
     for _ in range(30):
@@ -134,7 +134,7 @@ def test_no_pair_limits_keeps_every_digit() -> None:
         assert check_averaging(result.plan, problem) == []
 
 
-def test_rates_under_pair_limits_equal_the_linear_programme() -> None:
+def test_rates_under_pair_limits_equal_the_full_lp() -> None:
     """Lazily added pair rows end at the full LP's value, with a rigorous bound."""
     rng = np.random.default_rng(4)
     lazy = 0
@@ -143,11 +143,11 @@ def test_rates_under_pair_limits_equal_the_linear_programme() -> None:
         n = len(problem)
         problem = problem.replace(link_bytes_per_s=rng.uniform(0.02, 0.2, (n, n)))
         computes = problem.contributors
-        found = best_rates(Limits(problem), computes)
-        expected = largest_total(problem, computes)
+        found = best_rates(BandwidthLimits(problem), computes)
+        expected = max_total_rate(problem, computes)
         assert found.total == pytest.approx(expected, rel=1e-6, abs=1e-9)
         assert found.bound >= expected * (1 - 1e-9)
-        assert links_fit(Limits(problem), computes, found.rates)
+        assert satisfies_links(BandwidthLimits(problem), computes, found.rates)
         lazy += found.bound != found.total
     assert lazy > 5
 
@@ -157,7 +157,7 @@ def test_dropping_a_contributor_never_lowers_the_total_rate() -> None:
     rng = np.random.default_rng(5)
     for _ in range(15):
         problem = random_problem(rng, most=5)
-        totals = {c.tobytes(): largest_total(problem, c) for c in sets_of(problem.contributors)}
+        totals = {c.tobytes(): max_total_rate(problem, c) for c in sets_of(problem.contributors)}
         for key, total in totals.items():
             chosen = np.frombuffer(key, dtype=bool)
             for i in np.flatnonzero(chosen):
@@ -202,7 +202,7 @@ def test_one_peer_needs_no_network() -> None:
     assert solve_averaging(problem.replace(overlap=False)).objective == 0.5
 
 
-def test_a_peer_that_is_cut_off_makes_the_problem_infeasible() -> None:
+def test_unreachable_peer_is_infeasible() -> None:
     """Everyone must receive the average: no download, or no link from any reducer, is fatal."""
     deaf = AveragingProblem([1, 1, 1], 1.0, [1, 1, 0], 1, 1, can_aggregate=[1, 1, 0])
     links = np.ones((3, 3))
@@ -214,7 +214,7 @@ def test_a_peer_that_is_cut_off_makes_the_problem_infeasible() -> None:
 
 
 def test_unlinked_peers_are_worked_around() -> None:
-    """A missing link only forbids what would use it."""
+    """A missing link only excludes rates that use it."""
     links = np.ones((3, 3))
     links[0, 1] = links[1, 0] = 0
     problem = AveragingProblem([1, 1, 1], 1.0, 1.0, 3, 1, links)
@@ -231,7 +231,7 @@ def test_client_mode_peers_contribute_but_do_not_reduce() -> None:
 
 
 def test_alternating_is_slower_than_overlapping() -> None:
-    """The sum of both phases never beats their maximum, nor does it exceed twice it."""
+    """Alternating phases are slower than overlapping ones, by at most a factor of two."""
     for seed in range(10):
         problem = random_problem(np.random.default_rng(seed), overlap=True)
         both = solve_averaging(problem).objective
@@ -271,8 +271,8 @@ def test_a_limit_returns_the_best_so_far_with_its_bound() -> None:
     assert again.plan == result.plan and again.bound == result.bound
 
 
-def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No programme is given more seconds than are left when it starts."""
+def test_tie_breaking_respects_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every MILP gets at most the remaining time."""
     limits: list[float] = []
 
     def slow(*args: Any, options: Any, **kwargs: Any) -> Any:
@@ -301,8 +301,8 @@ def test_promises_are_ordered() -> None:
 
 
 @pytest.mark.parametrize("method", ["exact", "relaxed"])
-def test_wrong_types_are_named(method: str) -> None:
-    """Not a problem, not a stopping rule: one line that says so."""
+def test_wrong_types_raise(method: str) -> None:
+    """Wrong types of problem or stopping criterion raise one-line messages."""
     problem = instance(8, 0)
     wrong: Any
     for wrong in (None, 5, {"samples_per_s": [1]}):
@@ -342,7 +342,7 @@ print(digest.hexdigest())
 """
 
 
-def test_every_process_decides_the_same_bytes() -> None:
+def test_plans_are_identical_across_processes() -> None:
     """Two processes with different hash seeds and thread counts give the same bytes."""
     outputs = {
         subprocess.run(
@@ -364,7 +364,7 @@ def test_gigabit_numbers() -> None:
     assert result.objective == pytest.approx(1 / 1.4)
 
 
-def test_a_lone_contributor_keeps_what_it_cannot_download() -> None:
+def test_single_contributor_sums_what_it_cannot_download() -> None:
     """K = {3}: R = 2/3 exceeds d_3 = 1/2, so that peer 3 must sum at least 1/6 itself."""
     problem = AveragingProblem(
         [0.5, 0, 0, 1], [0, 2, 1, 1], [1, 1, 1, 0.5], 1, 1, None, None, [0, 1, 1, 1], False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.lp.groups import optimal_group_size
-from planner.lp.solve import plan_of, solve_averaging
+from planner.lp.solve import build_plan, solve_averaging
 from planner.lp.strategy import Strategy, recognise
 from planner.problems import AveragingProblem
 from tests.lp.averaging_oracle import GBIT
@@ -30,7 +30,7 @@ def test_homogeneous_peers_use_all_reduce() -> None:
     assert plan.shares == pytest.approx(np.full(8, 1 / 8))
 
 
-def test_a_fast_helper_becomes_a_parameter_server() -> None:
+def test_fast_aggregator_is_a_parameter_server() -> None:
     """Example 2: one participant with very high bandwidth and low compute."""
     limit = GBIT / GRADIENT
     plan = solve_averaging(collaboration([1] * 8 + [100], [1] * 8 + [0], limit)).plan
@@ -38,17 +38,17 @@ def test_a_fast_helper_becomes_a_parameter_server() -> None:
     assert plan.reducers == (8,)
 
 
-def test_equal_helpers_without_accelerators_become_byteps() -> None:
+def test_equal_aggregators_are_byteps() -> None:
     """Example 3: the same bandwidth as the GPU peers, auxiliary summation services."""
     problem = collaboration([1] * 12, [1] * 8 + [0] * 4, 1.0)
     limit = 1e3
     everyone = problem.replace(batch_size=8 / limit)
     # all GPU peers contribute: a bandwidth-bound step
-    from planner.lp.capacity import Limits
+    from planner.lp.capacity import BandwidthLimits
     from planner.lp.rates import best_rates
 
-    rates = best_rates(Limits(everyone), everyone.contributors).rates
-    plan = plan_of(everyone, everyone.contributors, rates)
+    rates = best_rates(BandwidthLimits(everyone), everyone.contributors).rates
+    plan = build_plan(everyone, everyone.contributors, rates)
     assert recognise(plan).equals is Strategy.BYTEPS
     assert plan.shares[8:] == pytest.approx(np.full(4, plan.shares[8]))
     assert plan.shares[8] > plan.shares[0] > 0
@@ -73,7 +73,7 @@ def test_hybrids_are_mixes_that_sum_to_one() -> None:
     """Setup C of Table 1: the slow peers sum little, the fast ones most."""
     problem = collaboration([1] * 8 + [0.2] * 16, [1] * 24, 1.0)
     rates = np.array([8.0] * 8 + [1.0] * 16)
-    found = recognise(plan_of(problem, problem.contributors, rates))
+    found = recognise(build_plan(problem, problem.contributors, rates))
     assert found.equals is None
     assert sum(part for _, part in found.mix) == pytest.approx(1)
     assert {s for s, _ in found.mix} == {Strategy.ALL_REDUCE, Strategy.PARAMETER_SERVER}
@@ -85,14 +85,14 @@ def test_small_parts_are_not_shown() -> None:
     problem = collaboration([1] * 8, [1] * 8, 1.0)
     rates = np.ones(8)
     rates[0] = 1.0001
-    found = recognise(plan_of(problem, problem.contributors, rates))
+    found = recognise(build_plan(problem, problem.contributors, rates))
     assert found.equals is None and str(found) == "100% all-reduce"
 
 
 def test_without_contributors_nothing_is_averaged() -> None:
     """What the relaxed rule gives where every c is fractional is no parameter server."""
     problem = collaboration([1] * 3, [1] * 3, 1.0)
-    plan = plan_of(problem, np.zeros(3, dtype=bool), np.array([0.0, 0.0, 1.0]))
+    plan = build_plan(problem, np.zeros(3, dtype=bool), np.array([0.0, 0.0, 1.0]))
     assert recognise(plan).equals is Strategy.LOCAL
 
 

@@ -30,7 +30,7 @@ def random_problem(
     each: int = 2,
     **changes: object,
 ) -> PathProblem:
-    """Unlike devices and links."""
+    """A problem with random durations and transfers."""
     rng = np.random.default_rng(seed)
     n = sum(sizes)
     names = iter(rng.permutation(n).tolist())

@@ -9,11 +9,11 @@ from planner.checker.violation import Violation
 from tests.mapf.graph_mapf import GraphPlan, GraphProblem
 
 TOLERANCE = 1e-9
-"""Of the last end or of the longest edge: intervals may overlap by rounding."""
+"""Allowed overlap by rounding, relative to the last end or the longest edge."""
 
 
 def check_graph_plan(plan: GraphPlan, problem: GraphProblem) -> list[Violation]:
-    """Every rule that a plan breaks."""
+    """All violations of a plan."""
     return list(_moves(plan, problem)) or list(_vertices(plan, problem))
 
 

@@ -1,11 +1,11 @@
 """Multi-agent path finding on a weighted graph, in continuous time.
 
-The plain front of `planner.mapf.conflict_search`. Agents are points that wait at vertices and move
-along edges, each move at any time and as long as its edge says. The model is that of asynchronous
-actions (Ren et al. 2021): an agent occupies a vertex from the beginning of the move to it until the
-end of the move away from it, so both ends of its edge while it moves; no two agents may occupy a
-vertex at a time. Agents therefore neither meet at a vertex nor swap nor follow on an edge. They
-occupy their starts from the beginning and their goals for good.
+A `Domain` that tests `planner.mapf.conflict_search`. Agents are points that wait at vertices and
+move along edges; a move may start at any time and takes the time of its edge. The model is that of
+asynchronous actions (Ren et al. 2021): an agent occupies a vertex from the beginning of the move to
+it until the end of the move away from it, so both ends of its edge while it moves; no two agents
+may occupy a vertex at a time. Agents therefore neither meet at a vertex nor swap nor follow on an
+edge. They occupy their starts from the beginning and their goals for good.
 
 A conflict of two stays at a vertex is split so that no solution is lost, which the constraint
 intervals of continuous-time conflict-based search (Andreychuk et al. 2021) do not ensure for agents
@@ -23,28 +23,28 @@ from typing import Any
 import networkx as nx
 
 from planner.mapf import conflict_search
-from planner.mapf.conflict_search import Branch, ConflictSearch, Options
-from planner.mapf.intervals import Stay, conflicts
+from planner.mapf.conflict_search import Branch, CbsOptions, ConflictSearch
+from planner.mapf.intervals import Occupancy, conflicts
 from planner.problems.error import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, started
 from tests.mapf.sipp import Move, safe_path, seconds_to
-from tests.mapf.sipp_windows import EntryRule
+from tests.mapf.sipp_windows import EntryConstraint
 
-REMEMBERED = 1 << 16
-"""Routes kept, so that the same question is not searched twice."""
+CACHE_SIZE = 1 << 16
+"""Maximum number of cached routes."""
 
 OPEN_LIST = "conflict-based search: open list"
 
 SLACK = 1e-9
-"""Of the longest edge: overlaps by rounding are no conflicts."""
+"""Relative to the longest edge: overlaps by rounding are not conflicts."""
 
 
 @dataclass(frozen=True)
 class GraphMove:
-    """An agent goes along an edge in ``[begin_s, end_s)``, seconds."""
+    """An agent traverses an edge in ``[begin_s, end_s)``, seconds."""
 
     source: Hashable
     target: Hashable
@@ -54,7 +54,7 @@ class GraphMove:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """Moves of every agent in the order of time; between them it waits where it is."""
+    """Moves of every agent in chronological order; it waits between moves."""
 
     moves: tuple[tuple[GraphMove, ...], ...]
 
@@ -103,7 +103,7 @@ class GraphProblem:
         return [goal for _, goal in self.agents]
 
 
-Node = conflict_search.Node["GraphRoute", EntryRule, tuple[Stay, Stay]]
+Node = conflict_search.Node["GraphRoute", EntryConstraint, tuple[Occupancy, Occupancy]]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GraphRoute:
     """One agent's moves and the times that it occupies each vertex."""
 
     moves: tuple[Move, ...]
-    stays: tuple[Stay, ...]
+    occupancies: tuple[Occupancy, ...]
 
     @classmethod
     def of(cls, agent: int, start: int, moves: tuple[Move, ...]) -> GraphRoute:
@@ -119,8 +119,8 @@ class GraphRoute:
         places = [start, *(move.target for move in moves)]
         entries = [-math.inf, *(move.begin for move in moves)]
         exits = [*(move.end for move in moves), math.inf]
-        stays = zip([agent] * len(places), places, entries, exits, strict=True)
-        return cls(moves, tuple(Stay(*stay) for stay in stays))
+        occupancies = zip([agent] * len(places), places, entries, exits, strict=True)
+        return cls(moves, tuple(Occupancy(*occupancy) for occupancy in occupancies))
 
     @property
     def end_s(self) -> float:
@@ -129,7 +129,7 @@ class GraphRoute:
 
 
 class GraphAgents:
-    """The domain: safe-interval path planning below, stays at vertices above."""
+    """CBS domain with safe-interval path planning (SIPP) as low level."""
 
     def __init__(self, problem: GraphProblem) -> None:
         graph = problem.graph
@@ -140,47 +140,51 @@ class GraphAgents:
             for u in self.names
         ]
         self.ends = [(number[start], number[goal]) for start, goal in problem.agents]
-        self.rest = [seconds_to(self.arcs, goal) for _, goal in self.ends]
+        self.cost_to_go = [seconds_to(self.arcs, goal) for _, goal in self.ends]
         into = [math.inf] * len(self.arcs)
         for out in self.arcs:
             for v, seconds in out:
                 into[v] = min(into[v], seconds)
-        # whoever comes to a vertex stays as long as the shortest ways to it and from it take
+        # minimum time at a vertex: the shortest move to it and the shortest move from it
         self.least = [
             came + min((seconds for _, seconds in out), default=math.inf)
             for came, out in zip(into, self.arcs, strict=True)
         ]
         self.slack = SLACK * max((s for out in self.arcs for _, s in out), default=0.0)
-        self._remembered = lru_cache(maxsize=REMEMBERED)(self._search)
+        self._cached_search = lru_cache(maxsize=CACHE_SIZE)(self._search)
 
     @property
     def agents(self) -> int:
         """Number of agents."""
         return len(self.ends)
 
-    def plan(self, agent: int, rules: tuple[EntryRule, ...]) -> GraphRoute | None:
+    def plan(self, agent: int, constraints: tuple[EntryConstraint, ...]) -> GraphRoute | None:
         """The earliest arrival."""
-        return self._remembered(agent, tuple(sorted(rules)))
+        return self._cached_search(agent, tuple(sorted(constraints)))
 
-    def _search(self, agent: int, rules: tuple[EntryRule, ...]) -> GraphRoute | None:
+    def _search(self, agent: int, constraints: tuple[EntryConstraint, ...]) -> GraphRoute | None:
         start, goal = self.ends[agent]
-        moves = safe_path(self.arcs, start, goal, rules, self.rest[agent])
+        moves = safe_path(self.arcs, start, goal, constraints, self.cost_to_go[agent])
         return None if moves is None else GraphRoute.of(agent, start, moves)
 
     def cost(self, route: GraphRoute) -> float:
         """Its end."""
         return route.end_s
 
-    def conflicts(self, routes: Sequence[GraphRoute]) -> list[tuple[Stay, Stay]]:
+    def conflicts(self, routes: Sequence[GraphRoute]) -> list[tuple[Occupancy, Occupancy]]:
         """Stays of two agents at one vertex."""
-        return conflicts((stay for route in routes for stay in route.stays), self.slack)
+        return conflicts(
+            (occupancy for route in routes for occupancy in route.occupancies), self.slack
+        )
 
-    def urgency(self, conflict: tuple[Stay, Stay]) -> int:
+    def priority(self, conflict: tuple[Occupancy, Occupancy]) -> int:
         """All are equal."""
         return 0
 
-    def split(self, conflict: tuple[Stay, Stay], node: Node) -> list[Branch[EntryRule]]:
-        """Two branches; whoever breaks the rules of both has a conflict.
+    def split(
+        self, conflict: tuple[Occupancy, Occupancy], node: Node
+    ) -> list[Branch[EntryConstraint]]:
+        """Two branches; a pair of routes that violates both constraints has a conflict.
 
         Stays of at least m seconds that begin in ``[a, b + m)`` and ``[b, a + m)`` overlap. And a
         stay that begins before b and lasts until e meets any that begins in ``[b, e)``.
@@ -188,16 +192,16 @@ class GraphAgents:
         one, other = conflict
         place, least = one.place, self.least[one.place]
         if other.begin < one.begin + least - self.slack:
-            first = EntryRule(place, one.begin - self.slack, other.begin + least, -math.inf)
-            second = EntryRule(place, other.begin - self.slack, one.begin + least, -math.inf)
+            first = EntryConstraint(place, one.begin - self.slack, other.begin + least, -math.inf)
+            second = EntryConstraint(place, other.begin - self.slack, one.begin + least, -math.inf)
         else:
-            first = EntryRule(place, -math.inf, other.begin, one.end - self.slack)
-            second = EntryRule(place, other.begin - self.slack, one.end, -math.inf)
+            first = EntryConstraint(place, -math.inf, other.begin, one.end - self.slack)
+            second = EntryConstraint(place, other.begin - self.slack, one.end, -math.inf)
         return [[(one.agent, first)], [(other.agent, second)]]
 
 
 def solve_graph_mapf(
-    problem: GraphProblem, stop: StoppingCriterion, options: Options | None = None
+    problem: GraphProblem, stop: StoppingCriterion, options: CbsOptions | None = None
 ) -> Result[GraphPlan]:
     """Moves of all agents without a conflict and with the least sum or maximum of arrivals.
 
@@ -220,12 +224,12 @@ def solve_graph_mapf(
         raise ProblemError(
             f"problem must be of type GraphProblem, found {type(problem).__name__}; give one"
         )
-    chosen = options or Options()
+    chosen = options or CbsOptions()
     run = started(stop)
     named: tuple[Any, ...] = (tuple(problem.graph.edges(data="seconds")), problem.agents)
     best: Incumbent[Node] = Incumbent(run, named, method=f"cbs-{chosen.objective}", seed=0)
     domain = GraphAgents(problem)
-    search: ConflictSearch[GraphRoute, EntryRule, tuple[Stay, Stay]]
+    search: ConflictSearch[GraphRoute, EntryConstraint, tuple[Occupancy, Occupancy]]
     search = ConflictSearch(domain, run, chosen)
     root = search.root()
     if root is None:

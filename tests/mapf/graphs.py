@@ -14,7 +14,7 @@ import numpy as np
 from tests.mapf.graph_mapf import GraphProblem
 
 Stand = tuple[Hashable, Hashable | None, float, bool]
-"""Where an agent is, where it is going, seconds left, whether it stays for good."""
+"""Vertex of an agent, target of its move, seconds left, whether it stays at its goal."""
 
 
 def grid(rows: list[str], diagonals: bool = False) -> nx.Graph[Any]:
@@ -31,16 +31,16 @@ def grid(rows: list[str], diagonals: bool = False) -> nx.Graph[Any]:
 
 
 def random_graph(
-    seed: int, vertices: int, agents: int, whole: bool, directed: bool
+    seed: int, vertices: int, agents: int, integral: bool, directed: bool
 ) -> GraphProblem:
-    """A random tree with some further edges; whole or any seconds, at most 3."""
+    """A random tree with some further edges; integral or real durations of at most 3 s."""
     rng = np.random.default_rng(seed)
     graph: nx.Graph[Any] = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from(range(vertices))
 
     def join(u: int, v: int) -> None:
         for a, b in [(u, v), (v, u)]:
-            seconds = float(rng.integers(1, 4)) if whole else float(rng.uniform(0.3, 3.0))
+            seconds = float(rng.integers(1, 4)) if integral else float(rng.uniform(0.3, 3.0))
             graph.add_edge(a, b, seconds=seconds)
 
     for v in range(1, vertices):
@@ -102,7 +102,7 @@ def joint_optimum(problem: GraphProblem, objective: str) -> float | None:
 def choices(
     graph: nx.Graph[Any], goals: list[Hashable], state: tuple[Stand, ...]
 ) -> Iterator[tuple[Stand, ...]]:
-    """What the agents that stand can do together, no vertex occupied twice."""
+    """Joint moves of the waiting agents that occupy no vertex twice."""
     options: list[list[Stand]] = []
     for b, (at, to, _left, done) in enumerate(state):
         if to is not None or done:

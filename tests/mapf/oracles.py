@@ -1,4 +1,4 @@
-"""Reading versions of compiled code, to compare it with."""
+"""Reference implementations of compiled code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Span = tuple[float, float]
 
 
 def earliest(begin: float, length: float, blocks: Sequence[Span]) -> float:
-    """First time from ``begin`` on with ``length`` clear of all blocks; infinite if there is none.
+    """Earliest start from ``begin`` on of ``length`` seconds outside all blocks, or infinity.
 
-    A stay without length needs no room.
+    Zero length fits anywhere.
     """
     at = begin
     for low, high in sorted(blocks):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tests.mapf.sipp_windows import EntryRule, Window, windows
+from tests.mapf.sipp_windows import EntryConstraint, Window, windows
 
 
 class Move(NamedTuple):
@@ -25,13 +25,13 @@ class Move(NamedTuple):
 
 
 Arcs = Sequence[Sequence[tuple[int, float]]]
-"""Per vertex, the vertices that can be gone to and the seconds that it takes."""
+"""Outgoing edges of each vertex: target and seconds."""
 
 FREE = [Window(-math.inf, math.inf, math.inf, True)]
 
 
 def seconds_to(arcs: Arcs, goal: int) -> list[float]:
-    """Least seconds from every vertex to the goal, nobody in the way (Dijkstra)."""
+    """Least seconds from every vertex to the goal, ignoring other agents (Dijkstra)."""
     into: list[list[tuple[int, float]]] = [[] for _ in arcs]
     for u, out in enumerate(arcs):
         for v, seconds in out:
@@ -51,9 +51,13 @@ def seconds_to(arcs: Arcs, goal: int) -> list[float]:
 
 
 def safe_path(
-    arcs: Arcs, start: int, goal: int, rules: Iterable[EntryRule], rest: Sequence[float]
+    arcs: Arcs,
+    start: int,
+    goal: int,
+    constraints: Iterable[EntryConstraint],
+    cost_to_go: Sequence[float],
 ) -> tuple[Move, ...] | None:
-    """Moves with the earliest arrival for good at the goal; None if there is no way.
+    """Moves with the earliest final arrival at the goal; None if there is no path.
 
     A vertex is entered when the move to it begins, and left when the move from it ends; the start
     has been entered before all times.
@@ -63,15 +67,15 @@ def safe_path(
     rest
         A lower bound on the seconds from each vertex to the goal, as `seconds_to`.
     """
-    by_vertex: dict[int, list[EntryRule]] = {}
-    for rule in rules:
-        by_vertex.setdefault(rule.place, []).append(rule)
+    by_vertex: dict[int, list[EntryConstraint]] = {}
+    for constraint in constraints:
+        by_vertex.setdefault(constraint.place, []).append(constraint)
     safe = {v: windows(of) for v, of in by_vertex.items()}
     first = next((k for k, w in enumerate(safe.get(start, FREE)) if w.first == -math.inf), None)
-    if first is None or math.isinf(rest[start]):
+    if first is None or math.isinf(cost_to_go[start]):
         return None
     tie = itertools.count()
-    queue = [(rest[start], next(tie), 0.0, start, first)]
+    queue = [(cost_to_go[start], next(tie), 0.0, start, first)]
     best = {(start, first): 0.0}
     before: dict[tuple[int, int], tuple[int, int, Move]] = {}
     while queue:
@@ -87,10 +91,10 @@ def safe_path(
                 end = begin + seconds
                 if begin >= there.last or not (window.final or end < window.before):
                     continue
-                if end < best.get((v, j), math.inf) and not math.isinf(rest[v]):
+                if end < best.get((v, j), math.inf) and not math.isinf(cost_to_go[v]):
                     best[v, j] = end
                     before[v, j] = u, k, Move(u, v, begin, end)
-                    heapq.heappush(queue, (end + rest[v], next(tie), end, v, j))
+                    heapq.heappush(queue, (end + cost_to_go[v], next(tie), end, v, j))
     return None
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class EntryRule(NamedTuple):
-    """Rule for one agent: who comes to the place in ``[first, last)`` is gone before ``before``.
+class EntryConstraint(NamedTuple):
+    """Constraint on one agent: if it enters in ``[first, last)``, it must leave by ``before``.
 
-    With ``before = -inf`` nobody may come then, with ``inf`` one may come but not stay for good.
+    With ``before = -inf`` it must not enter then; with ``inf`` it must leave eventually.
     """
 
     place: int
@@ -20,7 +20,7 @@ class EntryRule(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Who comes in ``[first, last)`` must leave before ``before``, or may stay for good."""
+    """An agent that enters in ``[first, last)`` must leave by ``before``, unless ``final``."""
 
     first: float
     last: float
@@ -28,12 +28,12 @@ class Window(NamedTuple):
     final: bool
 
 
-def windows(rules: Iterable[EntryRule]) -> list[Window]:
+def windows(constraints: Iterable[EntryConstraint]) -> list[Window]:
     """Times at which a place may be entered, in ascending order (the safe intervals of SIPP).
 
     All rules must be of the same place.
     """
-    given = list(rules)
+    given = list(constraints)
     cuts = sorted({-math.inf, *(r.first for r in given), *(r.last for r in given)})
     found: list[Window] = []
     for low, high in zip(cuts, [*cuts[1:], math.inf], strict=True):

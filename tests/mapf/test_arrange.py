@@ -1,4 +1,4 @@
-"""`arrange_paths` against every arrangement, the checker, and itself."""
+"""`arrange_paths` against brute force over all arrangements and the checker."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.mapf.conftest import random_problem, reference
 from tests.mapf.test_solve import brute_force
 
 
-def random_free(
+def random_arranged(
     seed: int, sizes: tuple[int, ...], path_stages: int = 3, **changes: object
 ) -> ArrangedPathProblem:
-    """Devices that differ from stage to stage too."""
+    """A random problem whose durations also depend on the stage."""
     problem = random_problem(seed, sizes, path_stages, **changes)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     stages = rng.uniform(0.5, 1.5, (len(sizes), 1))
@@ -35,9 +35,9 @@ def random_free(
 
 @pytest.mark.parametrize("live_memory", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_best_of_all_arrangements(seed: int, live_memory: bool) -> None:
+def test_arrangement_matches_brute_force(seed: int, live_memory: bool) -> None:
     """Four devices, one per stage: the optimum over all 24 arrangements, and the bound."""
-    problem = random_free(seed, (1, 1, 1, 1), 2, memory=2, live_memory=live_memory)
+    problem = random_arranged(seed, (1, 1, 1, 1), 2, memory=2, live_memory=live_memory)
     orders = itertools.permutations(range(4))
     best = min(brute_force(problem.arranged([[d] for d in order])) for order in orders)
     result = arrange_paths(problem, MaxIterations(60), seed)
@@ -47,11 +47,11 @@ def test_best_of_all_arrangements(seed: int, live_memory: bool) -> None:
 
 
 @pytest.mark.parametrize("live_memory", [False, True])
-def test_unlike_memory(live_memory: bool) -> None:
+def test_arrangement_respects_different_memory(live_memory: bool) -> None:
     """No device gets a role that its memory cannot fill (TC1)."""
     for seed in range(3):
         memory = np.random.default_rng(seed).integers(2, 6, 9)
-        problem = random_free(seed, (2, 3, 2, 2), memory=memory, live_memory=live_memory)
+        problem = random_arranged(seed, (2, 3, 2, 2), memory=memory, live_memory=live_memory)
         result = arrange_paths(problem, MaxIterations(10), seed)
         assert result.plan is not None and check(result, problem) == []
 
@@ -75,17 +75,17 @@ def test_device_moves_between_stages() -> None:
     assert [v.rule for v in check(moved.plan, fixed)] == ["groups"]
 
 
-def test_beats_the_given_arrangement() -> None:
+def test_joint_search_improves_the_given_arrangement() -> None:
     """The reference instance: exchanging devices shortens what paths alone cannot."""
     given = reference()
     problem = ArrangedPathProblem.of(given)
     paths = solve_paths(given, MaxIterations(8))
-    both = arrange_paths(problem, MaxIterations(30), 0, given.stage_devices)
+    joint = arrange_paths(problem, MaxIterations(30), 0, given.stage_devices)
     again = arrange_paths(problem, MaxIterations(30), 0, given.stage_devices)
-    assert check(both, problem) == []
-    assert paths.objective is not None and both.objective is not None
-    assert both.objective < paths.objective
-    assert both.plan == again.plan and both.objective == again.objective
+    assert check(joint, problem) == []
+    assert paths.objective is not None and joint.objective is not None
+    assert joint.objective < paths.objective
+    assert joint.plan == again.plan and joint.objective == again.objective
 
 
 def test_time_limit_and_one_stage() -> None:
@@ -95,7 +95,7 @@ def test_time_limit_and_one_stage() -> None:
     assert arrange_paths(alone, MaxIterations(3)).objective == pytest.approx(10.5)
 
 
-def test_infeasible_and_bad_input() -> None:
+def test_infeasible_and_invalid_input() -> None:
     problem = ArrangedPathProblem.of(random_problem(0))
     little = problem.replace(memory=1)
     assert arrange_paths(little, MaxIterations(3)).status is Status.INFEASIBLE
@@ -118,7 +118,7 @@ def test_infeasible_and_bad_input() -> None:
         problem.replace(memory=1.5)
 
 
-def test_arranged_is_the_path_problem() -> None:
+def test_arranged_round_trip() -> None:
     given = random_problem(3, live_memory=True)
     again = ArrangedPathProblem.of(given).arranged(given.stage_devices)
     assert again.stage_devices == given.stage_devices
@@ -143,14 +143,14 @@ def test_arranged_is_the_path_problem() -> None:
         ({"fixed_sizes": None}, "fixed_sizes must be True or False"),
     ],
 )
-def test_bad_problems_are_refused(change: dict[str, object], message: str) -> None:
-    """Rule, value, remedy."""
+def test_invalid_problems_raise(change: dict[str, object], message: str) -> None:
+    """The message states the rule, the value and the remedy."""
     with pytest.raises(ProblemError, match=message):
         ArrangedPathProblem.of(random_problem(0)).replace(**change)
 
 
-def test_wrong_types_end_in_one_line() -> None:
-    """No Python or NumPy words."""
+def test_wrong_types_raise_one_line_errors() -> None:
+    """The message is one line in terms of the problem, not of Python or NumPy."""
     problem: Any = random_problem(0)
     free: Any = ArrangedPathProblem.of(problem)
     five: Any = 5
@@ -174,8 +174,10 @@ def test_wrong_types_end_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("live_memory", [False, True])
-def test_memory_where_it_is_needed(live_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dealt out in turn, two devices come where they have no room; others have paths."""
+def test_initial_arrangements_respect_memory(
+    live_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round robin gives two stages a device without memory; another arrangement has paths."""
     memory = np.zeros((3, 6), dtype=int)
     memory[0] = [4, 4, 4, 4, 0, 0]
     memory[1, 3] = memory[2, 2] = 9
@@ -192,12 +194,12 @@ def test_memory_where_it_is_needed(live_memory: bool, monkeypatch: pytest.Monkey
     assert "on the first arrangement stage 1" in given_up.stop_reason
 
 
-def test_counts_decide_where_seconds_stand_beside_them() -> None:
-    """The same plan with and without a generous limit in seconds; a short one cuts inner runs."""
+def test_time_limit_does_not_change_an_iteration_limited_run() -> None:
+    """A generous time limit does not change the plan; a short one limits inner runs."""
     problem = reference()
     counted = solve_paths(problem, MaxIterations(3), seed=1)
-    both = solve_paths(problem, AnyOf(MaxIterations(3), MaxRuntime(3600)), seed=1)
-    assert both.plan == counted.plan and both.bound == counted.bound
+    with_time_limit = solve_paths(problem, AnyOf(MaxIterations(3), MaxRuntime(3600)), seed=1)
+    assert with_time_limit.plan == counted.plan and with_time_limit.bound == counted.bound
     run = AnyOf(MaxIterations(1000), MaxRuntime(5)).start()
     assert not run.paced_by_time and MaxRuntime(5).start().paced_by_time
     inner = inner_run(run, 0.5)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-import planner.mapf.exact
+import planner.mapf.exact_solver
 import planner.mapf.solve
 from planner.checker.dispatch import check
 from planner.checker.path_bounds import recomputed_bound_s
@@ -17,9 +17,9 @@ from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.arranged_bounds import arranged_bound, arranged_bound_s
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import PathBound, simple_bound
-from planner.mapf.chains import all_paths
 from planner.mapf.collision_free_bound import collision_free_bound_s
-from planner.mapf.focal import FocalQueue
+from planner.mapf.focal_queue import FocalQueue
+from planner.mapf.path_enumeration import all_paths
 from planner.mapf.start_turnover import turnover_s
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.search.cp_sat import solver_for
@@ -51,22 +51,22 @@ def tiny(seed: int, case: int, **changes: object) -> PathProblem:
 
 
 def one_device_s(f: float, b: float, memory: int, count: int, chain: float) -> float:
-    """Exhaustive: every order of F and B on a device, each microbatch at least a chain long."""
+    """Brute force over all orders of F and B on a device with chains of at least ``chain``."""
     best = math.inf
     for places in itertools.combinations(range(2 * count), count):
         free, ended = 0.0, 0
-        begins: list[float] = []
+        starts: list[float] = []
         for k in range(2 * count):
             if k in places:
-                if len(begins) - ended >= memory:
+                if len(starts) - ended >= memory:
                     break
-                begins.append(free)
+                starts.append(free)
                 free += f
             else:
-                if ended >= len(begins):
+                if ended >= len(starts):
                     break
                 # microbatches are alike: the first to begin is the first to end
-                free = max(free + b, begins[ended] + chain)
+                free = max(free + b, starts[ended] + chain)
                 ended += 1
         else:
             best = min(best, free)
@@ -90,7 +90,7 @@ def test_turnover_of_one_device() -> None:
 
 
 def test_stage_visits_by_hand() -> None:
-    """Three visits of F 2 s and B 3 s on one device, all else for nothing: 15 s, and reached."""
+    """Three visits of F 2 s and B 3 s on one device, nothing else: a bound of 15 s, attained."""
     problem = PathProblem(np.zeros((2, 2)), [[0], [1]], [0, 2], [0, 3], 0, 2, 3, 3)
     bound = simple_bound(PathArrays.of(problem))
     assert bound.witness == {"kind": "stage visits", "stage": 1}
@@ -136,7 +136,7 @@ def test_bounds_of_given_arrangements(case: int) -> None:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_bounds_over_all_arrangements(live: bool) -> None:
-    """Unlike devices: under the best of all arrangements; alike ones without transfers: reached."""
+    """The bound is below the best of all arrangements, and attained by equal devices."""
     for seed in range(3):
         problem = ArrangedPathProblem.of(
             random_problem(seed, (1, 1, 1), 3, memory=2, each=2, live_memory=live)
@@ -159,7 +159,7 @@ def test_bounds_over_all_arrangements(live: bool) -> None:
 
 
 def test_recomputed_bounds_of_larger_problems() -> None:
-    """Two computations that share nothing agree, with swaps, live memory and unlike devices."""
+    """The solver's and the checker's bounds agree, with swaps, live memory and varied devices."""
     for seed in range(12):
         problem = random_problem(
             seed,
@@ -174,9 +174,9 @@ def test_recomputed_bounds_of_larger_problems() -> None:
         again = recomputed_bound_s(bound.witness, problem)
         assert again == pytest.approx(bound.seconds, rel=1e-9)
         free = ArrangedPathProblem.of(problem)
-        whole = arranged_bound(free)
-        again = recomputed_bound_s(whole.witness, free)
-        assert again is not None and whole.seconds <= again * (1 + 1e-9)
+        bound = arranged_bound(free)
+        again = recomputed_bound_s(bound.witness, free)
+        assert again is not None and bound.seconds <= again * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_recomputed_bounds_of_larger_problems() -> None:
         {"kind": "work"},
     ],
 )
-def test_malformed_witnesses_show_nothing(witness: object) -> None:
-    """They are not believed."""
+def test_malformed_witnesses_prove_nothing(witness: object) -> None:
+    """The checker recomputes no bound from them."""
     problem = random_problem(0)
     other = next(d for d in range(len(problem)) if d not in problem.stage_devices[0])
     assert recomputed_bound_s(witness, problem) is None
@@ -208,8 +208,8 @@ def test_malformed_witnesses_show_nothing(witness: object) -> None:
     )
 
 
-def test_the_checker_finds_an_edited_bound() -> None:
-    """Raised by a thousandth, or with a witness that shows nothing."""
+def test_checker_detects_an_edited_bound() -> None:
+    """A bound raised by a thousandth, or with an invalid witness."""
     problem = random_problem(1)
     free = ArrangedPathProblem.of(problem)
     for result, asked in (
@@ -229,8 +229,8 @@ def test_the_checker_finds_an_edited_bound() -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "cbs", "straight", "dtfm-skip", "no-tc2", "reuse"])
-def test_a_wrong_bound_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half more than the truth, whichever method finds the plan."""
+def test_wrong_bound_is_detected(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound 50% above the optimum raises, whichever method finds the plan."""
     changes: dict[str, object] = {"path_stages": 4} if method == "straight" else {}
     if method == "reuse":
         changes = {"memory": 2, "each": 4, "sizes": (2, 2, 2), "live_memory": True}
@@ -243,20 +243,20 @@ def test_a_wrong_bound_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -
         solve_paths(problem, MaxIterations(40), method=method)
 
 
-@pytest.mark.parametrize("source", ["collision_free_bound_s", "proven_s"])
-def test_a_wrong_model_is_caught(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CP-SAT's bound half more than the truth, or not even the known plan in its model."""
+@pytest.mark.parametrize("source", ["collision_free_bound_s", "proven_bound_s"])
+def test_wrong_cp_sat_bound_is_detected(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CP-SAT bound 50% above the optimum, or an infeasible model, raises."""
     problem = random_problem(6, (2, 2, 2), 2, memory=6, each=3)
     truth = solve_paths(problem, MaxIterations(1)).objective
     assert truth is not None
     for wrong in (1.5 * truth, math.inf):
-        monkeypatch.setattr(planner.mapf.exact, source, lambda *_, wrong=wrong, **__: wrong)
+        monkeypatch.setattr(planner.mapf.exact_solver, source, lambda *_, wrong=wrong, **__: wrong)
         with pytest.raises(WrongBoundError, match="CP-SAT"):
             solve_paths(problem, MaxIterations(40))
 
 
-def test_a_wrong_bound_on_arrangements_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for paths alone."""
+def test_wrong_arrangement_bound_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound 50% above the optimum raises."""
     problem = ArrangedPathProblem.of(random_problem(4))
     truth = arrange_paths(problem, MaxIterations(4)).objective
     assert truth is not None
@@ -267,8 +267,8 @@ def test_a_wrong_bound_on_arrangements_is_caught(monkeypatch: pytest.MonkeyPatch
         arrange_paths(problem, MaxIterations(4))
 
 
-def test_a_wrong_bound_on_graphs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The open list says half more than the plan costs."""
+def test_wrong_open_list_bound_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open-list bound 50% above the optimum raises."""
     problem = GraphProblem(grid(["...", "..."]), (((0, 0), (1, 2)), ((1, 2), (0, 0))))
     truth = solve_graph_mapf(problem, MaxIterations(1000))
     assert truth.objective is not None and truth.basis == "conflict-based search: open list"

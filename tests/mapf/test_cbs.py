@@ -1,4 +1,4 @@
-"""The paper's conflict-based search: routes, crowds, the whole."""
+"""The paper's conflict-based search: routes, capacity conflicts, and whole solves."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.arrays import PathArrays
-from planner.mapf.cbs import CbsSearch, Crowd, MicrobatchAgents
-from planner.mapf.chains import all_paths, chain_s
-from planner.mapf.conflict_search import ConflictObjective, ConflictSearch, Options
+from planner.mapf.cbs import CapacityConflict, CbsSearch, MicrobatchAgents
+from planner.mapf.conflict_search import CbsOptions, ConflictObjective, ConflictSearch
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.intervals import Forbidden
+from planner.mapf.intervals import Constraint
+from planner.mapf.path_enumeration import all_paths, chain_s
 from planner.mapf.router import ALWAYS, PathRouter
 from planner.problems import PathProblem
 from planner.search.certificate import Status
@@ -38,24 +38,28 @@ def test_routes_are_shortest_chains(seed: int) -> None:
     assert free is not None
     assert free.end_s == pytest.approx(min(chain_s(arrays, p) for p in paths))
     closed = free.path[1]
-    route = router.route(0, [Forbidden(closed, *ALWAYS)])
+    route = router.route(0, [Constraint(closed, *ALWAYS)])
     assert route is not None
     others = [chain_s(arrays, p) for p in paths if closed not in p]
     assert route.end_s == pytest.approx(min(others))
-    waits = router.route(0, [Forbidden(start, 0.0, 5.0)])
+    waits = router.route(0, [Constraint(start, 0.0, 5.0)])
     assert waits is not None and waits.end_s == pytest.approx(free.end_s + 5)
-    nowhere = [Forbidden(d, *ALWAYS) for d in range(len(problem)) if d != start]
+    nowhere = [Constraint(d, *ALWAYS) for d in range(len(problem)) if d != start]
     assert router.route(0, nowhere) is None
 
 
-def end_s(problem: PathProblem, path: tuple[int, ...], rules: list[Forbidden]) -> float:
-    """Earliest end of a path that waits where it must, by the reading version of `earliest`."""
+def end_s(problem: PathProblem, path: tuple[int, ...], constraints: list[Constraint]) -> float:
+    """Earliest end of a path under constraints, by the reference `earliest`."""
     steps = [(d, problem.forward_s[d]) for d in path]
     steps += [(path[0], problem.head_s[path[0]])]
     steps += [(d, problem.backward_s[d]) for d in reversed(path)]
     ready, at = 0.0, path[0]
     for d, seconds in steps:
-        blocks = [(rule.begin, rule.end) for rule in rules if rule.place == d]
+        blocks = [
+            (constraint.begin, constraint.end)
+            for constraint in constraints
+            if constraint.place == d
+        ]
         begin = earliest(ready + float(problem.transfer_s[at, d]), float(seconds), blocks)
         ready, at = begin + float(seconds), d
     return ready
@@ -69,32 +73,36 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
         seed, (1, 2, 2, 2, 1), path_stages=4, each=1, memory=9, max_swaps=max_swaps
     )
     rng = np.random.default_rng(seed)
-    rules = []
+    constraints = []
     for _ in range(count):
         begin = float(rng.uniform(0, 15))
         place = int(rng.integers(len(problem)))
-        rules.append(Forbidden(place, begin, begin + float(rng.uniform(0.1, 6))))
+        constraints.append(Constraint(place, begin, begin + float(rng.uniform(0.1, 6))))
     arrays = PathArrays.of(problem)
-    ends = {p: end_s(problem, p, rules) for p in all_paths(arrays, problem.stage_devices[0][0])}
-    route = PathRouter(arrays).route(0, rules)
+    ends = {
+        p: end_s(problem, p, constraints) for p in all_paths(arrays, problem.stage_devices[0][0])
+    }
+    route = PathRouter(arrays).route(0, constraints)
     assert route is not None
     assert route.end_s == pytest.approx(ends[route.path])
     assert route.end_s == pytest.approx(min(ends.values()))
-    for stay, rule in itertools.product(route.stays, rules):
-        apart = stay.end <= rule.begin + 1e-9 or rule.end <= stay.begin + 1e-9
-        assert stay.place != rule.place or apart
+    for occupancy, constraint in itertools.product(route.occupancies, constraints):
+        apart = occupancy.end <= constraint.begin + 1e-9 or constraint.end <= occupancy.begin + 1e-9
+        assert occupancy.place != constraint.place or apart
 
 
-def test_the_fastest_leave_a_crowd() -> None:
-    """The slowest are spared, and candidates differ in who leaves (CC3)."""
+def test_capacity_conflict_reroutes_the_fastest_agents() -> None:
+    """The slowest agents keep their routes; branches differ in who is rerouted (CC3)."""
     problem = random_problem(3, (3, 2, 2, 2), path_stages=3, each=2, memory=6)
     router = PathRouter(PathArrays.of(problem))
     domain = MicrobatchAgents(router, True)
-    search = ConflictSearch(domain, MaxIterations(100).start(), Options(ConflictObjective.MAKESPAN))
+    search = ConflictSearch(
+        domain, MaxIterations(100).start(), CbsOptions(ConflictObjective.MAKESPAN)
+    )
     root = search.root()
     assert root is not None
     crowd = root.conflicts[0]
-    assert isinstance(crowd, Crowd) and crowd.stage and crowd.excess > 0
+    assert isinstance(crowd, CapacityConflict) and crowd.stage and crowd.excess > 0
     ends = [root.routes[b].end_s for b in crowd.agents]
     assert ends == sorted(ends)
     branches = domain.split(crowd, root)
@@ -121,7 +129,7 @@ def test_the_fastest_leave_a_crowd() -> None:
 def test_valid_paths_by_conflict_based_search(
     seed: int, sizes: tuple[int, ...], path_stages: int, live: bool
 ) -> None:
-    """What is returned is valid; it never claims a better bound than its own plan."""
+    """Plans are valid and no bound exceeds its plan's makespan."""
     problem = random_problem(seed, sizes, path_stages, memory=6, live_memory=live)
     result = solve_paths(problem, MaxIterations(80), method="cbs")
     if result.status is Status.INFEASIBLE:
@@ -148,7 +156,7 @@ def test_reference_instance_by_conflict_based_search() -> None:
     assert math.isfinite(result.runtime_s)
 
 
-def test_an_iteration_of_many_waves_gets_the_paths_of_one() -> None:
+def test_cbs_repeats_the_paths_of_one_wave() -> None:
     """Repeated, they are valid and shorter than what as many nodes find for 72 agents at once."""
     wave = random_problem(3, (3, 2, 2, 2), path_stages=3, each=1, memory=3)
     problem = wave.replace(microbatches_per_start=24, live_memory=True)

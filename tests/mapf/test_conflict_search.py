@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mapf.conflict_search import Branch, ConflictObjective, ConflictSearch, Node, Options
-from planner.mapf.focal import FocalQueue
-from planner.mapf.intervals import Stay, conflicts
+from planner.mapf.conflict_search import Branch, CbsOptions, ConflictObjective, ConflictSearch, Node
+from planner.mapf.focal_queue import FocalQueue
+from planner.mapf.intervals import Occupancy, conflicts
 from planner.search.stop import MaxIterations
 from tests.mapf.oracles import earliest
-from tests.mapf.sipp_windows import EntryRule, Window, windows
+from tests.mapf.sipp_windows import EntryConstraint, Window, windows
 
 pytestmark = pytest.mark.interpreted
 
@@ -48,12 +48,12 @@ def test_earliest_against_trying(
 
 
 @given(st.lists(st.tuples(times, times, st.sampled_from([-math.inf, 5.0, math.inf])), max_size=5))
-def test_windows_say_what_the_rules_say(given_rules: list[tuple[float, float, float]]) -> None:
-    """At every time: may one enter, until when may one stay; windows ascend and do not touch."""
-    rules = [EntryRule(0, low, high, before) for low, high, before in given_rules]
-    found = windows(rules)
+def test_windows_match_the_constraints(given_rules: list[tuple[float, float, float]]) -> None:
+    """Entry and latest exit agree with the constraints at any time; windows ascend, disjoint."""
+    constraints = [EntryConstraint(0, low, high, before) for low, high, before in given_rules]
+    found = windows(constraints)
     for at in [-1.0, *np.arange(0, 13, 0.5).tolist()]:
-        over = [r.before for r in rules if r.first <= at < r.last]
+        over = [r.before for r in constraints if r.first <= at < r.last]
         here = [w for w in found if w.first <= at < w.last]
         if over and min(over) == -math.inf:
             assert here == []
@@ -66,12 +66,14 @@ def test_windows_say_what_the_rules_say(given_rules: list[tuple[float, float, fl
     assert windows([]) == [Window(-math.inf, math.inf, math.inf, True)]
 
 
-stays = st.lists(st.builds(Stay, st.integers(0, 3), st.integers(0, 2), times, times), max_size=12)
+occupancies = st.lists(
+    st.builds(Occupancy, st.integers(0, 3), st.integers(0, 2), times, times), max_size=12
+)
 
 
-@given(stays)
-def test_conflicts_are_all_overlaps(found: list[Stay]) -> None:
-    """Pair by pair; own stays, touching ones and those of no length do not count."""
+@given(occupancies)
+def test_conflicts_are_all_overlaps(found: list[Occupancy]) -> None:
+    """Against all pairs; touching intervals, own ones and those of no length do not conflict."""
     wanted = {
         frozenset((i, j))
         for (i, one), (j, other) in itertools.combinations(enumerate(found), 2)
@@ -113,7 +115,7 @@ def test_focal_queue_against_a_list(slack: float, steps: list[tuple[int, int] | 
 
 
 class Slots:
-    """Agents that each take one slot, at a price; no two the same: an assignment problem."""
+    """Agents that each take a different slot at a price: an assignment problem."""
 
     def __init__(self, price: Sequence[Sequence[float]]) -> None:
         self.price = price
@@ -124,10 +126,10 @@ class Slots:
         """Rows of the price list."""
         return len(self.price)
 
-    def plan(self, agent: int, rules: tuple[int, ...]) -> tuple[int, int] | None:
+    def plan(self, agent: int, constraints: tuple[int, ...]) -> tuple[int, int] | None:
         """The cheapest slot that is not forbidden."""
         self.asked += 1
-        free = [(p, s) for s, p in enumerate(self.price[agent]) if s not in rules]
+        free = [(p, s) for s, p in enumerate(self.price[agent]) if s not in constraints]
         return (agent, min(free)[1]) if free else None
 
     def cost(self, route: tuple[int, int]) -> float:
@@ -139,7 +141,7 @@ class Slots:
         pairs = itertools.combinations(routes, 2)
         return [(a, b, slot) for (a, slot), (b, other) in pairs if slot == other]
 
-    def urgency(self, conflict: tuple[int, int, int]) -> int:
+    def priority(self, conflict: tuple[int, int, int]) -> int:
         """All are equal."""
         return 0
 
@@ -154,7 +156,7 @@ class Slots:
 
 
 def cheapest(price: Sequence[Sequence[float]], objective: ConflictObjective) -> float | None:
-    """By trying everything."""
+    """Least cost by brute force."""
     slots = range(len(price[0]))
     ways = itertools.permutations(slots, len(price))
     costs = [objective.of(row[s] for row, s in zip(price, way, strict=True)) for way in ways]
@@ -173,18 +175,18 @@ def cheapest(price: Sequence[Sequence[float]], objective: ConflictObjective) -> 
     objective=st.sampled_from(list(ConflictObjective)),
     slack=st.sampled_from([1.0, 1.2, 2.0]),
     bypass=st.booleans(),
-    classified=st.sampled_from([1, 3, 9]),
+    max_classified=st.sampled_from([1, 3, 9]),
 )
 def test_optimum_of_assignments(
     price: list[list[float]],
     objective: ConflictObjective,
     slack: float,
     bypass: bool,
-    classified: int,
+    max_classified: int,
 ) -> None:
-    """The first solution is within the factor of the best, and so says the bound."""
+    """The first solution is within the suboptimality factor of optimum and bound."""
     run = MaxIterations(10**6).start()
-    options = Options(objective, slack, bypass, classified)
+    options = CbsOptions(objective, slack, bypass, max_classified)
     search = ConflictSearch(Slots(price), run, options)
     root = search.root()
     assert root is not None
@@ -207,7 +209,7 @@ def test_optimum_of_assignments(
 def test_all_solutions_come_in_order(price: list[list[float]]) -> None:
     """Best first without bypass: costs ascend, and the limit cuts the rest off."""
     run = MaxIterations(10**6).start()
-    options = Options(bypass=False)
+    options = CbsOptions(bypass=False)
     search = ConflictSearch(Slots(price), run, options)
     root = search.root()
     assert root is not None
@@ -215,15 +217,17 @@ def test_all_solutions_come_in_order(price: list[list[float]]) -> None:
     assert costs == sorted(costs) and search.bound == math.inf
     assert costs[0] == cheapest(price, ConflictObjective.SUM)
     again = ConflictSearch(Slots(price), run, options)
-    again.limit = costs[0] + 1
-    assert all(node.cost < again.limit for node in again.solutions([root]))
-    assert again.bound >= again.limit
+    again.upper_bound = costs[0] + 1
+    assert all(node.cost < again.upper_bound for node in again.solutions([root]))
+    assert again.bound >= again.upper_bound
 
 
-def test_only_agents_with_further_rules_are_planned_anew() -> None:
+def test_only_constrained_agents_are_replanned() -> None:
     """One plan per branch of one agent."""
     domain = Slots([[1.0, 2.0, 3.0]] * 3)
-    search = ConflictSearch(domain, MaxIterations(1).start(), Options(bypass=False, classified=1))
+    search = ConflictSearch(
+        domain, MaxIterations(1).start(), CbsOptions(bypass=False, max_classified=1)
+    )
     root = search.root()
     assert root is not None and domain.asked == 3
     assert list(search.solutions([root])) == []
@@ -231,59 +235,59 @@ def test_only_agents_with_further_rules_are_planned_anew() -> None:
 
 
 class Recorded(Slots):
-    """Tells which conflict was split last."""
+    """Records the conflict that was split last."""
 
     def split(
         self,
         conflict: tuple[int, int, int],
         node: Node[tuple[int, int], int, tuple[int, int, int]],
     ) -> list[Branch[int]]:
-        """As always."""
+        """Split and record."""
         self.last = conflict
         return super().split(conflict, node)
 
 
-def test_cardinal_conflicts_come_first() -> None:
+def test_cardinal_conflicts_are_split_first() -> None:
     """Two agents that can share a second slot for nothing, two that cannot."""
     # slots 0, 1 cost the same for agents 0 and 1; agents 2 and 3 want slot 2 alone
     price = [[1.0, 1.0, 9.0, 9.0], [1.0, 1.0, 9.0, 9.0], [9.0, 9.0, 1.0, 3.0], [9.0, 9.0, 1.0, 4.0]]
     domain = Recorded(price)
-    search = ConflictSearch(domain, MaxIterations(1).start(), Options(bypass=False))
+    search = ConflictSearch(domain, MaxIterations(1).start(), CbsOptions(bypass=False))
     root = search.root()
     assert root is not None and [c[2] for c in root.conflicts] == [0, 2]
     assert list(search.solutions([root])) == []
     assert domain.last == (2, 3, 2) and search.bound == root.cost + 2
 
 
-def test_bypass_takes_what_costs_nothing() -> None:
-    """Without a split the node goes on with the other route, and no rule is added."""
+def test_bypass_adopts_a_child_of_equal_cost() -> None:
+    """The node adopts the other route without a split or a new constraint."""
     price = [[1.0, 1.0, 9.0], [1.0, 1.0, 9.0], [9.0, 9.0, 1.0]]
 
     def rules_at_the_end(bypass: bool) -> int:
-        rules: list[int] = []
+        constraints: list[int] = []
         search = ConflictSearch(
             Slots(price),
             MaxIterations(100).start(),
-            Options(bypass=bypass),
-            lambda node: rules.append(sum(map(len, node.rules))),
+            CbsOptions(bypass=bypass),
+            lambda node: constraints.append(sum(map(len, node.constraints))),
         )
         root = search.root()
         assert root is not None
         assert next(search.solutions([root])).cost == 3.0
-        return rules[-1]
+        return constraints[-1]
 
     assert [rules_at_the_end(bypass) for bypass in (True, False)] == [0, 1]
 
 
-def test_rules_in_another_order_are_one_node() -> None:
-    """Four agents in two slots: rules meet again and are looked at once."""
+def test_constraints_in_another_order_are_one_node() -> None:
+    """Four agents that prefer one slot: each set of constraints is expanded once."""
     price = [[1.0, 5.0, 6.0, 7.0]] * 4
     taken: list[tuple[frozenset[int], ...]] = []
     search = ConflictSearch(
         Slots(price),
         MaxIterations(10**4).start(),
-        Options(bypass=False, classified=1),
-        lambda node: taken.append(tuple(frozenset(of) for of in node.rules)),
+        CbsOptions(bypass=False, max_classified=1),
+        lambda node: taken.append(tuple(frozenset(of) for of in node.constraints)),
     )
     root = search.root()
     assert root is not None

@@ -1,4 +1,4 @@
-"""Path finding on graphs against the joint problem, the checker and figures by hand."""
+"""MAPF on graphs against a joint search, the checker and costs computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mapf.conflict_search import ConflictObjective, Options
+from planner.mapf.conflict_search import CbsOptions, ConflictObjective
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING
@@ -20,7 +20,7 @@ from tests.mapf.graph_check import check_graph_plan
 from tests.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_graph_mapf
 from tests.mapf.graphs import grid, joint_optimum, random_graph, solvable
 from tests.mapf.sipp import Move, safe_path, seconds_to
-from tests.mapf.sipp_windows import EntryRule
+from tests.mapf.sipp_windows import EntryConstraint
 
 OPEN_3 = ["...", "...", "..."]
 
@@ -71,20 +71,20 @@ def test_small_published_style_instances(name: str, objective: ConflictObjective
     """Every option finds the optimum of the joint problem."""
     problem = PUBLISHED[name]
     wanted = joint_optimum(problem, objective)
-    for bypass, classified in [(True, 8), (False, 1)]:
-        options = Options(objective, bypass=bypass, classified=classified)
+    for bypass, max_classified in [(True, 8), (False, 1)]:
+        options = CbsOptions(objective, bypass=bypass, max_classified=max_classified)
         result = solve_graph_mapf(problem, MaxIterations(20_000), options)
         assert result.plan is not None and check_graph_plan(result.plan, problem) == []
         assert result.status is Status.OPTIMAL and result.objective == pytest.approx(wanted)
         assert result.objective == pytest.approx(objective.of(result.plan.ends_s))
 
 
-def test_figures_by_hand() -> None:
+def test_costs_by_hand() -> None:
     """One waits until the other has left the centre: 2 and 4 s."""
     two = solve_graph_mapf(PUBLISHED["bottleneck"], MaxIterations(100))
     assert two.objective == 6.0
     latest = solve_graph_mapf(
-        PUBLISHED["bottleneck"], MaxIterations(100), Options(ConflictObjective.MAKESPAN)
+        PUBLISHED["bottleneck"], MaxIterations(100), CbsOptions(ConflictObjective.MAKESPAN)
     )
     assert latest.objective == 4.0
     # the conflict is cardinal: one expansion raises the bound from 4 s
@@ -115,7 +115,7 @@ def test_optimum_of_random_graphs(seed: int, agents: int) -> None:
     objective=st.sampled_from(list(ConflictObjective)),
     slack=st.sampled_from([1.0, 1.1, 1.5]),
     bypass=st.booleans(),
-    whole=st.booleans(),
+    integral=st.booleans(),
     directed=st.booleans(),
 )
 def test_bounds_and_plans_of_random_graphs(
@@ -124,12 +124,12 @@ def test_bounds_and_plans_of_random_graphs(
     objective: ConflictObjective,
     slack: float,
     bypass: bool,
-    whole: bool,
+    integral: bool,
     directed: bool,
 ) -> None:
     """Bound <= optimum <= plan <= w times the bound; nothing is called infeasible that is not."""
-    problem = random_graph(seed, vertices, 2, whole, directed)
-    options = Options(objective, slack, bypass)
+    problem = random_graph(seed, vertices, 2, integral, directed)
+    options = CbsOptions(objective, slack, bypass)
     result = solve_graph_mapf(problem, MaxIterations(300), options)
     if not solvable(problem):
         assert result.plan is None and result.status is Status.UNKNOWN
@@ -143,8 +143,8 @@ def test_bounds_and_plans_of_random_graphs(
         assert result.objective <= slack * result.bound * (1 + 1e-6)
 
 
-def test_no_way_and_no_plan() -> None:
-    """One agent without a way is told from two that can never pass."""
+def test_unreachable_goal_and_unsolvable_problem() -> None:
+    """An agent without a path is infeasible; two that can never pass end at the limit."""
     graph: nx.DiGraph[Any] = nx.DiGraph()
     graph.add_edge("a", "b", seconds=1.0)
     alone = solve_graph_mapf(GraphProblem(graph, (("b", "a"),)), MaxIterations(10))
@@ -156,8 +156,8 @@ def test_no_way_and_no_plan() -> None:
     assert swap.bound is not None and swap.bound > 6 and swap.stop_reason == "iteration limit"
 
 
-def test_an_exhausted_search_proves_that_there_is_no_plan() -> None:
-    """Directed, no way back: who has gone too far cannot return."""
+def test_exhausted_search_proves_infeasibility() -> None:
+    """A directed path without a way back: an agent cannot make way for another."""
     graph: nx.DiGraph[Any] = nx.DiGraph()
     graph.add_edge("a", "b", seconds=1.0)
     graph.add_edge("b", "c", seconds=1.0)
@@ -167,24 +167,24 @@ def test_an_exhausted_search_proves_that_there_is_no_plan() -> None:
     assert result.status is Status.INFEASIBLE and result.stop_reason == "search exhausted"
 
 
-def test_waiting_for_safe_intervals() -> None:
-    """SIPP waits where it may, leaves what it must leave, and goes around what is closed."""
+def test_sipp_waits_for_safe_intervals() -> None:
+    """SIPP waits in safe intervals, leaves in time, and takes a detour around closed vertices."""
     arcs = [[(1, 1.0), (2, 5.0)], [(0, 1.0), (3, 1.0)], [(3, 5.0)], [(1, 1.0)]]
-    rest = seconds_to(arcs, 3)
-    assert rest == [2.0, 1.0, 5.0, 0.0]
-    free = safe_path(arcs, 0, 3, [], rest)
+    cost_to_go = seconds_to(arcs, 3)
+    assert cost_to_go == [2.0, 1.0, 5.0, 0.0]
+    free = safe_path(arcs, 0, 3, [], cost_to_go)
     assert free == (Move(0, 1, 0.0, 1.0), Move(1, 3, 1.0, 2.0))
-    late = safe_path(arcs, 0, 3, [EntryRule(1, 0.0, 2.5, -math.inf)], rest)
+    late = safe_path(arcs, 0, 3, [EntryConstraint(1, 0.0, 2.5, -math.inf)], cost_to_go)
     assert late is not None and late[0].begin == 2.5 and late[-1].end == 4.5
-    around = safe_path(arcs, 0, 3, [EntryRule(1, 0.0, 50.0, -math.inf)], rest)
+    around = safe_path(arcs, 0, 3, [EntryConstraint(1, 0.0, 50.0, -math.inf)], cost_to_go)
     assert around is not None and [m.target for m in around] == [2, 3] and around[-1].end == 10.0
     # the start must be left before 3 s, while the goal is closed until 7 s
-    rules = [EntryRule(0, -math.inf, 1.0, 3.0), EntryRule(3, 0.0, 7.0, -math.inf)]
-    out = safe_path(arcs, 0, 3, rules, rest)
+    constraints = [EntryConstraint(0, -math.inf, 1.0, 3.0), EntryConstraint(3, 0.0, 7.0, -math.inf)]
+    out = safe_path(arcs, 0, 3, constraints, cost_to_go)
     assert out is not None and out[0].end < 3.0 and out[-1].begin == 7.0
-    must = safe_path(arcs, 0, 3, [EntryRule(3, 0.0, 5.0, math.inf)], rest)
+    must = safe_path(arcs, 0, 3, [EntryConstraint(3, 0.0, 5.0, math.inf)], cost_to_go)
     assert must is not None and must[-1].begin >= 5.0
-    assert safe_path(arcs, 0, 3, [EntryRule(3, 0.0, math.inf, math.inf)], rest) is None
+    assert safe_path(arcs, 0, 3, [EntryConstraint(3, 0.0, math.inf, math.inf)], cost_to_go) is None
 
 
 GOOD = GraphPlan(
@@ -207,8 +207,10 @@ GOOD = GraphPlan(
         ("time", 0, (GraphMove("n", "c", -1.0, 0.0), GraphMove("c", "s", 0.0, 1.0))),
     ],
 )
-def test_the_checker_finds(rule: str, agent: int, moves: tuple[GraphMove, ...]) -> None:
-    """One broken rule each."""
+def test_graph_checker_detects_violations(
+    rule: str, agent: int, moves: tuple[GraphMove, ...]
+) -> None:
+    """One violation each."""
     problem = PUBLISHED["bottleneck"]
     assert check_graph_plan(GOOD, problem) == []
     changed = list(GOOD.moves)
@@ -231,10 +233,10 @@ def test_the_checker_finds(rule: str, agent: int, moves: tuple[GraphMove, ...]) 
         (line(1), ((0, 1), (1, 1)), "goal 1 has 2 agents"),
     ],
 )
-def test_bad_problems_are_refused(
+def test_invalid_problems_raise(
     graph: nx.Graph[Any], agents: tuple[tuple[int, int], ...], match: str
 ) -> None:
-    """Rule and value."""
+    """The message states the rule and the value."""
     with pytest.raises(ProblemError, match=match):
         GraphProblem(graph, agents)
 
@@ -249,14 +251,14 @@ class Interrupted(StoppingCriterion):
 
 
 def test_interruption_returns_the_bound() -> None:
-    """What has been proven is not lost."""
+    """The bound proven so far is returned."""
     result = solve_graph_mapf(GraphProblem(line(1, 2), ((0, 2), (2, 0))), Interrupted())
     assert result.status is Status.UNKNOWN and result.stop_reason == "interrupted"
     assert result.bound is not None and result.bound >= 6
 
 
-def test_same_plan_again() -> None:
-    """Nothing depends on chance."""
+def test_search_is_deterministic() -> None:
+    """Two runs give the same plan."""
     problem = PUBLISHED["4-connected"]
     one = solve_graph_mapf(problem, MaxIterations(5000))
     two = solve_graph_mapf(problem, MaxIterations(5000))

@@ -10,15 +10,15 @@ import pytest
 from planner.checker.dispatch import check
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import shortest_chain_s, simple_bound
-from planner.mapf.chains import all_paths, chain_s, count_paths
 from planner.mapf.collision_free_bound import collision_free_bound_s
-from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import plan_of
-from planner.mapf.fixed_order import FOLLOW, scheduled
+from planner.mapf.construction import construct, construction_order
+from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
+from planner.mapf.list_scheduling import build_plan
 from planner.mapf.moves import in_order
+from planner.mapf.path_enumeration import all_paths, chain_s, count_paths
+from planner.mapf.schedule_by_rank import schedule_by_rank
 from planner.mapf.solve import solve_paths
 from planner.mapf.start_turnover import earliest_begins_s
-from planner.mapf.timing import timed_by_rank
 from planner.problems import PathProblem
 from planner.search.cp_sat import solver_for
 from planner.search.stop import MaxIterations
@@ -37,8 +37,8 @@ def test_paths_of_the_reference_instance() -> None:
 
 
 @pytest.mark.parametrize("max_swaps", [0, 1, 2])
-def test_orders_that_a_path_may_have(max_swaps: int) -> None:
-    """The compiled rule and the list agree on CC2."""
+def test_allowed_stage_orders(max_swaps: int) -> None:
+    """The compiled check and the enumeration agree on CC2."""
     sizes = (1, 1, 1, 1, 1)
     problem = random_problem(0, sizes, path_stages=5, max_swaps=max_swaps)
     arrays = PathArrays.of(problem)
@@ -54,19 +54,19 @@ def test_orders_that_a_path_may_have(max_swaps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_following_times_repeats_them(seed: int) -> None:
-    """The dispatched schedule, followed by its times, and the reading version agree."""
+def test_following_the_times_of_a_schedule_reproduces_it(seed: int) -> None:
+    """A list schedule, the schedule in the order of its times, and the reference agree."""
     problem = random_problem(seed, (2, 3, 2, 2), each=3, memory=6, live_memory=seed % 2 == 0)
     arrays = PathArrays.of(problem)
-    paths = construct(arrays, by_chain(arrays), 1.0)
-    makespan, begin = scheduled(arrays, paths)
-    plan = plan_of(arrays, paths, begin)
+    paths = construct(arrays, construction_order(arrays), 1.0)
+    makespan, begin = schedule_paths(arrays, paths)
+    plan = build_plan(arrays, paths, begin)
     assert check(plan, problem) == [] and plan.makespan_s == pytest.approx(makespan)
-    again, same = scheduled(arrays, paths, begin, FOLLOW)
+    again, same = schedule_paths(arrays, paths, begin, FOLLOW_TIMES)
     assert again == makespan
     np.testing.assert_array_equal(begin, same)
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
-    read = timed_by_rank(problem, plan.paths, rank)
+    read = schedule_by_rank(problem, plan.paths, rank)
     assert read is not None and read.makespan_s == pytest.approx(makespan)
 
 
@@ -79,7 +79,7 @@ def test_bounds_are_ordered(seed: int) -> None:
     for start in starts:
         exact = min(chain_s(arrays, p) for p in all_paths(arrays, start))
         assert shortest_chain_s(arrays, start) == pytest.approx(exact)
-    makespan, _ = scheduled(arrays, construct(arrays, by_chain(arrays), 0.0))
+    makespan, _ = schedule_paths(arrays, construct(arrays, construction_order(arrays), 0.0))
     bound = collision_free_bound_s(
         arrays,
         {s: all_paths(arrays, s) for s in starts},
@@ -93,7 +93,7 @@ def test_bounds_are_ordered(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("memory", [1, 2, 3])
 def test_bound_of_live_memory(seed: int, memory: int) -> None:
-    """A start device that turns over its memory: the bound holds for the best schedule found."""
+    """The turnover bound holds for the best schedule found."""
     problem = random_problem(seed, (2, 2, 2), memory=memory, each=4, live_memory=True)
     found = solve_paths(problem, MaxIterations(4), seed)
     assert found.objective is not None
@@ -114,19 +114,19 @@ def test_turnover_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spread", [0.0, 1.0, 10.0])
-def test_followed_times(seed: int, spread: float) -> None:
-    """In any order the schedule is valid; in that of a schedule, it is as the reading version's."""
+def test_following_perturbed_times_is_valid(seed: int, spread: float) -> None:
+    """Schedules in a perturbed order are valid and agree with the reference."""
     problem = random_problem(seed, (2, 2, 2, 2), memory=2, each=6, live_memory=True)
     arrays = PathArrays.of(problem)
-    paths = construct(arrays, by_chain(arrays), 1.0)
-    _, begin = scheduled(arrays, paths)
+    paths = construct(arrays, construction_order(arrays), 1.0)
+    _, begin = schedule_paths(arrays, paths)
     order = begin + np.random.default_rng(seed).normal(0.0, spread, begin.shape)
-    makespan, times = scheduled(arrays, paths, order, FOLLOW)
-    plan = plan_of(arrays, paths, times)
+    makespan, times = schedule_paths(arrays, paths, order, FOLLOW_TIMES)
+    plan = build_plan(arrays, paths, times)
     assert plan.makespan_s == pytest.approx(makespan)
     assert check(plan, problem) == []
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
-    read = timed_by_rank(problem, plan.paths, rank)
+    read = schedule_by_rank(problem, plan.paths, rank)
     assert read is not None and read.makespan_s == pytest.approx(makespan)
 
 
@@ -141,7 +141,7 @@ def test_bound_without_triangle_inequality() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bound_of_wild_links(seed: int) -> None:
+def test_bound_with_widely_spread_transfers(seed: int) -> None:
     """Links spread over four orders of magnitude: the bound holds for the best plan found."""
     problem = random_problem(seed, (1, 2, 2, 1), memory=6, each=3)
     wild = 10.0 ** np.random.default_rng(seed).uniform(-2, 2, problem.transfer_s.shape)

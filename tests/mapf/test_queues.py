@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.checker.path_bounds import recomputed_bound_s
-from planner.mapf import arrange_paths, cp_model, solve_paths
-from planner.mapf.anneal import overtake, trace
+from planner.mapf import arrange_paths, job_shop_model, solve_paths
+from planner.mapf.anneal import critical_path, overtake
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import Crowd, MicrobatchAgents
-from planner.mapf.chains import all_paths
-from planner.mapf.conflict_search import ConflictObjective, ConflictSearch, Options
-from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import DispatchState, Numbers, plan_of
-from planner.mapf.fixed_order import FOLLOW, scheduled, timed
-from planner.mapf.intervals import Forbidden
+from planner.mapf.cbs import CapacityConflict, MicrobatchAgents
+from planner.mapf.conflict_search import CbsOptions, ConflictObjective, ConflictSearch
+from planner.mapf.construction import construct, construction_order
+from planner.mapf.entry_times import entry_and_return_s
+from planner.mapf.fixed_order import FOLLOW_TIMES, compute_schedule, schedule_paths
+from planner.mapf.intervals import Constraint
 from planner.mapf.link_bounds import link_bounds
+from planner.mapf.list_scheduling import ScheduleData, ScheduleState, build_plan
+from planner.mapf.path_enumeration import all_paths
 from planner.mapf.router import PathRouter, link_place
-from planner.mapf.spans import least_ways
-from planner.mapf.timing import timed_by_rank
+from planner.mapf.schedule_by_rank import schedule_by_rank
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.search.arrays import Floats
 from planner.search.certificate import Status
@@ -62,29 +62,29 @@ def one_pair(**changes: object) -> PathProblem:
     return PathProblem(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def in_turn(problem: PathProblem) -> tuple[PathArrays, np.ndarray, Floats]:
+def fifo_schedule(problem: PathProblem) -> tuple[PathArrays, np.ndarray, Floats]:
     """Both microbatches over the pair, first in, first out: arrays, paths and starts."""
     arrays = PathArrays.of(problem)
     paths = np.array([[0, 1]] * arrays.microbatches)
-    return arrays, paths, scheduled(arrays, paths, pull=0.0)[1]
+    return arrays, paths, schedule_paths(arrays, paths, tail_weight=0.0)[1]
 
 
 def test_two_messages_on_one_link_by_hand() -> None:
     """Handed over at 1 and 2 s, they leave at 1 and 4 s and are there at 5 and 8 s."""
-    arrays, paths, begin = in_turn(one_pair())
+    arrays, paths, begin = fifo_schedule(one_pair())
     assert begin.tolist() == [[0, 5, 10, 15, 21], [1, 8, 13, 18, 24]]
-    plan = plan_of(arrays, paths, begin)
+    plan = build_plan(arrays, paths, begin)
     assert check(plan, one_pair()) == []
     assert plan.makespan_s == 26 == brute_force(one_pair())
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
-    assert timed_by_rank(one_pair(), plan.paths, rank) == plan
+    assert schedule_by_rank(one_pair(), plan.paths, rank) == plan
     assert {v.rule for v in check(plan, one_pair(link_s=[[0, 4], [4, 0]]))} == {"links"}
 
 
-def test_a_planted_overlap_on_a_link_is_found() -> None:
+def test_checker_detects_overlap_on_a_link() -> None:
     """The paper's plan has two messages on the link at a time."""
     free = one_pair(link_s=None)
-    plan = plan_of(*in_turn(free))
+    plan = build_plan(*fifo_schedule(free))
     assert check(plan, free) == []
     wrong = check(plan, one_pair())
     assert {v.rule for v in wrong} == {"links"} and wrong[0].where == "link 0 -> 1"
@@ -92,30 +92,30 @@ def test_a_planted_overlap_on_a_link_is_found() -> None:
 
 
 @pytest.mark.parametrize(("forward_s", "found"), [(1.0, {"links", "timeline"}), (0.0, set())])
-def test_who_ends_first_leaves_first(forward_s: float, found: set[str]) -> None:
+def test_links_are_fifo(forward_s: float, found: set[str]) -> None:
     """The second microbatch cannot overtake on the link; it may where both end together."""
     problem = one_pair(forward_s=[forward_s, 1])
-    arrays, paths, begin = in_turn(problem)
-    assert check(plan_of(arrays, paths, begin), problem) == []
+    arrays, paths, begin = fifo_schedule(problem)
+    assert check(build_plan(arrays, paths, begin), problem) == []
     later = begin[:, 1:].copy()
     begin[0, 1:], begin[1, 1:] = later[1], later[0]
-    assert {v.rule for v in check(plan_of(arrays, paths, begin), problem)} == found
+    assert {v.rule for v in check(build_plan(arrays, paths, begin), problem)} == found
 
 
-def test_the_longest_chain_goes_through_the_queue() -> None:
-    """From the last B to the first F, by way of the messages that waited, and overtaking them."""
-    arrays, paths, begin = in_turn(one_pair())
-    state, num = DispatchState.of(arrays, paths, begin), Numbers.of(arrays)
-    makespan = timed(num, state, FOLLOW, 1e9)
+def test_critical_path_through_a_queue() -> None:
+    """From the last B to the first F through queued messages; the overtake move acts on them."""
+    arrays, paths, begin = fifo_schedule(one_pair())
+    state, data = ScheduleState.of(arrays, paths, begin), ScheduleData.of(arrays)
+    makespan = compute_schedule(data, state, FOLLOW_TIMES, 1e9)
     assert makespan == 26
     # all of the second microbatch but its F: its message waited for that of the first
     critical = np.empty(begin.size, dtype=np.int64)
-    assert critical[: trace(num, state, makespan, critical)].tolist() == [9, 8, 7, 6, 0]
-    assert state.behind[1, 1] == 1
+    assert critical[: critical_path(data, state, makespan, critical)].tolist() == [9, 8, 7, 6, 0]
+    assert state.link_pred[1, 1] == 1
     # so its F is put in front of the other's
-    nudge = state.nudge.copy()
-    assert overtake(state, nudge, 6, FOLLOW)
-    assert nudge[1, 0] < nudge[0, 0] and np.array_equal(nudge[1, 1:], state.nudge[1, 1:])
+    offset = state.offset.copy()
+    assert overtake(state, offset, 6, FOLLOW_TIMES)
+    assert offset[1, 0] < offset[0, 0] and np.array_equal(offset[1, 1:], state.offset[1, 1:])
 
 
 TIGHT = [
@@ -132,7 +132,7 @@ TIGHT = [
 def test_optima_with_queues(
     sizes: tuple[int, ...], path_stages: int, each: int, seed: int, work: float
 ) -> None:
-    """Every path and order tried: what the solvers find, and no bound above it."""
+    """Solvers match brute force, and no bound exceeds it."""
     problem = busy_links(random_problem(seed, sizes, path_stages, each=each, memory=4), seed, work)
     least = brute_force(problem)
     result = solve_paths(problem, MaxIterations(16))
@@ -144,7 +144,7 @@ def test_optima_with_queues(
     assert searched.plan is not None and check(searched, problem) == []
     assert searched.objective is not None and searched.objective >= least * (1 - 1e-9)
     arrays = PathArrays.of(problem)
-    ways = least_ways(arrays, sorted(set(arrays.starts.tolist())))
+    ways = entry_and_return_s(arrays, sorted(set(arrays.starts.tolist())))
     for seconds, _, witness in link_bounds(arrays, *ways):
         again = recomputed_bound_s(witness, problem)
         assert again == pytest.approx(seconds, rel=1e-9) and seconds <= least * (1 + 1e-9)
@@ -154,12 +154,14 @@ def model_bound_s(problem: PathProblem, horizon_s: float) -> float:
     """CP-SAT's bound with every path as an option, in steps of a ten-thousandth."""
     arrays = PathArrays.of(problem)
     options = {s: all_paths(arrays, s) for s in problem.stage_devices[0]}
-    made = cp_model.build(problem, [options[s] for s in problem.starts], horizon_s, 10_000)
+    path_model = job_shop_model.build(
+        problem, [options[s] for s in problem.starts], horizon_s, 10_000
+    )
     solver = solver_for(max_work=20.0)
-    return cp_model.proven_s(solver, solver.solve(made.model), made.tick_s)
+    return job_shop_model.proven_bound_s(solver, solver.solve(path_model.model), path_model.tick_s)
 
 
-def test_the_whole_model_with_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_model_with_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's optimum is that of all plans; without the order of messages it is no larger."""
     sizes, path_stages, each, seed, work = TIGHT[0]
     problem = busy_links(random_problem(seed, sizes, path_stages, each=each, memory=4), seed, work)
@@ -167,11 +169,11 @@ def test_the_whole_model_with_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     assert brute_force(problem.replace(link_s=None)) < 0.99 * least
     exact = model_bound_s(problem, least * 1.001)
     assert 0.99 * least < exact <= least
-    monkeypatch.setattr(cp_model, "MOST_ORDERED", 0)
+    monkeypatch.setattr(job_shop_model, "MAX_ORDERED_PAIRS", 0)
     assert model_bound_s(problem, least * 1.001) <= exact * (1 + 1e-9)
 
 
-def test_links_that_are_the_bound() -> None:
+def test_link_bound_by_hand() -> None:
     """Eight messages of 3 s leave device 0 after F 0.1 s; a transfer, a B and the way home follow.
 
     Half of them cannot leave before they came back, so more is needed in truth.
@@ -202,7 +204,7 @@ def test_links_that_are_the_bound() -> None:
     live=st.booleans(),
     method=st.sampled_from(["auto", "cbs", "no-tc2", "dtfm-skip"]),
 )
-def test_every_method_keeps_the_queues(
+def test_every_method_respects_queues(
     seed: int, sizes: tuple[int, ...], path_stages: int, live: bool, method: str
 ) -> None:
     """Plans and bounds pass the checker; a problem whose links are never busy is the paper's."""
@@ -214,18 +216,18 @@ def test_every_method_keeps_the_queues(
         return
     assert check(result, problem) == []
     arrays, idle = PathArrays.of(problem), problem.replace(link_s=np.zeros(base.transfer_s.shape))
-    paths = construct(arrays, by_chain(arrays), 1.0)
-    nudge = np.random.default_rng(seed).uniform(0, 9, (arrays.microbatches, arrays.steps))
-    for pull in (0.1, FOLLOW):
-        makespan, begin = scheduled(arrays, paths, nudge, pull)
+    paths = construct(arrays, construction_order(arrays), 1.0)
+    offset = np.random.default_rng(seed).uniform(0, 9, (arrays.microbatches, arrays.steps))
+    for tail_weight in (0.1, FOLLOW_TIMES):
+        makespan, begin = schedule_paths(arrays, paths, offset, tail_weight)
         if not np.isfinite(makespan):
             continue
-        plan = plan_of(arrays, paths, begin)
+        plan = build_plan(arrays, paths, begin)
         assert check(plan, problem) == []
         rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
-        assert timed_by_rank(problem, plan.paths, rank) == plan
-        paper = scheduled(PathArrays.of(idle.replace(link_s=None)), paths, nudge, pull)
-        same = scheduled(PathArrays.of(idle), paths, nudge, pull)
+        assert schedule_by_rank(problem, plan.paths, rank) == plan
+        paper = schedule_paths(PathArrays.of(idle.replace(link_s=None)), paths, offset, tail_weight)
+        same = schedule_paths(PathArrays.of(idle), paths, offset, tail_weight)
         assert paper[0] == same[0] and np.array_equal(paper[1], same[1])
 
 
@@ -240,7 +242,7 @@ def test_several_waves_with_queues() -> None:
 
 
 def test_routes_wait_for_links() -> None:
-    """A message kept off its link until 20 s leaves then, and the other direction is another."""
+    """A message barred from its link until 20 s leaves then; directions are separate links."""
     problem = busy_links(random_problem(3, (1, 1), 2, each=1), 3)
     arrays, (u, v) = PathArrays.of(problem), (g[0] for g in problem.stage_devices)
     router, n = PathRouter(arrays), 2
@@ -248,28 +250,34 @@ def test_routes_wait_for_links() -> None:
     assert free is not None
     for message in free.messages:
         until = message.end + 20
-        held = router.route(0, [Forbidden(message.place, message.begin, until)])
+        held = router.route(0, [Constraint(message.place, message.begin, until)])
         assert held is not None and held.end_s == pytest.approx(free.end_s + until - message.begin)
     places = [message.place for message in free.messages]
     assert places == [link_place(n, *pair) for pair in ((u, v), (v, u)) * 2]
 
 
 def test_messages_collide_in_conflict_based_search() -> None:
-    """Both leave at once; one makes way on the link, or works later on the device before it."""
+    """Two messages collide; one agent departs later, or runs later on the sending device."""
     problem = one_pair(forward_s=0.5)
     arrays = PathArrays.of(problem)
     domain = MicrobatchAgents(PathRouter(arrays), False)
-    search = ConflictSearch(domain, MaxIterations(100).start(), Options(ConflictObjective.MAKESPAN))
-    first = [domain.plan(0, ()), domain.plan(1, (Forbidden(0, 0.0, 0.5),))]
+    search = ConflictSearch(
+        domain, MaxIterations(100).start(), CbsOptions(ConflictObjective.MAKESPAN)
+    )
+    first = [domain.plan(0, ()), domain.plan(1, (Constraint(0, 0.0, 0.5),))]
     routes = tuple(route for route in first if route is not None)
-    pairs = [c for c in domain.conflicts(routes) if not isinstance(c, Crowd) and c[0].place == 3]
+    pairs = [
+        c
+        for c in domain.conflicts(routes)
+        if not isinstance(c, CapacityConflict) and c[0].place == 3
+    ]
     # handed over at 0.5 and at 1 s; the first keeps the link until 3.5 s
     assert [(one.begin, other.begin) for one, other in pairs[:1]] == [(0.5, 1.0)]
     root = search.root()
     assert root is not None
     node = replace(root, routes=routes)
     (branch,) = domain.split(pairs[0], node)
-    assert branch == [(0, Forbidden(0, 0.0, 1.0))]
+    assert branch == [(0, Constraint(0, 0.0, 1.0))]
     result = solve_paths(problem, MaxIterations(60), method="cbs")
     assert result.objective == brute_force(problem)
 

@@ -1,4 +1,4 @@
-"""`solve_paths` against brute force, the checker, and itself."""
+"""`solve_paths` against brute force and the checker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.mapf import PathMethod, solve_paths
-from planner.mapf.timing import chain_of
+from planner.mapf.schedule_by_rank import chain_of
 from planner.mapf.waves import repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
@@ -61,12 +61,14 @@ def brute_force(problem: PathProblem) -> float:
             continue
         if not problem.live_memory and (np.array(through) > problem.memory).any():
             continue
-        best = min(best, best_order(problem, paths, best))
+        best = min(best, best_schedule_s(problem, paths, best))
     return best
 
 
-def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: float) -> float:
-    """Branch over which microbatch's next operation is appended to its device."""
+def best_schedule_s(
+    problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: float
+) -> float:
+    """Shortest schedule of given paths: branch on the microbatch whose operation is next."""
     seconds = {"F": problem.forward_s, "B": problem.backward_s, "H": problem.head_s}
     chains = [chain_of(path) for path in paths]
     best = limit
@@ -83,7 +85,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
     tails = [[tail(b, k) for k in range(len(chain))] for b, chain in enumerate(chains)]
     seen: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
 
-    def go(
+    def branch(
         step: list[int],
         ready: list[float],
         free: list[float],
@@ -116,7 +118,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
                     there = max(end, links.get((d, v), 0.0))
                     after = {**links, (d, v): there + float(problem.link_s[d, v])}
                 there += float(problem.transfer_s[d, v])
-            go(
+            branch(
                 [*step[:b], step[b] + 1, *step[b + 1 :]],
                 [*ready[:b], there, *ready[b + 1 :]],
                 [*free[:d], end, *free[d + 1 :]],
@@ -125,7 +127,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
             )
 
     n = len(problem)
-    go([0] * len(chains), [0.0] * len(chains), [0.0] * n, [0] * n, {})
+    branch([0] * len(chains), [0.0] * len(chains), [0.0] * n, [0] * n, {})
     return best
 
 
@@ -160,7 +162,7 @@ def test_valid_or_infeasible(
     live: bool,
     data: st.DataObject,
 ) -> None:
-    """Whatever is asked for: a plan that the checker accepts, or INFEASIBLE, and rightly so."""
+    """Either a plan that the checker accepts, or INFEASIBLE if brute force agrees."""
     problem = random_problem(
         seed,
         tuple(sizes),
@@ -182,7 +184,7 @@ def test_valid_or_infeasible(
 
 
 def fits(problem: PathProblem) -> bool:
-    """CC3 with TC1 as a question about visits per stage, by trying all of them."""
+    """Whether CC3 and TC1 allow any visits per stage, by brute force."""
     memory = problem.memory
     room = np.where(memory > 0, len(problem.starts), 0) if problem.live_memory else memory
     if any(room[d] < problem.microbatches_per_start for d in problem.stage_devices[0]):
@@ -195,8 +197,8 @@ def fits(problem: PathProblem) -> bool:
     return any(sum(v) == wanted for v in itertools.product(*ranges))
 
 
-def test_a_device_too_small_for_its_stage() -> None:
-    """The reason is said."""
+def test_infeasible_memory_is_explained() -> None:
+    """The stop reason names the device or stage."""
     result = solve_paths(reference(memory=2), MaxRuntime(5))
     assert result.status is Status.INFEASIBLE and "memory allows 2" in result.stop_reason
     stage = [1 if d in (8, 10, 11) else 3 for d in range(20)]
@@ -250,7 +252,7 @@ def test_paths_of_one_stage_are_solved_at_once() -> None:
 
 @pytest.mark.parametrize("method", ["dtfm-skip", "no-tc2", "straight"])
 def test_baselines_are_valid(method: str) -> None:
-    """The same interface and the same checker."""
+    """Baselines return plans that the checker accepts."""
     changes = {"path_stages": 6, "memory": 5} if method == "straight" else {}
     problem = reference(**changes)
     result = solve_paths(problem, MaxIterations(1), method=method)
@@ -258,8 +260,8 @@ def test_baselines_are_valid(method: str) -> None:
     assert result.method is PathMethod(method)
 
 
-def test_methods_state_what_they_need() -> None:
-    """Rule, value, remedy."""
+def test_unsuitable_methods_raise() -> None:
+    """The message states the rule."""
     with pytest.raises(ProblemError, match="method must be one of"):
         solve_paths(reference(), MaxIterations(1), method="best")
     with pytest.raises(ProblemError, match="straight visits all 6 stages"):

@@ -1,4 +1,4 @@
-"""A cap on the swaps of all paths together (D.2): every solver keeps it, the exact one is exact."""
+"""A limit on the swaps of all paths (D.2): no solver exceeds it; CP-SAT is optimal under it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.arrays import PathArrays
-from planner.mapf.chains import all_paths
-from planner.mapf.exact import Exact
+from planner.mapf.exact_solver import ExactSolver
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import PathRules, count_swaps, too_many_swaps
-from planner.mapf.search import first_plans
+from planner.mapf.path_enumeration import all_paths
+from planner.mapf.search import initial_plans
 from planner.mapf.waves import wave_problem
 from planner.problems import PathProblem
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
-from tests.mapf.test_solve import best_order, swaps_of
+from tests.mapf.test_solve import best_schedule_s, swaps_of
 
 
-def two_ways(seed: int, cap: int | None) -> PathProblem:
+def two_paths_problem(seed: int, cap: int | None) -> PathProblem:
     """Two microbatches, each through stages 1, 2 or 2, 1."""
     return random_problem(
         seed, (2, 1, 1), path_stages=3, memory=2, each=1, max_swaps=1, max_total_swaps=cap
@@ -39,13 +39,13 @@ def swaps(problem: PathProblem, paths: tuple[tuple[int, ...], ...]) -> int:
 
 
 def optimum(problem: PathProblem) -> float:
-    """Every choice of paths within the cap, every order."""
+    """Brute force over all paths within the limit and all orders."""
     arrays = PathArrays.of(problem)
     cap = math.inf if problem.max_total_swaps is None else problem.max_total_swaps
     best = math.inf
     for paths in itertools.product(*(all_paths(arrays, s) for s in problem.starts)):
         if swaps(problem, paths) <= cap:
-            best = min(best, best_order(problem, paths, best))
+            best = min(best, best_schedule_s(problem, paths, best))
     return best
 
 
@@ -54,11 +54,11 @@ def test_optimum_under_a_cap(seed: int) -> None:
     """Instances on which every further swap shortens the step, and that CP-SAT proves at once."""
     found = []
     for cap in (0, 1, None):
-        problem = two_ways(seed, cap)
+        problem = two_paths_problem(seed, cap)
         arrays = PathArrays.of(problem)
         best = PathIncumbent(arrays, MaxIterations(1).start(), problem)
-        first_plans(arrays, best)
-        Exact(problem, arrays, best, seed=0).prove(1, math.inf, 2.0)
+        initial_plans(arrays, best)
+        ExactSolver(problem, arrays, best, seed=0).prove(1, math.inf, 2.0)
         assert best.plan is not None and check(best.path_plan(), problem) == []
         assert best.objective == pytest.approx(optimum(problem))
         assert best.bound is not None and 0 < best.bound <= best.objective
@@ -74,7 +74,7 @@ def test_optimum_under_a_cap(seed: int) -> None:
     live=st.booleans(),
     method=st.sampled_from(["auto", "cbs"]),
 )
-def test_no_solver_exceeds_the_cap(
+def test_no_solver_exceeds_the_swap_limit(
     seed: int, cap: int, max_swaps: int, live: bool, method: str
 ) -> None:
     """Annealing, waves and conflict-based search."""
@@ -97,7 +97,7 @@ def test_no_solver_exceeds_the_cap(
 
 
 def test_reference_instance_under_caps() -> None:
-    """Without the cap there are swaps, with it as many as it says."""
+    """Without a limit there are swaps; with one, at most as many as it allows."""
     free = solve_paths(reference(), MaxIterations(700), method="cbs")
     assert free.plan is not None
     used = swaps(reference(), free.plan.paths)
@@ -111,8 +111,8 @@ def test_reference_instance_under_caps() -> None:
     assert check(free.plan, reference(max_total_swaps=used)) == []
 
 
-def test_compiled_count_of_swaps() -> None:
-    """The compiled count and the reading one agree; the limit is the last number allowed."""
+def test_compiled_swap_count() -> None:
+    """The compiled count agrees with the reference; the limit itself is allowed."""
     problem = random_problem(0, (1, 1, 1, 1, 1), path_stages=5, max_swaps=2)
     arrays = PathArrays.of(problem)
     paths = all_paths(arrays, problem.stage_devices[0][0])
@@ -124,8 +124,8 @@ def test_compiled_count_of_swaps() -> None:
         assert too_many_swaps(rules, rows) == over
 
 
-def test_a_wave_has_its_share_of_the_cap() -> None:
-    """Its swaps are repeated by every other wave."""
+def test_wave_gets_its_share_of_the_swap_limit() -> None:
+    """Every wave repeats the swaps of the first."""
     problem = reference(microbatches_per_start=9, live_memory=True, max_total_swaps=10)
     wave = wave_problem(problem)
     assert wave is not None and wave.microbatches_per_start == 3 and wave.max_total_swaps == 3

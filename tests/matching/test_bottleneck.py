@@ -66,7 +66,7 @@ def test_unavoidable_infinity_is_reported() -> None:
     assert sorted(columns) == [0, 1]
 
 
-def test_leftover_rows_are_minus_one() -> None:
+def test_unmatched_rows_are_minus_one() -> None:
     """With more rows than columns the left-over rows say so."""
     value, columns = bottleneck_assignment([[3.0], [1.0], [2.0]])
     assert value == 1.0
@@ -80,7 +80,7 @@ def test_empty_matrix() -> None:
     assert columns.tolist() == [-1, -1]
 
 
-def test_nan_is_refused() -> None:
+def test_nan_raises() -> None:
     """NaN is an error with its place and a remedy."""
     with pytest.raises(ValueError, match=r"cost\[0, 1\] is NaN; use infinity"):
         bottleneck_assignment([[1.0, np.nan], [1.0, 2.0]])

@@ -71,7 +71,7 @@ def test_cp_sat_closes_a_long_path() -> None:
     assert result.status is Status.OPTIMAL
 
 
-def test_infinite_cost_is_refused() -> None:
+def test_infinite_cost_raises() -> None:
     """A path may need any pair."""
     with pytest.raises(ValueError, match="finite"):
         open_path([[0.0, np.inf], [1.0, 0.0]])
@@ -81,7 +81,7 @@ def test_infinite_cost_is_refused() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4, 7])
 @pytest.mark.parametrize("low", [0.0, -1.0])
-def test_assignment_bound_holds(n: int, low: float) -> None:
+def test_assignment_bound_is_valid(n: int, low: float) -> None:
     """For one-way costs, also below zero."""
     for seed in range(5):
         cost = np.random.default_rng(seed).uniform(low, 1, (n, n))
@@ -91,7 +91,7 @@ def test_assignment_bound_holds(n: int, low: float) -> None:
 
 
 @pytest.mark.parametrize("stop", [MaxIterations(1), MaxRuntime(60)], ids=str)
-def test_circuit_bound_holds(stop: StoppingCriterion) -> None:
+def test_circuit_bound_is_valid(stop: StoppingCriterion) -> None:
     """From a poor order CP-SAT finds the best one, and its bound does not exceed it."""
     for seed in range(3):
         cost = np.random.default_rng(seed).uniform(1, 9, (7, 7))
@@ -109,8 +109,8 @@ def test_circuit_bound_holds(stop: StoppingCriterion) -> None:
         assert incumbent.basis == "CP-SAT circuit"
 
 
-def test_wrong_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relaxation that claims too much, and a circuit that does."""
+def test_wrong_bounds_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxation or a CP-SAT bound above the optimum raises."""
     place = np.random.default_rng(1).permutation(20).astype(float)
     cost = np.abs(place[:, None] - place[None, :])
     real = MODULE._assignment_bound
@@ -119,16 +119,16 @@ def test_wrong_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(WrongBoundError, match=r"assignment relaxation.*seed 4"):
             open_path(cost, MaxIterations(30), seed=4)
 
-    def lie(_: Any, best: Incumbent[Any], __: Any) -> None:
+    def wrong_circuit(_: Any, best: Incumbent[Any], __: Any) -> None:
         best.raise_bound(1.5 * 19, "CP-SAT circuit")
 
     monkeypatch.setattr(MODULE, "_assignment_bound", lambda given: real(given) / 2)
-    monkeypatch.setattr(MODULE, "_circuit", lie)
+    monkeypatch.setattr(MODULE, "_circuit", wrong_circuit)
     with pytest.raises(WrongBoundError, match="CP-SAT circuit"):
         open_path(cost, MaxIterations(30))
 
 
-def test_counts_decide_beside_a_limit_in_seconds() -> None:
+def test_unreached_time_limit_changes_nothing() -> None:
     """A limit in seconds that is not reached changes nothing."""
     cost = np.random.default_rng(3).uniform(1, 9, (22, 22))
     rule = MaxIterations(40)
@@ -138,15 +138,15 @@ def test_counts_decide_beside_a_limit_in_seconds() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x", None, [[1, 2], [3]], [["a"]], {"cost": 1}, 3.0])
-def test_what_is_no_matrix_is_refused(wrong: Any) -> None:
-    """One clear line for both functions."""
+def test_invalid_matrices_raise(wrong: Any) -> None:
+    """Both functions raise a one-line message with a remedy."""
     for function in (open_path, bottleneck_assignment):
         with pytest.raises(ValueError, match=r"^cost must (be a matrix|have two dim).*; \w") as why:
             function(wrong)
         assert "\n" not in str(why.value)
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     """Stopping rule and seed."""
     with pytest.raises(ValueError, match="stop must be a stopping rule, found 5"):
         open_path(np.ones((20, 20)), 5)  # type: ignore[arg-type]
@@ -154,8 +154,8 @@ def test_wrong_arguments_are_refused() -> None:
         open_path(np.ones((3, 3)), seed="x")  # type: ignore[arg-type]
 
 
-def test_a_wrong_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamic programming states what its order should cost; another order contradicts it."""
+def test_wrong_held_karp_value_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Held-Karp value that differs from its order's length is detected."""
     import planner.matching.path_tsp as module
 
     cost = np.random.default_rng(0).uniform(1, 9, (9, 9))

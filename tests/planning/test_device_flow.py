@@ -45,7 +45,7 @@ def test_every_spread_keeps_the_flow(
     groups = layout.groups(classes)
     node_of = nodes.by_stage(classes, groups)
     starts, edges = device_flow(node_of, nodes, flow, rates, spread)
-    through = rates.through / nodes.devices
+    through = rates.node_share / nodes.devices
     assert starts == pytest.approx(through[node_of[0]])
     where = {(u, v): e for e, (u, v) in enumerate(zip(flow.source, flow.target, strict=True))}
     for part, (here, there) in zip(edges, pairwise(node_of), strict=True):
@@ -56,7 +56,7 @@ def test_every_spread_keeps_the_flow(
             for v in set(there):
                 e = where[u, v]
                 sent = part[np.ix_(np.equal(here, u), np.equal(there, v))]
-                assert sent.sum() == pytest.approx(rates.part[e], abs=1e-9)
+                assert sent.sum() == pytest.approx(rates.edge_share[e], abs=1e-9)
                 busy_s = sent.max() * flow.pair_s[e] * sent.size
                 if spread is not PairSpread.FEWEST or len(set(here)) == len(set(there)) == 1:
                     assert busy_s <= rates.period_s * (1 + 1e-6) + 1e-12

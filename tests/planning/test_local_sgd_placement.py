@@ -24,7 +24,7 @@ from planner.search.incumbent import ROUNDING
 from planner.simulator.program import compile_plan
 from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
-from planner.simulator.simulator import cycle_steps_s, step_s, unlike_steps_s
+from planner.simulator.simulator import cycle_steps_s, step_s, steps_by_averaging_s
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import random_network, regional_network, tiny_workload
@@ -95,7 +95,7 @@ def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
     result = pl.plan(cluster, work, sync_every=10, stop=pl.Effort(0.2), seed=0, **fields)
     assert result.plan is not None and pl.check(result) == []
     assert result.plan.sync == Sync(10, OuterOptimizer())
-    alone_s, averages_s = unlike_steps_s(result.plan)
+    alone_s, averages_s = steps_by_averaging_s(result.plan)
     assert result.objective == pytest.approx((9 * alone_s + averages_s) / 10)
     assert alone_s < averages_s
     steps = cycle_steps_s(result.plan)

@@ -510,7 +510,7 @@ def test_the_same_seed_gives_the_same_skipping_plan() -> None:
 
 def test_predictions_on_this_machine_follow_the_cycle() -> None:
     """One number an iteration of the cycle: its own schedule's."""
-    from planner.simulator.host_prediction import as_executed, predict_on_host
+    from planner.simulator.host_prediction import executable_workload, predict_on_host
 
     cluster = symmetric_cluster(6)
     plan = skipping_plan(cluster).plan
@@ -526,7 +526,7 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
         0.0,
         1e15,
     )
-    skipping, again, full = predict_on_host(plan, as_executed(plan), calibration)
+    skipping, again, full = predict_on_host(plan, executable_workload(plan), calibration)
     # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
     assert skipping == again < full
     assert full > 8 * (0.5 + 0.75) + 0.25
@@ -538,7 +538,11 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
         upload_bytes_per_s=np.full(6, 1e3),
     )
     narrow = plan.replace(cluster=cluster.replace(devices=sites))
-    assert predict_on_host(narrow, as_executed(narrow), calibration) == [skipping, again, full]
+    assert predict_on_host(narrow, executable_workload(narrow), calibration) == [
+        skipping,
+        again,
+        full,
+    ]
 
 
 @dataclass(frozen=True)

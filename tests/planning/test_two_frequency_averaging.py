@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
-from planner.checker.step_simulation import clock_times
+from planner.checker.step_simulation import simulated_times
 from planner.cli.main import main
 from planner.planning.averaging import averaging_rounds
 from planner.planning.device_classes import DeviceClasses
@@ -31,7 +31,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources
-from planner.simulator.simulator import predict, simulate, step_s, unlike_steps_s
+from planner.simulator.simulator import predict, simulate, step_s, steps_by_averaging_s
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.choices import Codec, Phase
@@ -111,8 +111,8 @@ def test_a_step_by_hand() -> None:
     rounds = levels([(0, 1), (2, 3)], (0.5, 0.5), Phase.WITHIN)
     times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
     plan = plan.replace(compute_times=times, averaging=(rounds,), sync=RARE)
-    assert unlike_steps_s(plan) == pytest.approx((8.0, 16.0))
-    for found in (predict(plan), clock_times(plan)):
+    assert steps_by_averaging_s(plan) == pytest.approx((8.0, 16.0))
+    for found in (predict(plan), simulated_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(((4 * 8 + 16) / 5, 13.0))
     sent = sent_bytes(plan)
@@ -158,7 +158,7 @@ def test_clock_and_checker_as_the_reference_has_it(
         ends[averages] = slow.step_end[2] - slow.step_end[1]
     expected = ((every - 1) * ends[False] + ends[True]) / every
     assert step_s(plan) == pytest.approx(expected, rel=1e-9)
-    found, predicted = clock_times(plan), predict(plan)
+    found, predicted = simulated_times(plan), predict(plan)
     assert found is not None
     for name in ("pipeline_s", "averaging_s", "step_s"):
         assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)

@@ -1,4 +1,4 @@
-"""The averaging question: validation and the exact meaning of its limits."""
+"""Averaging problem: validation and the exact meaning of its limits."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def build(**changes: Any) -> Any:
         ({"can_compute": [0.5, 1, 1]}, "can_compute must hold true and false"),
     ],
 )
-def test_bad_input_is_named(changes: Any, message: str) -> None:
-    """Each error says which rule, which value and what to do."""
+def test_invalid_input_is_refused(changes: Any, message: str) -> None:
+    """The message has rule, value and remedy."""
     with pytest.raises(ProblemError, match=message.replace("(", r"\(")):
         build(**changes)
 
 
-def test_scalars_spread_over_the_peers() -> None:
-    """A scalar holds for all peers; all scalars make one peer."""
+def test_scalars_are_broadcast_over_peers() -> None:
+    """A scalar applies to all peers; only scalars give one peer."""
     problem = AveragingProblem([1, 1, 1], 5.0, 6.0, 1, 1)
     assert problem.upload_bytes_per_s.tolist() == [5, 5, 5]
     assert len(AveragingProblem(1.0, 1.0, 1.0, 1, 1)) == 1
 
 
 def test_arrays_are_frozen_and_copied() -> None:
-    """Neither the problem nor the caller's arrays can change the other."""
+    """Changing the caller's arrays does not change the problem, and its own are read-only."""
     speeds = np.ones(3)
     problem = build(upload_bytes_per_s=speeds)
     speeds[0] = 9
@@ -79,7 +79,7 @@ def test_arrays_are_frozen_and_copied() -> None:
 
 
 def test_equality_replace_and_subset() -> None:
-    """Problems are values."""
+    """Equal data give equal problems."""
     problem = build(link_bytes_per_s=np.arange(9.0).reshape(3, 3))
     assert problem == problem.replace() and hash(problem) == hash(problem.replace())
     assert problem != problem.replace(overlap=False)
@@ -88,7 +88,7 @@ def test_equality_replace_and_subset() -> None:
     assert left.link_bytes_per_s[0, 1] == problem.link_bytes_per_s[2, 0] == 6
 
 
-def test_use_of_the_limits_matches_the_written_out_sums() -> None:
+def test_used_bandwidth_matches_written_out_sums() -> None:
     """upload_of, download_of and link_of are the left sides of eq. 1."""
     rng = np.random.default_rng(0)
     for _ in range(20):

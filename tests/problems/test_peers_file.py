@@ -1,4 +1,4 @@
-"""Peers of an averaging from a file, and `planner average` on them."""
+"""Peers of an averaging problem from a file, and `planner average` on them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_units_and_flags(peers: Path) -> None:
     assert found.can_aggregate == (True, True, False, True)
 
 
-def test_average_prints_who_does_what(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The client sums nothing, shares sum to one, the batch is given out."""
+def test_average_prints_roles_and_shares(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The client reduces nothing, shares add up to one, the batch is distributed."""
     argv = ["average", str(peers), "--batch-samples", "4096", "--gradient-bytes", "1e9", "--json"]
     assert main(argv) == 0
     data = json.loads(capsys.readouterr().out)
@@ -86,10 +86,10 @@ def test_pair_limits_come_from_a_network(
         (HEADER.replace("aggregate", "agregate") + "a,1,1,1,,no\n", "'can_agregate' is unknown"),
     ],
 )
-def test_bad_files_end_with_one_line(
+def test_invalid_files_give_one_line(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """File, line, value, remedy, exit code 2."""
+    """The message has file, line, value and remedy; exit code 2."""
     path = tmp_path / "peers.csv"
     path.write_text(text)
     argv = ["average", str(path), "--batch-samples", "1", "--gradient-bytes", "1"]

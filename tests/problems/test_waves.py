@@ -29,10 +29,10 @@ def test_skipping_needs_fewer_waves() -> None:
     st.sampled_from([(2, 2, 2, 1), (1, 1, 1), (2, 1, 1), (1,), (3, 2, 1, 1, 1)]),
     st.data(),
 )
-def test_the_wave_is_the_largest_that_paths_exist_for(
+def test_wave_is_the_largest_feasible_one(
     seed: int, sizes: tuple[int, ...], data: st.DataObject
 ) -> None:
-    """One microbatch a start device more has no paths, one wave of this size and any less has."""
+    """Waves of this size and smaller ones have paths, one microbatch more per start has none."""
     k = data.draw(st.integers(1, len(sizes)))
     memory = data.draw(st.lists(st.integers(0, 4), min_size=sum(sizes), max_size=sum(sizes)))
     each = data.draw(st.integers(1, 6))

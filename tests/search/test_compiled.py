@@ -1,4 +1,4 @@
-"""Kernels: compiled ahead from these very sources, or not used; arguments as annotated."""
+"""Compiled kernels: use of extensions, caching, and checks of argument types."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Pair(NamedTuple):
     two: Floats2
 
 
-def added(pair: Pair, factor: float) -> float:
-    """A kernel, as it were."""
+def weighted_sum(pair: Pair, factor: float) -> float:
+    """A function with kernel annotations."""
     return float(pair.one.sum() + factor * pair.two.sum())
 
 
-def test_annotations_say_what_an_array_holds() -> None:
+def test_array_annotations() -> None:
     """One dimension unless a number says otherwise."""
     kinds = types_of(Pair)
     assert array_type(kinds["one"]) == (np.dtype(float), 1)
@@ -45,17 +45,17 @@ def test_annotations_say_what_an_array_holds() -> None:
         (np.zeros(2), np.zeros((2, 2))),
     ],
 )
-def test_other_arguments_are_found(wrong: Pair) -> None:
-    """Dimensions, numbers, gaps between rows, another tuple."""
-    assert checked(added, added)(Pair(np.ones(2), np.ones((2, 2))), 0.5) == 4.0
+def test_wrong_arguments_are_detected(wrong: Pair) -> None:
+    """Wrong dimensions, dtype, contiguity and tuple type are detected."""
+    assert checked(weighted_sum, weighted_sum)(Pair(np.ones(2), np.ones((2, 2))), 0.5) == 4.0
     with pytest.raises(AssertionError):
-        checked(added, added)(wrong, 0.5)
+        checked(weighted_sum, weighted_sum)(wrong, 0.5)
 
 
 def test_extensions_of_other_sources_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that was changed is compiled at first use until they are made again."""
+    """Extensions built from other sources are ignored."""
     (tmp_path / "kernel.py").write_text("first")
     record = tmp_path / "_kernels.json"
     monkeypatch.setattr(compiled, "PACKAGE", tmp_path)
@@ -92,7 +92,7 @@ print(total({name}(np.ones(3))))
 
 
 def test_a_renamed_argument_class_compiles_again(tmp_path: Path) -> None:
-    """Numba's index of an earlier version names a class that is gone."""
+    """A stale cache index that names a removed class does not cause an error."""
     for name in ("Earlier", "Later"):
         (tmp_path / "module.py").write_text(MODULE.format(name=name))
         ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""CP-SAT beside Python's own handling of Ctrl-C."""
+"""CP-SAT and Python's handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ortools.sat.python import cp_model
 from planner.search.cp_sat import solver_for
 
 
-def test_a_solve_leaves_the_handler_of_interrupts() -> None:
-    """CP-SAT's own handler would leave none: the next Ctrl-C would end the process."""
+def test_solve_keeps_the_interrupt_handler() -> None:
+    """After a solve, Ctrl-C still raises KeyboardInterrupt."""
     model = cp_model.CpModel()
     model.maximize(model.new_int_var(0, 9, "x"))
     solver_for().solve(model)

@@ -1,4 +1,4 @@
-"""HiGHS: quiet, and no obstacle to Ctrl-C."""
+"""HiGHS: no output, and interruptible by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scipy.optimize import Bounds
 from planner.search.highs import milp
 
 
-def test_an_interrupt_is_raised_while_highs_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the solve, which is still under way."""
+def test_interrupt_during_a_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt is raised without waiting for the solve."""
     over = threading.Event()
 
     def endless(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Best plan beside best bound: improvements, rounding, contradictions."""
+"""The incumbent: improvements, rounding of bounds, contradictions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from planner.search.result import Sense
 from planner.search.stop import MaxIterations
 
 
-def incumbent(sense: Sense = Sense.MINIMISE, better: float = 0.0) -> Incumbent[str]:
-    """A fresh one."""
+def incumbent(sense: Sense = Sense.MINIMISE, min_improvement: float = 0.0) -> Incumbent[str]:
+    """An empty incumbent."""
     run = MaxIterations(10).start()
-    return Incumbent(run, (1, 2), method="test", seed=7, sense=sense, better=better)
+    return Incumbent(
+        run, (1, 2), method="test", seed=7, sense=sense, min_improvement=min_improvement
+    )
 
 
 def test_only_better_plans_are_kept() -> None:
-    """Strictly better, by more than the margin; a plan may be made late."""
-    best = incumbent(better=0.1)
+    """Plans must improve by more than the margin; a plan may be built lazily."""
+    best = incumbent(min_improvement=0.1)
     assert best.offer(10.0, "first")
     assert not best.offer(9.5, lambda: pytest.fail("made without need"))
     assert best.offer(8.0, lambda: "second")
@@ -32,8 +34,8 @@ def test_only_better_plans_are_kept() -> None:
 
 
 @pytest.mark.parametrize("sense", list(Sense))
-def test_bounds_move_away_by_rounding_once(sense: Sense) -> None:
-    """An exact bound then never lies on the wrong side, and still closes the gap."""
+def test_bounds_are_relaxed_by_rounding(sense: Sense) -> None:
+    """An exact bound is relaxed by the rounding margin, and still closes the gap."""
     best = incumbent(sense)
     best.offer(2.0, "plan")
     best.raise_bound(2.0, "exact")
@@ -45,8 +47,8 @@ def test_bounds_move_away_by_rounding_once(sense: Sense) -> None:
     assert result.basis == "exact"
 
 
-def test_the_best_bound_keeps_its_basis_and_witness() -> None:
-    """A worse one changes nothing; what says nothing is passed over."""
+def test_best_bound_keeps_its_basis_and_witness() -> None:
+    """Worse and non-finite bounds are ignored."""
     best = incumbent()
     best.raise_bound(1.0, "weak", {"kind": "weak"})
     best.raise_bound(3.0, "strong", {"kind": "strong"})
@@ -58,8 +60,8 @@ def test_the_best_bound_keeps_its_basis_and_witness() -> None:
 
 
 @pytest.mark.parametrize("sense", list(Sense))
-def test_contradictions_name_problem_seed_and_method(sense: Sense) -> None:
-    """Whichever comes second, plan or bound; nothing is cut to fit."""
+def test_contradictions_raise(sense: Sense) -> None:
+    """A contradiction raises, whether plan or bound comes second."""
     wrong = 1.01 if sense is Sense.MINIMISE else 0.99
     message = rf"problem {fingerprint((1, 2))}, seed 7, method test"
     first = incumbent(sense)
@@ -77,7 +79,7 @@ def test_contradictions_name_problem_seed_and_method(sense: Sense) -> None:
         third.require_admitted(wrong, "too tight")
 
 
-def test_closing_states_that_nothing_is_better() -> None:
+def test_close_sets_the_bound() -> None:
     """The bound is the objective."""
     best = incumbent()
     best.offer(5.0, "plan")
@@ -87,7 +89,7 @@ def test_closing_states_that_nothing_is_better() -> None:
 
 
 def test_without_a_plan() -> None:
-    """UNKNOWN, or what the solver says."""
+    """UNKNOWN by default, or the given status."""
     assert incumbent().result().status is Status.UNKNOWN
     none = incumbent().without_plan(Status.INFEASIBLE, "no room")
     assert (none.plan, none.status, none.stop_reason) == (None, Status.INFEASIBLE, "no room")

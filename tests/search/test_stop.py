@@ -1,4 +1,4 @@
-"""Stopping rules are values: started anew for every run, and composable."""
+"""Stopping criteria: reusable values that can be combined."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import (
     AnyOf,
+    Deadline,
     Effort,
     MaxIterations,
     MaxRuntime,
     NoImprovement,
     TargetGap,
-    Until,
 )
 
 
@@ -65,8 +65,8 @@ def test_any_of_takes_the_tightest_limits() -> None:
     assert rule.iterations() == 7
 
 
-def test_counts_set_the_pace() -> None:
-    """Seconds do only where they are alone."""
+def test_paced_by_time() -> None:
+    """A run is paced by time only if no other limit exists."""
     assert MaxRuntime(5).start().paced_by_time
     assert AnyOf(MaxRuntime(5), NoImprovement(3)).start().paced_by_time
     assert not AnyOf(MaxRuntime(5), MaxIterations(7)).start().paced_by_time
@@ -96,8 +96,8 @@ def test_interrupt_becomes_a_reason() -> None:
         lambda: Effort(float("inf")),
     ],
 )
-def test_bad_limits_are_refused(make: Any) -> None:
-    """With rule and value."""
+def test_invalid_limits_raise(make: Any) -> None:
+    """The message contains the value."""
     with pytest.raises(ValueError, match="found"):
         make()
 
@@ -111,8 +111,8 @@ def test_status_follows_the_gap() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "10 s", MaxRuntime])
-def test_what_is_no_rule_is_refused(wrong: object) -> None:
-    """Every solver says the same, and so does AnyOf."""
+def test_invalid_criterion_raises(wrong: object) -> None:
+    """Solvers and AnyOf raise the same message."""
     network = Network(np.full((4, 4), 0.1), np.full((4, 4), 1e6))
     problem = AssignmentProblem(network, 2, 2, 1e6, 1e6)
     with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
@@ -121,7 +121,7 @@ def test_what_is_no_rule_is_refused(wrong: object) -> None:
         AnyOf(wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_no_problem_is_refused() -> None:
+def test_invalid_problem_raises() -> None:
     """The message names the kind that the solver takes."""
     for solve, kind in ((solve_assignment, "AssignmentProblem"), (solve_paths, "PathProblem")):
         with pytest.raises(ValueError, match=f"must be of type {kind}, found None"):
@@ -129,8 +129,8 @@ def test_what_is_no_problem_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "ten", [1]])
-def test_limits_are_numbers(wrong: object) -> None:
-    """No other type slips through."""
+def test_non_numeric_limits_raise(wrong: object) -> None:
+    """Other types raise."""
     for rule in (MaxRuntime, MaxIterations, TargetGap, NoImprovement):
         with pytest.raises(ValueError, match="must be"):
             rule(wrong)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_effort_counts_in_the_solvers_own_steps() -> None:
     assert AnyOf(rule, MaxRuntime(3)).start(4).remaining_iterations == 10
 
 
-def test_portions_of_rules() -> None:
+def test_portions() -> None:
     """A share of every limit, at least one count; seconds may be set."""
     rule = AnyOf(MaxRuntime(8), MaxIterations(3), TargetGap(0.1), NoImprovement(5), Effort(4))
     part = rule.portion(0.25)
@@ -159,8 +159,8 @@ def test_portions_of_rules() -> None:
     assert rule.portion(0.25, 5.0).seconds() == 5.0
 
 
-def test_seconds_pace_only_where_nothing_counts() -> None:
-    """A count decides; a limit in seconds beside it cuts."""
+def test_paced_by_time_without_counts() -> None:
+    """A run is paced by time only if no count is limited."""
     assert MaxRuntime(1).start().paced_by_time
     assert not AnyOf(MaxRuntime(1), MaxIterations(5)).start().paced_by_time
     assert not MaxIterations(5).start().paced_by_time
@@ -168,7 +168,7 @@ def test_seconds_pace_only_where_nothing_counts() -> None:
 
 
 def test_the_same_effort_gives_the_same_plans() -> None:
-    """Whatever the clock does: a limit in seconds that is far away changes nothing."""
+    """An unreached time limit changes nothing."""
     rng = np.random.default_rng(3)
     network = Network(rng.uniform(0.01, 0.2, (12, 12)), rng.uniform(1e7, 1e9, (12, 12)))
     assignment = AssignmentProblem(network, 4, 3, 1e6, 1e8)
@@ -185,12 +185,12 @@ def test_the_same_effort_gives_the_same_plans() -> None:
     assert routed[0].plan == routed[1].plan and routed[0].bound == routed[1].bound
 
 
-def test_a_moment_comes_whenever_the_run_began() -> None:
-    """What was spent before the run counts; a portion is of what is left."""
-    over = Until(time.perf_counter() - 1)
+def test_deadline_is_independent_of_the_start() -> None:
+    """Time before the run counts; a portion refers to the remaining time."""
+    over = Deadline(time.perf_counter() - 1)
     assert over.start().check() == "time limit"
     assert over.start().remaining_s < 0.1
-    rule = Until(time.perf_counter() + 1e6)
+    rule = Deadline(time.perf_counter() + 1e6)
     assert rule.start().check() is None
     assert rule.start().paced_by_time
     assert rule.start().remaining_s == pytest.approx(1e6, rel=1e-3)

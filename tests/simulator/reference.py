@@ -1,6 +1,7 @@
-"""The clock from its definitions, slowly: everything is looked at again at every moment.
+"""A slow reference implementation of the simulator: all state is recomputed at every event.
 
-No heap, no connected components, no arrays: the oracle for `planner.simulator`.
+It has no heap, no connected components and no arrays, and serves as the oracle for
+`planner.simulator`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from planner.network.cluster import Cluster
 from planner.training_plan.model import TrainingPlan
 
 Pair = tuple[int, int]
-CLOSE = 1e-12
+TOLERANCE = 1e-12
 
 
 def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
@@ -44,20 +45,20 @@ def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
 def fair_rates(cluster: Cluster, active: set[Pair]) -> dict[Pair, float]:
     """Max-min fair: all rates rise together; a pair stops when it or something it uses is full."""
     bandwidth = cluster.network.bandwidth_bytes_per_s
-    shared = [(room, pairs & active) for room, pairs in resources(cluster).values()]
+    shared = [(capacity, pairs & active) for capacity, pairs in resources(cluster).values()]
     rates: dict[Pair, float] = {}
     rising = set(active)
     while rising:
         level = min(float(bandwidth[p]) for p in rising)
-        for room, pairs in shared:
+        for capacity, pairs in shared:
             if pairs & rising:
                 fixed = sum(rates[p] for p in pairs - rising)
-                level = min(level, (room - fixed) / len(pairs & rising))
+                level = min(level, (capacity - fixed) / len(pairs & rising))
         stops = {p for p in rising if bandwidth[p] <= level * (1 + 1e-9)}
-        for room, pairs in shared:
+        for capacity, pairs in shared:
             if pairs & rising:
                 fixed = sum(rates[p] for p in pairs - rising)
-                if (room - fixed) / len(pairs & rising) <= level * (1 + 1e-9):
+                if (capacity - fixed) / len(pairs & rising) <= level * (1 + 1e-9):
                     stops |= pairs & rising
         for p in stops:
             rates[p] = min(level, float(bandwidth[p]))
@@ -67,20 +68,20 @@ def fair_rates(cluster: Cluster, active: set[Pair]) -> dict[Pair, float]:
 
 @dataclass
 class Message:
-    """On its way from one operation to the next."""
+    """A message from one operation to the next; ``left`` counts its unsent bytes."""
 
     to: tuple[int, int, int]
     pair: Pair
     left: float
-    handed: float = 0.0
+    enqueued_s: float = 0.0
 
 
 @dataclass
 class Round:
-    """A round that is sending: what each resource has to carry, when it began.
+    """An averaging round that is sending.
 
-    ``loads`` by resource: the round's bytes, these and what was queued, capacity and pairs;
-    ``rest`` counts down from 1.
+    ``loads`` by resource: the round's bytes, the same plus bytes queued at its begin, capacity and
+    pairs; ``rest`` counts down from 1.
     """
 
     group: int
@@ -93,15 +94,15 @@ class Round:
 
 @dataclass
 class Reference:
-    """A plan under way; operations are ``(step, microbatch, place in its chain)``."""
+    """State of a simulated plan; operations are ``(step, microbatch, index in its chain)``."""
 
     plan: TrainingPlan
     steps: list[int]
     averages: bool | list[bool]
     now: float = 0.0
     queue: dict[Pair, list[Message]] = field(default_factory=dict)
-    flying: list[tuple[float, tuple[int, int, int]]] = field(default_factory=list)
-    handing: list[tuple[float, Message]] = field(default_factory=list)
+    in_flight: list[tuple[float, tuple[int, int, int]]] = field(default_factory=list)
+    pending_messages: list[tuple[float, Message]] = field(default_factory=list)
     working: dict[int, tuple[float, tuple[int, int, int] | None]] = field(default_factory=dict)
     there: set[tuple[int, int, int]] = field(default_factory=set)
     step_of: dict[int, int] = field(default_factory=dict)
@@ -110,13 +111,13 @@ class Reference:
     in_round: dict[int, set[int]] = field(default_factory=dict)
     sending: list[Round] = field(default_factory=list)
     averaging: list[tuple[float, int]] = field(default_factory=list)
-    clipping: dict[int, dict[int, float]] = field(default_factory=dict)
+    norm_ready_s: dict[int, dict[int, float]] = field(default_factory=dict)
     step_end: dict[int, float] = field(default_factory=dict)
     op_times: dict[tuple[int, str, int, int], tuple[float, float]] = field(default_factory=dict)
     round_times: list[tuple[int, int, int, float, float]] = field(default_factory=list)
 
     def run(self) -> Reference:
-        """Until all steps are over."""
+        """Simulate until all steps have ended."""
         n = len(self.plan.cluster)
         self.groups = [
             (stage, r, group)
@@ -135,11 +136,11 @@ class Reference:
         return self
 
     def chain(self, t: int, b: int) -> list[tuple[str, int]]:
-        """F, H, B of a microbatch."""
+        """F, H and B operations of a microbatch."""
         return self.plan.schedules[self.steps[t]].chain(b)
 
     def start(self, d: int) -> bool:
-        """Begin what device d does next; whether anything happened."""
+        """Start device d's next activity; returns whether there was one."""
         t = self.step_of[d]
         if d in self.working or t == len(self.steps) or any(d in m for m in self.in_round.values()):
             return False
@@ -169,7 +170,7 @@ class Reference:
                 self.begin_round(g)
             return True
         if averages and not self.has_norm(t, d):
-            return self.asks_for_norm(t, d)
+            return self.request_norm(t, d)
         if times.update_s[d] > 0:
             self.working[d] = (self.now + times.update_s[d], None)
         else:
@@ -177,41 +178,41 @@ class Reference:
         return True
 
     def has_norm(self, t: int, d: int) -> bool:
-        """Whether a device may update: nobody clips, or the norm has come."""
+        """Whether a device may update: without clipping, or once the norm has arrived."""
         stages = self.plan.assignment.groups
         if self.plan.clip is None or len(stages) == 1 or not any(d in group for group in stages):
             return True
         return self.now >= self.norm_s(t, d)
 
     def norm_s(self, t: int, d: int) -> float:
-        """When a device knows it: the first of each stage tells the most central, that one all."""
+        """When the norm arrives: stages' first devices send to the most central, it broadcasts."""
         stages, way = self.plan.assignment.groups, self.plan.cluster.network.latency_s.copy()
         np.fill_diagonal(way, 0.0)
         every = sorted(e for group in stages for e in group)
         root = min(every, key=lambda i: max(float(way[i, j] + way[j, i]) for j in every))
-        here = self.clipping.get(t, {})
+        here = self.norm_ready_s.get(t, {})
         tell = {group[0] for group in stages} | {root}
         if not tell <= here.keys():
             return math.inf
         return float(max(here[e] + way[e, root] for e in tell) + way[root, d])
 
-    def asks_for_norm(self, t: int, d: int) -> bool:
-        """A device waits, and tells its part if it is the first of its stage."""
-        here = self.clipping.setdefault(t, {})
+    def request_norm(self, t: int, d: int) -> bool:
+        """Record when a device is ready for the norm; returns whether that is new."""
+        here = self.norm_ready_s.setdefault(t, {})
         if d in here:
             return False
         here[d] = self.now
         return True
 
     def begin_round(self, g: int) -> None:
-        """Fullest resource with what is queued on it, and the longest way there and back."""
+        """Begin a round: its most loaded resource with queued bytes, and the longest round trip."""
         stage, _, group = self.groups[g]
         if len(group.members) == 1:
             self.end_round(g, self.now, self.now)
             return
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
         stages = len(plan.stage_layers)
-        # where two stages share a matrix it comes last, and is in neither's vector
+        # a matrix that two stages share comes last and is in neither stage's vector
         tied = w.tied_parameters if len(plan.averaging) > stages else 0
         shared = float(tied * w.gradient_bytes_per_parameter)
         vectors = w.gradient_bytes(plan.stage_layers, plan.head_stage)
@@ -245,24 +246,24 @@ class Reference:
                 loads[name] = (own, own + queued, capacity, pairs)
         talk = {frozenset(p) for p in sent if share[p[1]] * gives[p[0]] + share[p[0]] * gets[p[1]]}
         away = max((latency[i, j] + latency[j, i] for i, j in talk), default=0.0)
-        alone = max((load / room for _, load, room, _ in loads.values()), default=0.0)
+        alone = max((load / capacity for _, load, capacity, _ in loads.values()), default=0.0)
         if alone == 0.0:
             self.end_round(g, self.now, self.now + float(away))
         else:
             self.sending.append(Round(g, self.now, float(away), alone, loads))
 
     def end_round(self, g: int, begin: float, end: float) -> None:
-        """Its bytes are on their way."""
+        """End the sending of a round."""
         stage, r, group = self.groups[g]
         self.averaging.append((end, g))
         step = self.step_of[group.members[0]]
         self.round_times.append((step, stage, r, begin, end))
 
     def round_rate(self, one: Round, rates: dict[Pair, float]) -> float:
-        """Per second, beside messages that were handed over after its begin, and other rounds."""
+        """Speed of a round beside messages enqueued after its begin and other rounds."""
         rate = 1 / one.alone_s
         for name, (_, load, capacity, pairs) in one.loads.items():
-            new = [p for p in pairs if p in rates and self.queue[p][0].handed > one.begin]
+            new = [p for p in pairs if p in rates and self.queue[p][0].enqueued_s > one.begin]
             company = [r for r in self.sending if r is not one and name in r.loads]
             others = sum(r.loads[name][0] / r.alone_s for r in company)
             if new or company:
@@ -271,13 +272,13 @@ class Reference:
         return rate
 
     def finish(self, d: int) -> None:
-        """A device's step is over."""
+        """End a device's step."""
         t = self.step_of[d]
         self.step_end[t] = max(self.step_end.get(t, 0.0), self.now)
         self.step_of[d], self.done[d], self.round_of[d] = t + 1, 0, 0
 
     def computed(self, d: int, what: tuple[int, int, int] | None) -> None:
-        """An operation or an update is over."""
+        """End an operation or an update."""
         del self.working[d]
         if what is None:
             self.finish(d)
@@ -296,10 +297,10 @@ class Reference:
         part = self.plan.stage_layers[self.plan.stage_of[owner]]
         size = w.stage(*part).output_bytes * w.microbatch_samples
         message = Message((t, b, k + 1), (d, e), size)
-        self.handing.append((self.now + self.plan.compute_times.message_s, message))
+        self.pending_messages.append((self.now + self.plan.compute_times.message_s, message))
 
     def advance(self) -> None:
-        """To the next moment at which anything happens."""
+        """Advance to the time of the next event."""
         active = {p for p, messages in self.queue.items() if messages}
         rates = fair_rates(self.plan.cluster, active)
         ends = [self.now + self.queue[p][0].left / rates[p] for p in active]
@@ -309,9 +310,11 @@ class Reference:
             for one, rate in zip(self.sending, speed, strict=True)
             if rate > 0
         ]
-        ends += [end for end, _ in self.flying] + [end for end, _ in self.averaging]
-        ends += [end for end, _ in self.working.values()] + [end for end, _ in self.handing]
-        norms = (self.norm_s(t, d) for t, here in self.clipping.items() for d in here)
+        ends += [end for end, _ in self.in_flight] + [end for end, _ in self.averaging]
+        ends += [end for end, _ in self.working.values()] + [
+            end for end, _ in self.pending_messages
+        ]
+        norms = (self.norm_s(t, d) for t, here in self.norm_ready_s.items() for d in here)
         ends += [known for known in norms if self.now < known < math.inf]
         assert ends, "stuck"
         then = max(min(ends), self.now)
@@ -320,24 +323,24 @@ class Reference:
         for one, rate in zip(self.sending, speed, strict=True):
             one.rest -= rate * (then - self.now)
         self.now = then
-        for one in [one for one in self.sending if one.rest <= CLOSE]:
+        for one in [one for one in self.sending if one.rest <= TOLERANCE]:
             self.end_round(one.group, one.begin, then + one.back_s)
             self.sending.remove(one)
-        limit = then + CLOSE * max(then, 1.0)
+        limit = then + TOLERANCE * max(then, 1.0)
         for p in active:
             first = self.queue[p][0]
-            if first.left <= CLOSE * rates[p] * max(then, 1.0):
+            if first.left <= TOLERANCE * rates[p] * max(then, 1.0):
                 self.queue[p].pop(0)
                 flight = float(self.plan.cluster.network.latency_s[p])
-                self.flying.append((then + flight, first.to))
-        self.there |= {to for end, to in self.flying if end <= limit}
-        self.flying = [(end, to) for end, to in self.flying if end > limit]
+                self.in_flight.append((then + flight, first.to))
+        self.there |= {to for end, to in self.in_flight if end <= limit}
+        self.in_flight = [(end, to) for end, to in self.in_flight if end > limit]
         for d in [d for d, (end, _) in self.working.items() if end <= limit]:
             self.computed(d, self.working[d][1])
-        for _, message in [one for one in self.handing if one[0] <= limit]:
-            message.handed = self.now
+        for _, message in [one for one in self.pending_messages if one[0] <= limit]:
+            message.enqueued_s = self.now
             self.queue.setdefault(message.pair, []).append(message)
-        self.handing = [one for one in self.handing if one[0] > limit]
+        self.pending_messages = [one for one in self.pending_messages if one[0] > limit]
         for _, g in [one for one in self.averaging if one[0] <= limit]:
             for d in self.in_round.pop(g):
                 self.round_of[d] += 1

@@ -27,7 +27,7 @@ ACTIONS = st.lists(
 
 
 @given(actions=ACTIONS)
-def test_events_come_by_time_then_as_pushed(actions: list[tuple[Any, ...]]) -> None:
+def test_events_are_ordered_by_time_then_push(actions: list[tuple[Any, ...]]) -> None:
     """An event that is rescheduled counts as pushed again."""
     queue = EventQueue.of(len(actions) + SLOTS, SLOTS)
     expected: list[tuple[float, int, int, int]] = []

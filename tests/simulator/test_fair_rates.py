@@ -1,4 +1,4 @@
-"""Rates settled from the first level that changes, compared with rates filled from nothing."""
+"""Incrementally updated max-min fair rates compared with rates recomputed from scratch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.simulator.kernel import _start, _stop
+from planner.simulator.kernel import _activate_pair, _deactivate_pair
 from planner.simulator.pairs import pairs_of
 from planner.simulator.resources import LinkResources
 from planner.simulator.run import _flow_state
@@ -42,8 +42,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 @given(cluster=clusters(), data=st.data())
-def test_rates_are_those_of_filling_anew(cluster: Cluster, data: st.DataObject) -> None:
-    """After every begin and end of a message, whatever came before."""
+def test_incremental_rates_equal_recomputed_rates(cluster: Cluster, data: st.DataObject) -> None:
+    """After every activation and deactivation of a pair."""
     n = len(cluster)
     ends = np.array([(i, j) for i in range(n) for j in range(n) if i != j])
     pairs, count = pairs_of(ends[:, 0], ends[:, 1], LinkResources.of(cluster)), len(ends)
@@ -51,16 +51,16 @@ def test_rates_are_those_of_filling_anew(cluster: Cluster, data: st.DataObject) 
     active: set[int] = set()
     for moment in range(data.draw(st.integers(1, 20))):
         p = data.draw(st.integers(0, count - 1))
-        flows.to_go[p] = 1e9
+        flows.remaining_bytes[p] = 1e9
         if p in active:
             active.remove(p)
-            _stop(pairs, flows, queue, p, float(moment))
+            _deactivate_pair(pairs, flows, queue, p, float(moment))
         else:
             active.add(p)
-            _start(pairs, flows, queue, p, float(moment))
-        # when messages will have left is of no interest here
+            _activate_pair(pairs, flows, queue, p, float(moment))
+        # the scheduled ends of messages are not tested here
         queue.size[0], queue.at[:] = 0, ABSENT
         expected = fair_rates(cluster, {(int(ends[q, 0]), int(ends[q, 1])) for q in active})
         for q in active:
-            assert flows.fair[q] == pytest.approx(expected[tuple(ends[q])], rel=1e-11)
-            assert flows.rate[q] == pytest.approx(flows.fair[q], rel=2.0**-31)
+            assert flows.fair_rate[q] == pytest.approx(expected[tuple(ends[q])], rel=1e-11)
+            assert flows.rate[q] == pytest.approx(flows.fair_rate[q], rel=2.0**-31)

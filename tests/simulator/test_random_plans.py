@@ -1,4 +1,4 @@
-"""The compiled clock against the definitions: hand-made cases, and a slow reference at random."""
+"""The compiled simulator against hand-made cases and, on random plans, a slow reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
-from planner.checker.step_simulation import clock_times
+from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.aggregators import moved
@@ -64,9 +64,9 @@ def random_plan(seed: int) -> TrainingPlan:
     orders = rng.choice(["gpipe", "eager-1f1b", "1f1b"], 2)
     head = str(rng.choice(["first", "last"]))
     tied = np.random.default_rng((seed, 1)).random() < 0.5
-    work = tiny_workload(tied=tied, batch_samples=4 if pipelines < 3 else 12)
+    workload = tiny_workload(tied=tied, batch_samples=4 if pipelines < 3 else 12)
     plans = [
-        make_plan(grid, workload=work, network=network.subset(index), head=head, schedule=order)
+        make_plan(grid, workload=workload, network=network.subset(index), head=head, schedule=order)
         for order in orders.tolist()
     ]
     columns = [tuple(rng.choice([0.05, 0.1, 0.3], train).tolist()) for _ in range(4)]
@@ -121,17 +121,22 @@ def _rounds(
 
 
 @given(st.integers(0, 10**6))
-def test_any_plan_as_the_reference_has_it(seed: int) -> None:
+def test_random_plans_match_the_reference(seed: int) -> None:
     """Every operation, every round and every step end, over three steps that chain."""
     plan = random_plan(seed)
     steps = [0, 1, 0]
     slow = Reference(plan, steps, averages=True).run()
     run = _Simulation.of(plan, None, None, "queued", None).run(steps, True, recorded=3)
-    work = run.work
+    operations = run.operations
     found = {}
     for t in range(3):
-        for o in run.operations(steps[t]).tolist():
-            key = (t, "BHF"[work.kind[o]], int(work.microbatch[o]), int(work.device[o]))
+        for o in run.operation_ids(steps[t]).tolist():
+            key = (
+                t,
+                "BHF"[operations.kind[o]],
+                int(operations.microbatch[o]),
+                int(operations.device[o]),
+            )
             found[key] = (run.times.begin[t, o], run.times.end[t, o])
     assert found.keys() == slow.op_times.keys()
     for key, times in slow.op_times.items():
@@ -149,7 +154,7 @@ def test_any_plan_as_the_reference_has_it(seed: int) -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_step_is_the_distance_in_the_third_pass(seed: int) -> None:
+def test_step_is_measured_in_the_third_pass(seed: int) -> None:
     """With averaging in one step of H, the mean of steps with and without it."""
     plan = random_plan(seed)
     ends = {}
@@ -178,7 +183,7 @@ def _longest_averaging(run: Reference, stages: int) -> float:
     return max(s + shared * (j in (0, stages - 1)) for j, s in took if j < stages)
 
 
-def test_a_round_gives_way_to_messages_that_come_later() -> None:
+def test_round_yields_to_later_messages() -> None:
     """Activations of the next step come while stage 1 averages, and take all of its download.
 
     All pairs and devices 1,000 bytes a second; a message has 1,000 bytes, gradients 400 and 4,000.
@@ -188,21 +193,21 @@ def test_a_round_gives_way_to_messages_that_come_later() -> None:
     """
     parts = [Layer(name, size, 1.0, 1000.0, 0.0) for name, size in (("a", 100), ("b", 1000))]
     nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
-    work = Workload("by hand", nothing, tuple(parts), nothing, batch_samples=2)
+    workload = Workload("by hand", nothing, tuple(parts), nothing, batch_samples=2)
     network = Network(np.zeros((4, 4)), np.full((4, 4), 1000.0))
     times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
-    plan = make_plan([[0, 2], [1, 3]], workload=work, network=network)
+    plan = make_plan([[0, 2], [1, 3]], workload=workload, network=network)
     plan = plan.replace(compute_times=times)
     ends = _Simulation.of(plan, None, None, "queued", None).run([0] * 4, True).times.step_end
     assert ends.tolist() == pytest.approx([11.0, 20.0, 29.0, 37.0])
     predicted, _ = simulate_cycle(plan)
     assert predicted.step_s == pytest.approx(9.0)
-    found = clock_times(plan)
+    found = simulated_times(plan)
     assert found is not None and found.step_s == pytest.approx(9.0)
 
 
-def test_the_checker_has_the_same_times_where_rounding_would_grow() -> None:
-    """Messages of a mixed wiring that share their uplinks: bit by bit, or far apart."""
+def test_checker_times_are_equal_where_rounding_is_amplified() -> None:
+    """Messages of mixed wiring on shared uplinks: times equal exactly, or rounding errors grow."""
     rng = np.random.default_rng(1)
     n, stages = 24, 4
     latency, rate = rng.uniform(0.0, 0.05, (n, n)), rng.uniform(3e4, 1e5, (n, n))
@@ -222,7 +227,7 @@ def test_the_checker_has_the_same_times_where_rounding_would_grow() -> None:
     columns = [tuple(rng.uniform(0.01, 0.1, n).tolist()) for _ in range(4)]
     times = ComputeTimes("by chance", columns[0], columns[1], columns[2], columns[3])
     plan = plan.replace(schedules=(mixed,), compute_times=times)
-    found, predicted = clock_times(plan), predict(plan)
+    found, predicted = simulated_times(plan), predict(plan)
     assert found is not None
     assert tuple(found) == (predicted.pipeline_s, predicted.averaging_s, predicted.step_s)
 
@@ -234,7 +239,7 @@ def _visits(b: int, path: Ints, d: int) -> list[tuple[str, int]]:
     return [("F", b), *([("H", b)] if d == path[-1] else []), ("B", b)]
 
 
-def test_a_helper_sums_from_the_begin_of_each_step() -> None:
+def test_aggregator_averages_from_the_begin_of_each_step() -> None:
     """Three peers of 1,000 bytes a second, a helper of 3,000 that sums it all; gradients of 4,000.
 
     F, H and B take 3 s. Every peer sends and gets back 4,000 bytes in 4 s, and a second more both
@@ -242,11 +247,11 @@ def test_a_helper_sums_from_the_begin_of_each_step() -> None:
     """
     part = Layer("a", 1000, 1.0, 1000.0, 0.0)
     nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
-    work = Workload("by hand", nothing, (part,), nothing, batch_samples=3)
+    workload = Workload("by hand", nothing, (part,), nothing, batch_samples=3)
     network = Network(np.full((4, 4), 0.5), np.full((4, 4), 1000.0))
     line = [1000.0, 1000.0, 1000.0, 3000.0]
     devices = Devices(1.0, 1e9, line, line, can_compute=[True, True, True, False])
-    plan = make_plan([[0], [1], [2]], workload=work, network=network.subset([0, 1, 2]))
+    plan = make_plan([[0], [1], [2]], workload=workload, network=network.subset([0, 1, 2]))
     plan = plan.replace(compute_times=ComputeTimes("by hand", *((1.0,) * 3,) * 3, (0.0,) * 3))
     plan = moved(plan, Cluster(network, devices), [0, 1, 2])
     assert simulate(plan).step_s == pytest.approx(3 + 16 / 3 + 1)
@@ -255,7 +260,7 @@ def test_a_helper_sums_from_the_begin_of_each_step() -> None:
     helped = plan.replace(averaging=(((back,),),))
     assert not list(contradictions(helped))
     assert simulate(helped).step_s == pytest.approx(3 + 4 + 1)
-    found = clock_times(helped)
+    found = simulated_times(helped)
     assert found is not None and found.step_s == pytest.approx(3 + 4 + 1)
     closing = simulate(helped).closing
     assert sorted(op.device for op in closing) == [0, 1, 2, 3]
@@ -266,7 +271,7 @@ def test_a_helper_sums_from_the_begin_of_each_step() -> None:
     ("parameters", "update_s", "usual", "delayed"),
     [(1000, 0.0, 8.0, 5.0), (1000, 1.0, 9.0, 5.0), (1000, 3.0, 11.0, 6.0), (100, 0.0, 4.4, 3.0)],
 )
-def test_delayed_averaging_goes_on_beside_the_next_step(
+def test_delayed_averaging_overlaps_with_the_next_step(
     parameters: int, update_s: float, usual: float, delayed: float
 ) -> None:
     """Two devices of 1,000 bytes a second do 3 s of work; 4 bytes a parameter go both ways.
@@ -276,15 +281,15 @@ def test_delayed_averaging_goes_on_beside_the_next_step(
     """
     part = Layer("a", parameters, 1.0, 1000.0, 0.0)
     nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
-    work = Workload("by hand", nothing, (part,), nothing, batch_samples=2)
+    workload = Workload("by hand", nothing, (part,), nothing, batch_samples=2)
     network = Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
-    plan = make_plan([[0], [1]], workload=work, network=network)
+    plan = make_plan([[0], [1]], workload=workload, network=network)
     times = ComputeTimes("by hand", *((1.0,) * 2,) * 3, (update_s,) * 2)
     plan = plan.replace(compute_times=times, sync=Sync(1, OuterOptimizer()))
     late = plan.replace(sync=Sync(1, OuterOptimizer(), delayed=True))
     for each, step in ((plan, usual), (late, delayed)):
         assert simulate(each).step_s == pytest.approx(step)
-        found = clock_times(each)
+        found = simulated_times(each)
         assert found is not None and found.step_s == pytest.approx(step)
     ends = _Simulation.of(late, None, None, "queued", None).run([0] * 3, True).times.step_end
     first = 3 + update_s
@@ -295,13 +300,13 @@ def test_delayed_averaging_goes_on_beside_the_next_step(
     assert predict(late).averaging_s == pytest.approx(predict(plan).averaging_s)
 
 
-def test_delayed_in_rounds_of_pairs() -> None:
-    """Four devices: the second round begins with the end of the first, beside the operations."""
+def test_delayed_averaging_in_rounds_of_pairs() -> None:
+    """Four devices: the second round begins when the first ends, overlapping with operations."""
     part = Layer("a", 1000, 1.0, 1000.0, 0.0)
     nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
-    work = Workload("by hand", nothing, (part,), nothing, batch_samples=4)
+    workload = Workload("by hand", nothing, (part,), nothing, batch_samples=4)
     network = Network(np.zeros((4, 4)), np.full((4, 4), 1000.0))
-    plan = make_plan([[0], [1], [2], [3]], workload=work, network=network)
+    plan = make_plan([[0], [1], [2], [3]], workload=workload, network=network)
     pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
     rounds = tuple(tuple(AveragingGroup.equal(m) for m in groups) for groups in pairs)
     times = ComputeTimes("by hand", (1.0, 1.0, 1.0, 3.0), *((1.0,) * 4,) * 2, (0.0,) * 4)
@@ -309,14 +314,14 @@ def test_delayed_in_rounds_of_pairs() -> None:
     # device 3 works 5 s, the others 3; all of it hides in two rounds of 4 s. From rest the first
     # pair begins after 3 s, and the last one is through 5 + 4 + 4 s after the begin
     expected = ((5 + 8) / 2, 10.0)
-    for found in (predict(plan), clock_times(plan)):
+    for found in (predict(plan), simulated_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(expected)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 3]))
-def test_many_steps(seed: int, every: int) -> None:
-    """Their mean is that of the ends of a long chain, and of both kinds where averages are rare."""
+def test_mean_over_many_steps(seed: int, every: int) -> None:
+    """The mean equals that of a long chain; with rare averaging, of both kinds of steps."""
     plan = random_plan(seed)
     if every > 1:
         plan = plan.replace(sync=Sync(every, OuterOptimizer()), clip=None)
@@ -331,20 +336,20 @@ def test_many_steps(seed: int, every: int) -> None:
 
 
 @given(st.integers(0, 10**6), st.booleans())
-def test_the_checker_has_the_same_times(seed: int, delayed: bool) -> None:
-    """Two clocks that share no code."""
+def test_checker_simulates_the_same_times(seed: int, delayed: bool) -> None:
+    """Simulator and checker share no code."""
     plan = random_plan(seed)
     if delayed:
         # a norm is known where every step averages gradients: a plan has one or the other
         plan = plan.replace(sync=Sync(1 + seed % 3, OuterOptimizer(), delayed=True), clip=None)
-    found, predicted = clock_times(plan), simulate_cycle(plan)[0]
+    found, predicted = simulated_times(plan), simulate_cycle(plan)[0]
     assert found is not None
     for name in ("pipeline_s", "averaging_s", "step_s"):
         assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)
 
 
 def test_clipping_makes_every_update_wait_for_the_slowest_averaging() -> None:
-    """Two stages of two; the second averages later: all update when its sum has come to them."""
+    """Two stages of two; the second averages later: all update when its norm has arrived."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=4))
     times = replace(plan.compute_times, update_s=(0.1, 0.2, 0.3, 0.4))
     plan = plan.replace(compute_times=times)
@@ -372,7 +377,7 @@ def test_clipping_makes_every_update_wait_for_the_slowest_averaging() -> None:
     assert simulate(alone.replace(clip=0.5)).step_s == simulate(alone).step_s
 
 
-def test_the_checker_misses_the_wait_for_the_norm() -> None:
+def test_checker_rejects_times_without_the_norm_exchange() -> None:
     """A plan that clips, with the times of one that does not, is refused."""
     clipped = make_plan([[0, 1], [2, 3]], clip=0.5)
     assert check(clipped) == []
@@ -382,8 +387,8 @@ def test_the_checker_misses_the_wait_for_the_norm() -> None:
     assert [v.rule for v in check(lying)] != []
 
 
-def test_a_limit_below_a_link_is_told() -> None:
-    """A device's own, not one that it shares: links within a place may not know of it."""
+def test_limit_below_a_link_is_reported() -> None:
+    """A device's own limit, not one of its site, which does not apply within the site."""
     cluster = Cluster(random_network(3), Devices(1e12, 1e9))
     assert tight_limits(cluster) == ""
     wide = Cluster(random_network(3), Devices(1e12, 1e9, upload_bytes_per_s=1e12))
@@ -394,8 +399,8 @@ def test_a_limit_below_a_link_is_told() -> None:
     assert said.startswith(f"download of {ids[1]} is at most 0.008 Gb/s") and "2 devices" in said
 
 
-def test_devices_of_one_region_are_asked_for_their_site() -> None:
-    """Unless they have a site or limits of their own; devices that are alone are not."""
+def test_hint_for_devices_of_one_region_without_sites() -> None:
+    """The hint is absent with sites or limits, and for single devices of a region."""
     network = random_network(4)
     network = network.replace(regions=["x", "x", "x", "y"])
     free = Cluster(network, Devices(1e9, 1e12))

@@ -81,7 +81,7 @@ def test_messages_of_a_pair_wait_for_each_other() -> None:
     assert {(t.kind, t.microbatch): t.end_s for t in papers.transfers}["F", 1] == 13
 
 
-def test_the_oracle_shares_an_upload() -> None:
+def test_reference_shares_an_upload() -> None:
     """a sends to b and c at once over 100 bytes/s each: with 150 in all each gets 75."""
     network = Network(np.zeros((3, 3)), np.full((3, 3), 100.0), list("abc"))
     cluster = Cluster(network, Devices(1.0, 1.0, upload_bytes_per_s=[150.0, 1e3, 1e3]))
@@ -168,8 +168,8 @@ def test_deadlock_is_an_error_and_a_violation() -> None:
     assert [(v.rule, "deadlock" in v.message) for v in check(bad)] == [("form", True)]
 
 
-def test_deadlock_names_who_waits_for_an_operation() -> None:
-    """Device 0 has done all of its own, and waits for device 2 to average."""
+def test_deadlock_names_the_device_waiting_for_an_operation() -> None:
+    """Device 0 has ended its operations and waits for device 2 to average."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=4), schedule="1f1b")
     s = plan.schedules[0]
     order = list(s.order)
@@ -182,7 +182,7 @@ def test_deadlock_names_who_waits_for_an_operation() -> None:
 
 
 def test_plans_that_contradict_themselves_are_refused() -> None:
-    """Whatever compiled loops would make of them."""
+    """Compiled loops would read out of bounds."""
     plan = two_stage_plan("1f1b")
     s = plan.schedules[0]
     for bad, said in (
@@ -201,7 +201,7 @@ def test_plans_that_contradict_themselves_are_refused() -> None:
                 way(bad)
 
 
-def test_what_the_plan_does_not_have_is_refused() -> None:
+def test_missing_schedules_cores_and_layers_are_refused() -> None:
     """Schedules, cores and layers."""
     plan = two_stage_plan("1f1b")
     for schedule in (1, -1, 0.5, None):
@@ -215,8 +215,8 @@ def test_what_the_plan_does_not_have_is_refused() -> None:
         simulate(plan, workload=fewer)
 
 
-def test_other_networks(line4: Network) -> None:
-    """Another size is refused, a missing pair too."""
+def test_networks_of_other_sizes_are_refused(line4: Network) -> None:
+    """A network of another size or with a missing pair is refused."""
     plan = make_plan([[0, 1]])
     with pytest.raises(NetworkError, match="has 2 devices, the network 4"):
         simulate(plan, Cluster(line4, Devices(1.0, 1.0)))
@@ -232,7 +232,7 @@ def test_other_networks(line4: Network) -> None:
     st.sampled_from(["first", "last"]),
     st.integers(0, 1000),
 )
-def test_any_straight_plan_is_valid_and_priced_alike(
+def test_checker_agrees_on_random_straight_plans(
     pipelines: int, stages: int, schedule: str, head: str, seed: int
 ) -> None:
     """Simulator and checker agree; no overlap on a device; order of each chain is kept."""
@@ -279,8 +279,8 @@ def test_pictures_and_traces(tmp_path: Path) -> None:
     assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_of_many_devices_some_are_drawn(tmp_path: Path) -> None:
-    """Evenly chosen, the first and the last among them, and the picture says so."""
+def test_picture_of_many_devices_is_subsampled(tmp_path: Path) -> None:
+    """Devices are evenly chosen, including first and last, and the title says how many."""
     ops = [(d, d, "F", 0.0, 1.0) for d in range(1000)]
     timeline = from_records([f"d{d}" for d in range(1000)], ops)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -292,8 +292,8 @@ def test_of_many_devices_some_are_drawn(tmp_path: Path) -> None:
     assert max(b - a for a, b in pairwise(drawn)) <= 8
 
 
-def test_shares_of_time_are_those_that_bars_cover() -> None:
-    """Each bin has its part of every span; none is lost."""
+def test_busy_share_of_bins() -> None:
+    """Each bin has its part of every span, and the parts add up to the spans."""
     spans = [(0.5, 1.5), (3.0, 3.25), (1.75, 3.0)]
     assert busy_share(spans, np.arange(5.0)).tolist() == [0.5, 0.75, 1.0, 0.25]
     assert busy_share([], np.arange(3.0)).tolist() == [0, 0]
@@ -305,7 +305,7 @@ def test_shares_of_time_are_those_that_bars_cover() -> None:
     assert too_narrow([(0, 1)] * 3, 1000, 900) and not too_narrow([(0, 1)] * 3, 100, 900)
 
 
-def test_many_operations_are_drawn_as_shares_of_time(tmp_path: Path) -> None:
+def test_narrow_operations_are_drawn_as_shares(tmp_path: Path) -> None:
     """The picture says so, groups rows by stage and tells how long each device is idle."""
     ops = [(k, d, "F", k / 1000, (k + 0.5) / 1000) for d in range(2) for k in range(1000)]
     timeline = from_records(["a", "b"], [*ops, (-1, 0, "A", 1.0, 2.0)])

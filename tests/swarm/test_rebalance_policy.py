@@ -1,4 +1,4 @@
-"""Who moves in a run, by what was seen: all single moves tried by hand."""
+"""Rebalancing decisions of a run against enumeration of all single moves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalance_policy import HYSTERESIS, RebalanceRule, decide, stages_of
-from planner.swarm.rebalancing import StageMove, StageRates
+from planner.swarm.rebalance_policy import HYSTERESIS, RebalanceRule, decide, swarm_state
+from planner.swarm.rebalancing import StageMove, SwarmState
 from planner.training_plan.migration import Migration, migrated
 from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, tiny_workload
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> StageRates:
+def swarm_states(draw: st.DrawFn) -> SwarmState:
     """Up to four stages of up to three kinds of peers."""
     stages, kinds = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     counts = st.lists(st.integers(0, 3), min_size=stages * kinds, max_size=stages * kinds)
@@ -27,14 +27,14 @@ def crowds(draw: st.DrawFn) -> StageRates:
     numbers = st.integers(1, 9).map(float)
     work = np.array(draw(st.lists(numbers, min_size=stages, max_size=stages)))
     speed = np.array(draw(st.lists(numbers, min_size=kinds, max_size=kinds)))
-    return StageRates(serving, np.zeros_like(serving), work, speed)
+    return SwarmState(serving, np.zeros_like(serving), work, speed)
 
 
-@given(crowds(), st.sampled_from([0.0, 0.05, 0.5]))
+@given(swarm_states(), st.sampled_from([0.0, 0.05, 0.5]))
 def test_one_at_a_time_is_the_best_of_all_single_moves(
-    stages: StageRates, hysteresis: float
+    stages: SwarmState, hysteresis: float
 ) -> None:
-    """None wins more; and it wins what it must."""
+    """No single move gains more, and the gain exceeds the hysteresis."""
     policy = PlannedMoves(0.0, horizon_s=100.0, hysteresis=hysteresis, one_at_a_time=True)
     now = float(stages.rates.min())
     best = now
@@ -52,7 +52,7 @@ def test_one_at_a_time_is_the_best_of_all_single_moves(
         assert moves == []
 
 
-def _rate_after(stages: StageRates, move: StageMove) -> float:
+def _rate_after(stages: SwarmState, move: StageMove) -> float:
     serving = stages.serving.copy()
     serving[move.source, move.kind] -= 1
     serving[move.target, move.kind] += 1
@@ -65,18 +65,18 @@ def plan_of(groups: list[list[int]]) -> TrainingPlan:
     return make_plan(groups, workload=tiny_workload(batch_samples=12))
 
 
-def test_speeds_are_those_that_were_seen() -> None:
-    """Of whoever did nothing, the plan's; in the unit in which the plan has them."""
+def test_speeds_from_measured_times() -> None:
+    """Speeds come from measured times; devices without measurements use the plan's."""
     plan = plan_of([[0, 1], [2, 3]])
     times = plan.compute_times
     planned = {
         d: times.forward_s[d] + times.backward_s[d] + (times.head_s[d] if d in (1, 3) else 0.0)
         for d in range(4)
     }
-    # on a machine that is late as a whole, who was not seen is thought to be as late
-    late = stages_of(plan, {0: 9 * planned[0], 2: 9 * planned[2]})
+    # devices without measurements are assumed to be slowed down like the others
+    late = swarm_state(plan, {0: 9 * planned[0], 2: 9 * planned[2]})
     np.testing.assert_allclose(late.speed, np.array(plan.cluster.flops) / 9)
-    stages = stages_of(plan, {0: planned[0], 1: planned[1], 2: 4 * planned[2]})
+    stages = swarm_state(plan, {0: planned[0], 1: planned[1], 2: 4 * planned[2]})
     np.testing.assert_allclose(stages.speed, np.array(plan.cluster.flops) * [1, 1, 0.25, 1])
     assert stages.serving.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rates = [1 / planned[0] + 0.25 / planned[2], 1 / planned[1] + 1 / planned[3]]
@@ -88,8 +88,8 @@ def test_speeds_are_those_that_were_seen() -> None:
     st.floats(1e-2, 1e2),
     st.frozensets(st.integers(0, 5)),
 )
-def test_a_move_wins_by_itself(seconds: list[float], left_s: float, stay: frozenset[int]) -> None:
-    """None is the first of several that win only together: only one is made."""
+def test_decision_is_a_gain(seconds: list[float], left_s: float, stay: frozenset[int]) -> None:
+    """Every decision is a gain by itself, since only one move is made."""
     plan = plan_of([[0, 1], [2, 3], [4, 5]]).replace(wiring="stochastic")
     plan = migrated(plan, Migration("2", 1, 0))
     decision = decide(plan, dict(enumerate(seconds)), 7, left_s, RebalanceRule.PLANNED, stay)
@@ -98,14 +98,14 @@ def test_a_move_wins_by_itself(seconds: list[float], left_s: float, stay: frozen
         assert int(decision.move.device) not in stay
 
 
-def test_who_moves_and_who_does_not() -> None:
-    """The one that wins most, if it wins enough for what is left; SWARM's first one always."""
+def test_decisions_by_hand() -> None:
+    """The best move if its gain is sufficient for the remaining time; SWARM's always."""
     plan = plan_of([[0, 1], [2, 3], [4, 5]])
     seconds = {0: 8.0, 1: 1.0, 2: 8.0, 3: 1.0, 4: 8.0, 5: 2.0}
     decision = decide(plan, seconds, 7, 1e6, RebalanceRule.PLANNED)
     assert decision is not None
-    # stage 0 does 3/8 a second: whoever comes is worth its speed on that stage's work
-    stages = stages_of(plan, seconds)
+    # stage 0 does 3/8 a second
+    stages = swarm_state(plan, seconds)
     assert str(decision.move) in ("1:0@7", "3:0@7")
     assert decision.before == pytest.approx(3 / 8)
     migrated = stages.serving.copy()

@@ -1,4 +1,4 @@
-"""Who moves: against enumeration, and that no move empties a stage."""
+"""Rebalancing policies against enumeration, and that no move empties a stage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.swarm.move_milp import solve_moves
-from planner.swarm.planned_moves import MUCH, PlannedMoves, _reached
+from planner.swarm.planned_moves import MILP_MARGIN, PlannedMoves, moves_to_reach
 from planner.swarm.rebalancing import (
     Ints,
     NoMoves,
-    OneAtATime,
-    Policy,
+    RebalancePolicy,
     StageMove,
-    StageRates,
+    SwarmPolicy,
+    SwarmState,
     optimal_counts,
     optimal_rates,
 )
@@ -27,13 +27,13 @@ from planner.swarm.traces import Market
 
 def stages_of(
     serving: list[list[int]], loading: list[list[int]], work: list[float], speed: list[float]
-) -> StageRates:
+) -> SwarmState:
     """From lists."""
-    return StageRates(np.array(serving), np.array(loading), np.array(work), np.array(speed))
+    return SwarmState(np.array(serving), np.array(loading), np.array(work), np.array(speed))
 
 
 @st.composite
-def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> StageRates:
+def random_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> SwarmState:
     """A few peers in a few stages; some stages may be empty."""
     count = draw(st.integers(2, stages))
     numbers = st.lists(st.integers(0, most), min_size=kinds, max_size=kinds)
@@ -48,8 +48,8 @@ def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> 
     )
 
 
-def changes(stages: StageRates, moves: list[StageMove]) -> tuple[Ints, Ints]:
-    """Who leaves and who comes."""
+def changes(stages: SwarmState, moves: list[StageMove]) -> tuple[Ints, Ints]:
+    """Numbers of leaving and entering peers."""
     out, into = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
     for move in moves:
         assert move.number > 0 and move.source != move.target
@@ -58,8 +58,8 @@ def changes(stages: StageRates, moves: list[StageMove]) -> tuple[Ints, Ints]:
     return out, into
 
 
-def all_changes(stages: StageRates) -> list[tuple[Ints, Ints]]:
-    """Every way to move peers that leaves each stage one of those who serve."""
+def all_changes(stages: SwarmState) -> list[tuple[Ints, Ints]]:
+    """All moves that leave at least one serving peer in each stage."""
     count, kinds = stages.serving.shape
     cells = [range(int(n) + 1) for n in stages.serving.ravel()]
     found = []
@@ -80,25 +80,25 @@ def all_changes(stages: StageRates) -> list[tuple[Ints, Ints]]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    some_stages(1),
+    random_stages(1),
     st.sampled_from([0.0, 20.0]),
     st.sampled_from([0.0, 0.05, 0.3]),
     st.sampled_from([1.0, 0.9, 0.6]),
 )
-def test_moves_of_equal_peers_are_the_best(
-    stages: StageRates, download_s: float, price: float, keep: float
+def test_moves_of_equal_peers_are_optimal(
+    stages: SwarmState, download_s: float, price: float, keep: float
 ) -> None:
-    """Against every possible way; the integer programme says the same."""
+    """Against all possible moves and the MILP."""
     policy = PlannedMoves(
         60, horizon_s=100.0, download_s=download_s, state_bytes=10.0, price=price, keep=keep
     )
     best = max(policy.value(stages, *change) for change in all_changes(stages))
     found = changes(stages, policy.moves(stages))
     assert policy.value(stages, *found) == pytest.approx(best, abs=1e-6)
-    nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
-    worth = keep * float((stages.coming_rates @ stages.work) / stages.work.sum())
-    programme = solve_moves(stages, 100.0, download_s, 10.0 * price, worth, nothing)
-    assert policy.value(stages, *programme) == pytest.approx(best, rel=2e-4, abs=1e-6)
+    no_moves = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+    target_rate = keep * float((stages.rates_after_loading @ stages.work) / stages.work.sum())
+    milp = solve_moves(stages, 100.0, download_s, 10.0 * price, target_rate, no_moves)
+    assert policy.value(stages, *milp) == pytest.approx(best, rel=2e-4, abs=1e-6)
     fewest = min(
         int(out.sum())
         for out, into in all_changes(stages)
@@ -109,43 +109,43 @@ def test_moves_of_equal_peers_are_the_best(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    some_stages(2, most=2),
+    random_stages(2, most=2),
     st.sampled_from([0.0, 20.0]),
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([1.0, 0.8]),
 )
-def test_moves_of_two_kinds_are_good_enough(
-    stages: StageRates, download_s: float, price: float, keep: float
+def test_moves_of_two_kinds_are_near_optimal(
+    stages: SwarmState, download_s: float, price: float, keep: float
 ) -> None:
-    """The programme finds the best, within its gap; what is done is worth nearly as much."""
+    """The MILP is optimal within its gap; the heuristic is close to it."""
     policy = PlannedMoves(
         60, horizon_s=100.0, download_s=download_s, state_bytes=10.0, price=price, keep=keep
     )
     best = max(policy.value(stages, *change) for change in all_changes(stages))
-    exact = policy._best(stages)
+    exact = policy._milp_moves(stages)
     assert policy.value(stages, *exact) == pytest.approx(best, rel=2e-4, abs=1e-4)
     found = changes(stages, policy.moves(stages))
-    assert policy.value(stages, *found) >= best * (1 - MUCH) - 1e-4
+    assert policy.value(stages, *found) >= best * (1 - MILP_MARGIN) - 1e-4
 
 
 @pytest.mark.slow
-def test_the_best_for_the_moment_is_not_the_best_for_the_day(
+def test_optimal_moves_are_worse_over_a_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The programme's moves in every decision do less than ours, with more bytes."""
+    """Using the MILP's moves in every decision gives less throughput with more bytes."""
     market = Market(hours=2, peers=(60, 20, 10), life_s=7200.0)
     setting = ReplayConfig(
         market.trace(6), np.ones(6), np.array([1.0, 2.5, 5.0]), 121.0, 1.0, Enter.RANDOM
     )
     policy = PlannedMoves(240, horizon_s=1800.0, download_s=121.0)
     ours = replay(setting, policy, 6)
-    monkeypatch.setattr("planner.swarm.planned_moves.MUCH", 0.0)
+    monkeypatch.setattr("planner.swarm.planned_moves.MILP_MARGIN", 0.0)
     exact = replay(setting, policy, 6)
     assert ours.share() > exact.share() and ours.moves < exact.moves
 
 
-POLICIES: list[Policy] = [
-    OneAtATime(60),
+POLICIES: list[RebalancePolicy] = [
+    SwarmPolicy(60),
     PlannedMoves(60),
     PlannedMoves(
         60, horizon_s=1800.0, download_s=120.0, state_bytes=3e9, price=1e-9, hysteresis=0.01
@@ -156,9 +156,9 @@ POLICIES: list[Policy] = [
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.one_of(some_stages(1, 9, 6), some_stages(3, 9, 12)), st.sampled_from(POLICIES))
-def test_no_move_empties_a_stage(stages: StageRates, policy: Policy) -> None:
-    """Whatever the policy, in small swarms and large ones; and nobody is made up or lost."""
+@given(st.one_of(random_stages(1, 9, 6), random_stages(3, 9, 12)), st.sampled_from(POLICIES))
+def test_no_move_empties_a_stage(stages: SwarmState, policy: RebalancePolicy) -> None:
+    """For all policies; the number of peers is conserved."""
     out, into = changes(stages, policy.moves(stages))
     assert np.all(out <= stages.serving)
     assert out.sum(axis=0).tolist() == into.sum(axis=0).tolist()
@@ -167,18 +167,18 @@ def test_no_move_empties_a_stage(stages: StageRates, policy: Policy) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(some_stages(3, 9, 12), st.floats(0.1, 1.0))
-def test_steps_reach_what_they_say(stages: StageRates, part: float) -> None:
-    """After the moves no stage is slower than the rate that was aimed at."""
+@given(random_stages(3, 9, 12), st.floats(0.1, 1.0))
+def test_greedy_moves_reach_the_target(stages: SwarmState, part: float) -> None:
+    """After the moves no stage is slower than the target rate."""
     speed = (stages.serving + stages.loading) @ stages.speed
     level = part * float(speed.sum() / stages.work.sum())
-    found = _reached(stages, level)
+    found = moves_to_reach(stages, level)
     if found is not None:
         there = stages.serving + stages.loading - found[0] + found[1]
         assert ((there @ stages.speed) / stages.work).min() >= level * (1 - 1e-6)
 
 
-def test_large_swarms_are_near_the_programme() -> None:
+def test_heuristic_is_near_the_milp() -> None:
     """Twelve stages, three kinds: rates in steps come within 3% of HiGHS."""
     rng = np.random.default_rng(3)
     stages = stages_of(
@@ -188,11 +188,11 @@ def test_large_swarms_are_near_the_programme() -> None:
         [1, 2, 5],
     )
     policy = PlannedMoves(60)
-    nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
-    best = policy.value(stages, *solve_moves(stages, 1800.0, 0.0, 0.0, np.inf, nothing))
+    no_moves = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+    best = policy.value(stages, *solve_moves(stages, 1800.0, 0.0, 0.0, np.inf, no_moves))
     found = policy.value(stages, *changes(stages, policy.moves(stages)))
     assert 0.97 * best < found <= best * 1.001
-    assert found > 1.3 * policy.value(stages, *nothing)
+    assert found > 1.3 * policy.value(stages, *no_moves)
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 1.7, 3.0]), min_size=1, max_size=3), st.integers(0, 5))
@@ -214,35 +214,35 @@ def test_optimal_allocation(work: list[float], more: int) -> None:
 
 
 def test_algorithm_2_by_hand() -> None:
-    """From the least to the most loaded stage; equal loads and last peers stay."""
+    """From the least to the most loaded stage; equal loads and last peers do not move."""
     four = stages_of([[3], [5], [2], [4]], [[0]] * 4, [1.0] * 4, [1.0])
-    assert OneAtATime(60).moves(four) == [StageMove(1, 2, 0, 1)]
+    assert SwarmPolicy(60).moves(four) == [StageMove(1, 2, 0, 1)]
     even = stages_of([[3], [3]], [[0]] * 2, [1.0] * 2, [1.0])
-    assert OneAtATime(60).moves(even) == []
+    assert SwarmPolicy(60).moves(even) == []
     # the second stage has less to do, and one peer
     last = stages_of([[3], [1]], [[0]] * 2, [9.0, 1.0], [1.0])
-    assert OneAtATime(60).moves(last) == []
-    # it does not see who is loading, and moves one more
+    assert SwarmPolicy(60).moves(last) == []
+    # it ignores loading peers, and moves another one
     on_the_way = stages_of([[4], [3]], [[0], [1]], [1.0] * 2, [1.0])
-    assert OneAtATime(60).moves(on_the_way) == [StageMove(0, 1, 0, 1)]
+    assert SwarmPolicy(60).moves(on_the_way) == [StageMove(0, 1, 0, 1)]
     assert PlannedMoves(60).moves(on_the_way) == []
 
 
 def test_several_moves_at_once() -> None:
-    """Ten peers too many in one stage: they go to the two that lack them."""
+    """Ten surplus peers of a stage move to the two other stages."""
     stages = stages_of([[20], [4], [6]], [[0]] * 3, [1.0] * 3, [1.0])
     assert PlannedMoves(60).moves(stages) == [StageMove(0, 1, 0, 6), StageMove(0, 2, 0, 4)]
 
 
-def test_rounded_rates_are_no_rates_to_reach() -> None:
-    """Counts over units that are not exact in binary."""
+def test_rounding_causes_no_moves() -> None:
+    """Rates that are not exact in binary do not cause moves."""
     for count in range(1, 60):
         for unit in (0.1, 0.3, 0.7, 1.1, 2.3):
             stages = stages_of([[count], [count], [count + 1]], [[0]] * 3, [unit] * 3, [1.0])
             assert PlannedMoves(60).moves(stages) == []
 
 
-def test_hysteresis_and_price_hold_moves_back() -> None:
+def test_hysteresis_and_price() -> None:
     """One peer of 101 wins 1%: 18 microbatches in half an hour."""
     stages = stages_of([[101], [99]], [[0]] * 2, [99.0] * 2, [1.0])
     assert PlannedMoves(60, hysteresis=0.009).moves(stages) == [StageMove(0, 1, 0, 1)]
@@ -253,8 +253,8 @@ def test_hysteresis_and_price_hold_moves_back() -> None:
     assert PlannedMoves(60, download_s=1800.0).moves(stages) == []
 
 
-def test_no_more_is_kept_than_is_asked_for() -> None:
-    """Nothing while the slowest stage has it; then the fewest moves, not all to an even spread."""
+def test_keep() -> None:
+    """No moves while the target is met; otherwise the fewest moves that reach it."""
     near = stages_of([[96], [104], [100]], [[0]] * 3, [1.0] * 3, [1.0])
     assert PlannedMoves(60, keep=0.96).moves(near) == []
     assert PlannedMoves(60, keep=0.98).moves(near) == [StageMove(1, 0, 0, 2)]

@@ -1,4 +1,4 @@
-"""Traces played: against a slow reading version, files, and the same for the same seed."""
+"""Replays against a slow reference, trace files, and reproducibility."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 
 from planner.problems.error import ProblemError
 from planner.swarm.planned_moves import PlannedMoves
-from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, StageRates, optimal_rates
+from planner.swarm.rebalancing import (
+    NoMoves,
+    RebalancePolicy,
+    SwarmPolicy,
+    SwarmState,
+    optimal_rates,
+)
 from planner.swarm.replay import Enter, Leave, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace, load_trace, save_trace
 
 SMALL = Market(peers=(12,), hours=3.0, life_s=3600.0, squeeze_s=3600.0, quiet_s=600.0)
 
 
-class Reading:
-    """A replay second by second: every peer by itself, ``[stage, kind, ready]``."""
+class ReferenceReplay:
+    """Reference replay with individual peers ``[stage, kind, ready]``."""
 
-    def __init__(self, setting: ReplayConfig, policy: Policy, seed: int) -> None:
+    def __init__(self, setting: ReplayConfig, policy: RebalancePolicy, seed: int) -> None:
         self.setting, self.policy = setting, policy
         self.leaving = np.random.default_rng([seed, 0])
         self.entering = np.random.default_rng([seed, 1])
@@ -44,7 +50,7 @@ class Reading:
         return float(speed / self.setting.work[stage])
 
     def run(self) -> tuple[float, int]:
-        """Microbatches in all, and moves."""
+        """Total microbatches, and number of moves."""
         setting, trace = self.setting, self.setting.trace
         stages = range(len(setting.work))
         done, now, decided, event = 0.0, 0.0, 1, 0
@@ -67,7 +73,7 @@ class Reading:
         return done, self.moves
 
     def enter(self, kind: int, now: float) -> None:
-        """One more."""
+        """A peer enters."""
         count = len(self.setting.work)
         rates = [self.rate(s, now, coming=True) for s in range(count)]
         stage = rates.index(min(rates))
@@ -76,7 +82,7 @@ class Reading:
         self.peers.append([stage, kind, now + self.setting.download_s])
 
     def leave(self, kind: int, now: float) -> None:
-        """One less; those who serve are counted before those who load."""
+        """A peer leaves; serving peers are numbered before loading ones."""
         draw, which = self.leaving.random(2)
         here = [p for p in self.peers if p[1] == kind]
         here.sort(key=lambda p: p[0])
@@ -96,7 +102,7 @@ class Reading:
         serving, loading = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for s, k, ready in self.peers:
             (serving if ready <= now else loading)[int(s), int(k)] += 1
-        stages = StageRates(serving, loading, self.setting.work, self.setting.speed)
+        stages = SwarmState(serving, loading, self.setting.work, self.setting.speed)
         for move in self.policy.moves(stages):
             for _ in range(move.number):
                 peer = next(
@@ -114,9 +120,9 @@ class Reading:
 )
 @pytest.mark.parametrize("download_s", [0.0, 130.0])
 @pytest.mark.parametrize(
-    "policy", [NoMoves(), OneAtATime(60), PlannedMoves(90, horizon_s=900.0, download_s=130.0)]
+    "policy", [NoMoves(), SwarmPolicy(60), PlannedMoves(90, horizon_s=900.0, download_s=130.0)]
 )
-def test_as_the_reading_version(policy: Policy, download_s: float, seed: int) -> None:
+def test_replay_equals_the_reference(policy: RebalancePolicy, download_s: float, seed: int) -> None:
     """Peer by peer: the same microbatches and the same moves."""
     market = replace(SMALL, peers=(12, 6)) if seed % 2 else SMALL
     trace = market.trace(seed)
@@ -130,7 +136,7 @@ def test_as_the_reading_version(policy: Policy, download_s: float, seed: int) ->
         [Leave.STAGE, Leave.PEER][seed // 2],
     )
     played = replay(setting, policy, seed)
-    done, moves = Reading(setting, policy, seed).run()
+    done, moves = ReferenceReplay(setting, policy, seed).run()
     assert played.done(0, trace.end_s)[0] == pytest.approx(done, rel=1e-9)
     assert played.moves == moves
     assert played.moved_bytes == moves * 1e9
@@ -156,19 +162,19 @@ def test_by_hand() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 100.0]), st.sampled_from(list(Leave)))
-def test_never_above_the_best(seed: int, download_s: float, leave: Leave) -> None:
-    """At every moment, for every policy; and peers are neither lost nor made up."""
+def test_never_above_the_optimum(seed: int, download_s: float, leave: Leave) -> None:
+    """No policy exceeds the optimal rate at any time."""
     trace = SMALL.trace(seed)
     setting = ReplayConfig(trace, np.array([1.0, 1.5]), np.ones(1), download_s, 1.0, leave=leave)
-    for policy in (OneAtATime(120), PlannedMoves(60)):
+    for policy in (SwarmPolicy(120), PlannedMoves(60)):
         played = replay(setting, policy, seed)
         assert np.all(np.array(played.rate) <= np.array(played.best) * (1 + 1e-9))
     best = optimal_rates(setting.work, 12)
     assert set(played.best) <= set(best.tolist())
 
 
-def test_after_every_event_is_always_optimal() -> None:
-    """Without downloads: the best allocation at every moment."""
+def test_decisions_after_every_event_are_optimal() -> None:
+    """Without downloads the allocation is optimal at any time."""
     setting = ReplayConfig(
         SMALL.trace(3), np.array([1.0, 1.5, 1.0]), np.ones(1), enter=Enter.RANDOM
     )
@@ -178,8 +184,8 @@ def test_after_every_event_is_always_optimal() -> None:
     assert replay(setting, NoMoves(), 3).share() < 0.95
 
 
-def test_planned_moves_do_more_with_less() -> None:
-    """Than one a minute, on the same trace: more microbatches, fewer bytes."""
+def test_planned_moves_beat_algorithm_2() -> None:
+    """Planned moves give more microbatches with fewer bytes than Algorithm 2."""
     market = Market(hours=8.0)
     for seed in range(3):
         for download_s in (0.0, 120.0):
@@ -191,13 +197,13 @@ def test_planned_moves_do_more_with_less() -> None:
                 PlannedMoves(60, horizon_s=1800.0, download_s=download_s, state_bytes=3e9),
                 seed,
             )
-            theirs = replay(setting, OneAtATime(60), seed)
+            theirs = replay(setting, SwarmPolicy(60), seed)
             nothing = replay(setting, NoMoves(), seed)
             assert ours.share() > theirs.share() > nothing.share()
             assert ours.moved_bytes < 0.6 * theirs.moved_bytes
 
 
-def test_the_same_seed_gives_the_same() -> None:
+def test_same_seed_same_result() -> None:
     """Trace and replay."""
     one, two, other = (Market(hours=4.0).trace(seed) for seed in (7, 7, 8))
     assert one.time_s.tolist() == two.time_s.tolist() != other.time_s.tolist()
@@ -206,8 +212,8 @@ def test_the_same_seed_gives_the_same() -> None:
     assert runs[0].rate == runs[1].rate != runs[2].rate
 
 
-def test_a_market_keeps_its_rules() -> None:
-    """No more peers than wanted, a quiet beginning, and squeezes that take many at once."""
+def test_generated_traces_respect_the_market() -> None:
+    """At most the target number of peers, a quiet start, and preemptions of many at once."""
     trace = Market(peers=(200, 100), hours=24.0, quiet_s=7200.0).trace(5)
     counts = trace.counts()
     assert np.all(counts >= 0) and np.all(counts <= [200, 100])
@@ -218,8 +224,8 @@ def test_a_market_keeps_its_rules() -> None:
     assert trace.change.max() == 1
 
 
-def test_a_trace_survives_its_file(tmp_path: Path) -> None:
-    """Bit by bit."""
+def test_trace_file_round_trip(tmp_path: Path) -> None:
+    """A saved trace is loaded unchanged."""
     trace = Market(peers=(20, 10), hours=6.0).trace(1, ("T4", "A100"))
     save_trace(trace, tmp_path / "trace.csv")
     again = load_trace(tmp_path / "trace.csv")
@@ -267,7 +273,7 @@ def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """And one that is no text."""
+    """A missing file and a binary file raise."""
     with pytest.raises(ProblemError, match=r"cannot be read .*; check the path"):
         load_trace(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
@@ -275,7 +281,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load_trace(tmp_path / "bytes.csv")
 
 
-def test_wrong_settings() -> None:
+def test_invalid_configurations_raise() -> None:
     """One line each."""
     trace = SMALL.trace(0)
     with pytest.raises(ProblemError, match="12 peers cannot hold 13 stages; give fewer"):

@@ -1,4 +1,4 @@
-"""The router against Algorithm 1 written down word for word, and what it does differently."""
+"""The router against a verbatim Algorithm 1, and its differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.swarm.routing import (
 )
 
 
-class Text:
+class ReferenceRouter:
     """Algorithm 1, lines 1 to 19 and 30: dictionaries instead of priority queues."""
 
     def __init__(self, stages: int, gamma: float, epsilon: float) -> None:
@@ -63,36 +63,36 @@ CALLS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(CALLS, st.sampled_from([0.1, 0.5, 1.0]))
-def test_as_the_text_has_it(calls: list[tuple[str, int, int]], gamma: float) -> None:
-    """With its epsilon, every choice is the text's: bans, returns, peers of two stages included."""
+def test_router_equals_algorithm_1(calls: list[tuple[str, int, int]], gamma: float) -> None:
+    """With Entry.EPSILON all choices equal the paper's, with bans, returns and shared peers."""
     # times in 64ths: sums are exact in any order
-    text = Text(2, gamma, 1 / 64)
+    reference = ReferenceRouter(2, gamma, 1 / 64)
     router: Router[str] = Router(2, smoothing=gamma, epsilon_s=1 / 64, entry=Entry.EPSILON)
     banned: set[str] = set()
     for name, blocks in BLOCKS.items():
-        text.add_server(name, blocks)
+        reference.add_server(name, blocks)
         router.announce(name, blocks)
     for what, number, size in calls:
         name = "abcde"[number]
         if what == "ban":
-            text.ban_server(name)
+            reference.ban_server(name)
             router.ban(name)
             banned.add(name)
         elif what == "back" and name in banned:
-            text.add_server(name, BLOCKS[name])
+            reference.add_server(name, BLOCKS[name])
             router.announce(name, BLOCKS[name])
             banned.remove(name)
         elif what == "choose":
             stage = number % 2
-            expected = text.choose_server(stage)
+            expected = reference.choose_server(stage)
             if expected is None:
                 with pytest.raises(NoPeer):
                     router.choose(stage)
                 continue
             assert router.choose(stage) == expected
-            text.answered(expected, size / 64)
+            reference.answered(expected, size / 64)
             router.report(expected, size / 64)
-            assert router.estimates_s(stage)[expected] == pytest.approx(text.ema[expected])
+            assert router.estimates_s(stage)[expected] == pytest.approx(reference.ema[expected])
 
 
 def test_twice_as_fast_is_chosen_twice_as_often() -> None:
@@ -127,8 +127,8 @@ def busy_router(entry: Entry) -> Router[str]:
     return router
 
 
-def test_a_new_peer_enters_at_the_level_in_use() -> None:
-    """It gets its part at once; with the text's epsilon it gets everything for a long time."""
+def test_new_peer_enters_at_the_lowest_priority() -> None:
+    """It gets its share at once; with the paper's epsilon it gets all microbatches for long."""
     router = busy_router(Entry.LEVEL)
     router.announce("c", [0])
     counts: Counter[str] = Counter()
@@ -145,8 +145,8 @@ def test_a_new_peer_enters_at_the_level_in_use() -> None:
         flooded.report("c", 1.0)
 
 
-def test_a_returning_peer_enters_at_the_level_in_use() -> None:
-    """And keeps what was measured of it, where the text forgets."""
+def test_returning_peer_enters_at_the_lowest_priority() -> None:
+    """It keeps its estimate, unlike in the paper."""
     router = busy_router(Entry.LEVEL)
     router.ban("a")
     assert {router.choose(0) for _ in range(500)} == {"b"}
@@ -158,7 +158,7 @@ def test_a_returning_peer_enters_at_the_level_in_use() -> None:
 
 
 def test_announcing_again_changes_nothing() -> None:
-    """Peers do so every few minutes."""
+    """Repeated announcements of a peer have no effect."""
     router, other = busy_router(Entry.LEVEL), busy_router(Entry.LEVEL)
     for _ in range(50):
         router.announce("a", [0])
@@ -166,7 +166,7 @@ def test_announcing_again_changes_nothing() -> None:
 
 
 def test_a_guess_is_replaced_by_the_first_answer() -> None:
-    """What the caller gave is averaged instead."""
+    """A given estimate is averaged instead."""
     router: Router[str] = Router(1)
     router.announce("a", [0], 2.0)
     router.announce("b", [0])
@@ -177,7 +177,7 @@ def test_a_guess_is_replaced_by_the_first_answer() -> None:
 
 
 def test_a_peer_moves_and_leaves() -> None:
-    """Its old stage does without it, its new one has it from then on."""
+    """A peer that announces another stage is removed from the old one."""
     router: Router[str] = Router(2)
     for name, stage in (("a", 0), ("b", 0), ("c", 1)):
         router.announce(name, [stage])
@@ -192,7 +192,7 @@ def test_a_peer_moves_and_leaves() -> None:
 
 
 def test_starting_estimates() -> None:
-    """A plan's flow of 3 to 1 is what a router then does."""
+    """Shares of 3 to 1 are reproduced by the router."""
     router: Router[str] = Router(1, smoothing=0)
     for name, seconds in starting_estimates_s({"a": 6.0, "b": 2.0}, 4.0).items():
         router.announce(name, [0], seconds)
@@ -200,7 +200,7 @@ def test_starting_estimates() -> None:
     assert Counter(router.choose(0) for _ in range(400)) == {"a": 300, "b": 100}
 
 
-def test_wrong_numbers() -> None:
+def test_invalid_numbers_raise() -> None:
     """One line each."""
     with pytest.raises(ValueError, match="1 stage or more, found 0"):
         Router(0)
@@ -217,8 +217,8 @@ def test_wrong_numbers() -> None:
             router.report("a", wrong)
 
 
-def test_a_begun_router_has_its_parts_and_an_order_of_its_own() -> None:
-    """A part three times as large is chosen three times as often; each begins with another peer."""
+def test_router_with_initial_shares() -> None:
+    """Shares are reproduced, and trainers start with different peers."""
     router = begun_router(2, 0.0, 1, {0: ({0: 1.0, 1: 3.0}, 0.5), 1: ({2: 1.0, 3: 1.0}, 0.1)})
     assert [router.choose(0) for _ in range(8)].count(1) == 6
     assert router.estimates_s(1) == {2: 0.1, 3: 0.1}

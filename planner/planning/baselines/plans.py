@@ -67,7 +67,7 @@ class Baselines:
         seconds = SECONDS * stop.seconds()
 
         def over_after(share: float) -> Callable[[], bool]:
-            return lambda: INTERRUPTS.asked or time.perf_counter() - began > share * seconds
+            return lambda: INTERRUPTS.requested or time.perf_counter() - began > share * seconds
 
         ranks, ranks_refused = _or_why(lambda: ranks_by_region(problem, most, over_after(RANKS)))
         # from here on an interruption ends what goes on, and does not lose these

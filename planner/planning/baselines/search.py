@@ -200,9 +200,9 @@ class _Search:
         try:
             self._all(starts)
         except KeyboardInterrupt:
-            if not self.best or not INTERRUPTS.asked or INTERRUPTS.insisted:
+            if not self.best or not INTERRUPTS.requested or INTERRUPTS.forced:
                 raise
-            INTERRUPTS.ending = True
+            INTERRUPTS.finishing = True
         tally = SearchCounts(self.priced, self.excluded, len(self.refusals), self.left_out)
         _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
         return SearchOutcomes(self.best, self.starts, tally, refusal)

@@ -1,18 +1,18 @@
 """SkipPipe as a flexible job shop with transport times: a CP-SAT model with a literal per path.
 
-Every microbatch chooses one of its paths (CC1, CC2); optional intervals of F and B on each device,
-H on the start device; no overlap per device (TC2), counts per stage (CC3), and memory as a count of
-paths or of live microbatches (TC1). With all paths as options the model is exact; with few it is a
-neighbourhood; with one per microbatch it schedules given paths.
+Every microbatch chooses one of its paths (CC1, CC2). F and B are optional intervals on each device,
+H is an interval on the start device. Intervals of a device do not overlap (TC2), stages have a
+minimum and maximum number of visits (CC3), and memory limits paths or live microbatches (TC1). With
+all paths as options the model is exact; with a few it is an LNS neighbourhood; with one path per
+microbatch it is a scheduling problem.
 
-Where links queue (``link_s``), every message is an interval on its link, present with the arc that
-it goes over, and a link's intervals do not overlap. Messages have to leave in the order in which
-the operations before them end; this is modelled by a literal for every two messages of a link, if
-there are few such pairs. With more it is left out, which only allows more: a bound stays a bound,
-and what is found is timed anew with links that keep the order.
+Where links queue (``link_s``), every message is an optional interval on its link, and a link's
+intervals do not overlap. Messages leave in the order in which their operations end (FIFO), modelled
+by a literal for every pair of messages of a link if there are few such pairs. Otherwise the order
+is relaxed: the bound remains valid, and solutions are rescheduled with FIFO links.
 
-Times are integers, rounded down, so that the model's bound holds for the real problem; orders are
-taken from its solutions and timed again exactly.
+Durations are rounded down to integers, so that the model's bound is valid; the order of operations
+is taken from its solutions and scheduled exactly.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.mapf.chains import Path
 from planner.mapf.moves import count_swaps
+from planner.mapf.path_enumeration import Path
 from planner.problems import PathProblem
 from planner.problems.answers import PathOp, PathPlan
 
 TICKS = 1 << 24
-"""Integer steps of the horizon: rounding costs less than 1e-6 of the makespan."""
+"""Integer time steps of the horizon; rounding changes the makespan by less than 1e-6."""
 
-MOST_RANKED = 8
-"""Most microbatches of one start device whose order of B is modelled by an assignment."""
+MAX_RANKED = 8
+"""Maximum number of microbatches per start device whose order of B is an assignment."""
 
-MOST_ORDERED = 4000
-"""Most pairs of messages of one link whose order is modelled."""
+MAX_ORDERED_PAIRS = 4000
+"""Maximum number of pairs of messages on a link for which FIFO order is modelled."""
 
 Key = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
 class _Message:
-    """On a link: the start of the operation before it and its length, and when it leaves."""
+    """Message on a link: start and length of the sending operation, and departure."""
 
     start: Any
     length: int
-    leaves: Any
+    departs: Any
     present: Any
 
 
 @dataclass
 class PathModel:
-    """The model and its variables.
+    """A CP-SAT model and its variables.
 
     Attributes
     ----------
     tick_s
         Seconds of one integer step.
     options, chosen
-        Per microbatch its paths, and a literal for each; none where there is one path only.
+        Paths of each microbatch, and a literal for each path; no literals for a single path.
     start
-        ``(microbatch, kind, device)``: start of an operation.
+        ``(add_microbatch, kind, device)``: start of an operation.
     """
 
     problem: PathProblem
@@ -76,7 +76,7 @@ class PathModel:
     makespan: Any
 
     def paths(self, value: Any) -> list[Path]:
-        """Paths of a solution; ``value`` maps a literal to 0 or 1."""
+        """Chosen paths of a solution; ``value`` maps a literal to 0 or 1."""
         return [
             options[0] if not chosen else options[[bool(value(x)) for x in chosen].index(True)]
             for options, chosen in zip(self.options, self.chosen, strict=True)
@@ -93,7 +93,7 @@ class PathModel:
         return ranks
 
     def hint(self, plan: PathPlan) -> None:
-        """Offer a plan as a starting point."""
+        """Add a plan as a solution hint."""
         for path, options, chosen in zip(plan.paths, self.options, self.chosen, strict=True):
             for option, x in zip(options, chosen, strict=False):
                 self.model.add_hint(x, option == path)
@@ -104,7 +104,7 @@ class PathModel:
         self.model.add_hint(self.makespan, math.floor(plan.makespan_s / self.tick_s))
 
 
-class _Builder:
+class _ModelBuilder:
     """State while a model is built; times in ticks."""
 
     def __init__(
@@ -122,7 +122,7 @@ class _Builder:
         self.forward = [self.ticks(x) for x in problem.forward_s.tolist()]
         self.backward = [self.ticks(x) for x in problem.backward_s.tolist()]
         self.head = [self.ticks(x) for x in problem.head_s.tolist()]
-        self.hop = [[self.ticks(x) for x in row] for row in problem.transfer_s.tolist()]
+        self.transfer = [[self.ticks(x) for x in row] for row in problem.transfer_s.tolist()]
         self.link: list[list[int]] | None = None
         if problem.link_s is not None:
             self.link = [[self.ticks(x) for x in row] for row in problem.link_s.tolist()]
@@ -130,19 +130,19 @@ class _Builder:
         self.makespan = self.model.new_int_var(0, steps, "makespan")
         n = len(problem)
         self.start: dict[Key, Any] = {}
-        self.busy: list[list[Any]] = [[] for _ in range(n)]
-        self.held: list[list[Any]] = [[] for _ in range(n)]
+        self.device_intervals: list[list[Any]] = [[] for _ in range(n)]
+        self.memory_intervals: list[list[Any]] = [[] for _ in range(n)]
         self.visits: list[list[Any]] = [[] for _ in range(n)]
         self.chosen: list[list[Any]] = []
 
     def ticks(self, seconds: float) -> int:
         return math.floor(seconds / self.tick * (1 - 1e-12))
 
-    def time(self) -> Any:
+    def new_time(self) -> Any:
         return self.model.new_int_var(0, self.steps, "")
 
-    def microbatch(self, b: int) -> None:
-        """Choice of a path, intervals, precedences."""
+    def add_microbatch(self, b: int) -> None:
+        """Add path choice, intervals and precedences of a microbatch."""
         model, options = self.model, self.options[b]
         first = options[0][0]
         chosen = [model.new_bool_var("") for _ in options] if len(options) > 1 else []
@@ -157,18 +157,20 @@ class _Builder:
                 on.setdefault(d, []).append(x)
             for arc in zip(path, [*path[1:], first], strict=True):
                 arcs.setdefault(arc, []).append(x)
-        self.present(b, first, None)
+        self.add_visit(b, first, None)
         for d, literals in on.items():
-            self.present(b, d, self.sum_of(literals, len(options)))
-        head = self.start[b, "H", first] = self.time()
-        self.busy[first].append(model.new_fixed_size_interval_var(head, self.head[first], ""))
+            self.add_visit(b, d, self.any_of(literals, len(options)))
+        head = self.start[b, "H", first] = self.new_time()
+        self.device_intervals[first].append(
+            model.new_fixed_size_interval_var(head, self.head[first], "")
+        )
         model.add(self.makespan >= self.start[b, "B", first] + self.backward[first])
         for (u, v), literals in arcs.items():
-            self.precede(b, u, v, first, self.sum_of(literals, len(options)))
-        self.whole_chain(b, options, chosen)
+            self.add_arc(b, u, v, first, self.any_of(literals, len(options)))
+        self.add_chain_bounds(b, options, chosen)
 
-    def sum_of(self, literals: list[Any], of: int) -> Any:
-        """A literal that equals a sum of exclusive ones; None if it is always true."""
+    def any_of(self, literals: list[Any], of: int) -> Any:
+        """A literal for the disjunction of exclusive literals; None if it is always true."""
         if len(literals) == of:
             return None
         if len(literals) == 1:
@@ -177,28 +179,28 @@ class _Builder:
         self.model.add(sum(literals) == total)
         return total
 
-    def present(self, b: int, d: int, x: Any) -> None:
-        """F and B on a device that the microbatch visits if ``x``."""
+    def add_visit(self, b: int, d: int, x: Any) -> None:
+        """Add F and B on a device that the microbatch visits if ``x`` is true."""
         model = self.model
         for kind, size in (("F", self.forward[d]), ("B", self.backward[d])):
-            t = self.start[b, kind, d] = self.time()
-            self.busy[d].append(
+            t = self.start[b, kind, d] = self.new_time()
+            self.device_intervals[d].append(
                 model.new_fixed_size_interval_var(t, size, "")
                 if x is None
                 else model.new_optional_fixed_size_interval_var(t, size, x, "")
             )
         self.visits[d].append(1 if x is None else x)
         if self.problem.live_memory and self.problem.memory[d] < len(self.options):
-            size, end = self.time(), self.start[b, "B", d] + self.backward[d]
+            size, end = self.new_time(), self.start[b, "B", d] + self.backward[d]
             begin = self.start[b, "F", d]
-            self.held[d].append(
+            self.memory_intervals[d].append(
                 model.new_interval_var(begin, size, end, "")
                 if x is None
                 else model.new_optional_interval_var(begin, size, end, x, "")
             )
 
-    def precede(self, b: int, u: int, v: int, first: int, x: Any) -> None:
-        """The arc u, v: F, then F or H, and back H or B, then B."""
+    def add_arc(self, b: int, u: int, v: int, first: int, x: Any) -> None:
+        """Add precedences of arc (u, v): F before F or H, and on the way back H or B before B."""
         start = self.start
         after, kind, seconds = start[b, "F" if v != first else "H", v], "B", self.backward[v]
         if v == first:
@@ -210,41 +212,43 @@ class _Builder:
                 rule.only_enforce_if(x)
 
     def arrival(self, start: Any, length: int, u: int, v: int, x: Any) -> Any:
-        """When the message of an operation on u is on v, if there is one (``x``)."""
+        """Arrival on v of the message of an operation on u, if arc (u, v) is used (``x``)."""
         if self.link is None or u == v:
-            return start + length + self.hop[u][v]
-        leaves = self.time()
-        rule = self.model.add(leaves >= start + length)
+            return start + length + self.transfer[u][v]
+        departs = self.new_time()
+        rule = self.model.add(departs >= start + length)
         if x is not None:
             rule.only_enforce_if(x)
-        self.messages.setdefault((u, v), []).append(_Message(start, length, leaves, x))
-        return leaves + self.hop[u][v]
+        self.messages.setdefault((u, v), []).append(_Message(start, length, departs, x))
+        return departs + self.transfer[u][v]
 
-    def links(self) -> None:
-        """One message at a time; in the order of the operations before them, if pairs are few."""
+    def add_link_constraints(self) -> None:
+        """Links carry one message at a time, in FIFO order if there are few pairs."""
         if self.link is None:
             return
         pairs = sum(math.comb(len(messages), 2) for messages in self.messages.values())
         for (u, v), messages in self.messages.items():
-            busy = self.link[u][v]
-            if busy > 0 and len(messages) > 1:
-                self.model.add_no_overlap([self.on_link(m, busy) for m in messages])
-            if pairs <= MOST_ORDERED:
+            device_intervals = self.link[u][v]
+            if device_intervals > 0 and len(messages) > 1:
+                self.model.add_no_overlap(
+                    [self.link_interval(m, device_intervals) for m in messages]
+                )
+            if pairs <= MAX_ORDERED_PAIRS:
                 for one, other in itertools.combinations(messages, 2):
-                    self.keep_order(one, other, busy)
+                    self.add_fifo_order(one, other, device_intervals)
 
-    def on_link(self, message: _Message, busy: int) -> Any:
+    def link_interval(self, message: _Message, device_intervals: int) -> Any:
         if message.present is None:
-            return self.model.new_fixed_size_interval_var(message.leaves, busy, "")
+            return self.model.new_fixed_size_interval_var(message.departs, device_intervals, "")
         return self.model.new_optional_fixed_size_interval_var(
-            message.leaves, busy, message.present, ""
+            message.departs, device_intervals, message.present, ""
         )
 
-    def keep_order(self, one: _Message, other: _Message, busy: int) -> None:
-        """Whose operation is first on the device is first on the link.
+    def add_fifo_order(self, one: _Message, other: _Message, device_intervals: int) -> None:
+        """Messages leave in the order of their operations on the device.
 
-        In terms of starts: rounded, ends need not keep the order that they have. Operations without
-        length may end together, and their messages leave in any order.
+        The order is that of starts, because rounded ends need not keep it. Operations of zero
+        length may end at the same time, and their messages leave in any order.
         """
         if one.length == 0 or other.length == 0:
             return
@@ -252,27 +256,32 @@ class _Builder:
         present = [x for x in (one.present, other.present) if x is not None]
         for a, b, literal in ((one, other, first), (other, one, first.negated())):
             self.model.add(a.start + a.length <= b.start).only_enforce_if([literal, *present])
-            self.model.add(a.leaves + busy <= b.leaves).only_enforce_if([literal, *present])
+            self.model.add(a.departs + device_intervals <= b.departs).only_enforce_if(
+                [literal, *present]
+            )
 
-    def whole_chain(self, b: int, options: Sequence[Path], chosen: list[Any]) -> None:
-        """Both halves of the chain at once, which the linear relaxation can use."""
+    def add_chain_bounds(self, b: int, options: Sequence[Path], chosen: list[Any]) -> None:
+        """Add redundant bounds by both halves of the chain, which tighten the linear relaxation."""
         if not chosen:
             return
         out, home = [], []
         for path in options:
             arcs = list(zip(path, [*path[1:], path[0]], strict=True))
-            out.append(sum(self.forward[u] + self.hop[u][v] for u, v in arcs))
-            home.append(sum(self.hop[v][u] + self.backward[v] for u, v in arcs))
+            out.append(sum(self.forward[u] + self.transfer[u][v] for u, v in arcs))
+            home.append(sum(self.transfer[v][u] + self.backward[v] for u, v in arcs))
         first = options[0][0]
         head = self.start[b, "H", first]
-        self.model.add(head >= self.start[b, "F", first] + _dot(chosen, out))
+        self.model.add(head >= self.start[b, "F", first] + _weighted_sum(chosen, out))
         tail = [t - self.backward[first] for t in home]
-        self.model.add(self.start[b, "B", first] >= head + self.head[first] + _dot(chosen, tail))
+        self.model.add(
+            self.start[b, "B", first] >= head + self.head[first] + _weighted_sum(chosen, tail)
+        )
 
-    def alike(self, batch: list[int]) -> None:
-        """Microbatches of one start device with the same options: their F by index, B ranked.
+    def break_symmetry(self, batch: list[int]) -> None:
+        """Break the symmetry of microbatches of one start device with the same paths.
 
-        The j-th F starts no earlier than j F, and behind the j-th last B there are j of them.
+        F is ordered by index and B is ranked: j F come before the j-th F, and j B after the j-th
+        last one.
         """
         first = self.options[batch[0]][0][0]
         forward, backward = self.forward[first], self.backward[first]
@@ -281,7 +290,7 @@ class _Builder:
             if i:
                 before = self.start[batch[i - 1], "F", first]
                 self.model.add(before + forward <= self.start[b, "F", first])
-        if not 1 < len(batch) <= MOST_RANKED:
+        if not 1 < len(batch) <= MAX_RANKED:
             return
         size = range(len(batch))
         rank = [[self.model.new_bool_var("") for _ in size] for _ in size]
@@ -292,29 +301,33 @@ class _Builder:
             behind = sum(j * backward * rank[i][j] for j in size)
             self.model.add(self.makespan >= self.start[b, "B", first] + backward + behind)
 
-    def devices(self) -> None:
-        """TC1, TC2 and each device's load."""
+    def add_device_constraints(self) -> None:
+        """Add TC1, TC2 and load bounds."""
         problem, model = self.problem, self.model
         for d in range(len(problem)):
-            if len(self.busy[d]) > 1:
-                model.add_no_overlap(self.busy[d])
+            if len(self.device_intervals[d]) > 1:
+                model.add_no_overlap(self.device_intervals[d])
             load = sum(self.visits[d])
-            if self.held[d]:
-                model.add_cumulative(self.held[d], [1] * len(self.held[d]), int(problem.memory[d]))
+            if self.memory_intervals[d]:
+                model.add_cumulative(
+                    self.memory_intervals[d],
+                    [1] * len(self.memory_intervals[d]),
+                    int(problem.memory[d]),
+                )
             elif not problem.live_memory and self.visits[d]:
                 model.add(load <= int(problem.memory[d]))
             if self.visits[d]:
                 model.add(self.makespan >= load * (self.forward[d] + self.backward[d]))
 
-    def stages(self) -> None:
-        """CC3."""
+    def add_visit_counts(self) -> None:
+        """Add minimum and maximum visits per stage (CC3)."""
         fewest, most = self.problem.visits
         for group in self.problem.stage_devices[1:]:
             through = sum(x for d in group for x in self.visits[d])
             self.model.add_linear_constraint(through, fewest, most)
 
-    def swaps(self) -> None:
-        """At most so many swaps over all paths (D.2)."""
+    def add_swap_limit(self) -> None:
+        """Add the limit on swaps over all paths (D.2)."""
         most = self.problem.max_total_swaps
         if most is None:
             return
@@ -322,11 +335,11 @@ class _Builder:
         total: Any = 0
         for options, chosen in zip(self.options, self.chosen, strict=True):
             counts = [int(count_swaps(np.array(path), stage)) for path in options]
-            total += _dot(chosen, counts) if chosen else counts[0]
+            total += _weighted_sum(chosen, counts) if chosen else counts[0]
         self.model.add(total <= most)
 
 
-def _dot(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
+def _weighted_sum(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
     return cp_model.LinearExpr.weighted_sum(literals, numbers)
 
 
@@ -336,47 +349,52 @@ def build(
     horizon_s: float,
     steps: int = TICKS,
 ) -> PathModel:
-    """The model for all schedules over the given paths that end within ``horizon_s``.
+    """Build the model of all schedules over the given paths that end within ``horizon_s``.
 
-    Times are whole numbers up to ``steps``; with fewer the bound is weaker and sooner found.
-
-    Microbatches of one start device whose options are the same object count as alike.
+    Time has ``steps`` integer steps; fewer give a weaker bound faster. Symmetry is broken between
+    microbatches of one start device whose options are the same object.
     """
-    make = _Builder(problem, options, horizon_s, steps)
+    builder = _ModelBuilder(problem, options, horizon_s, steps)
     for b in range(len(options)):
-        make.microbatch(b)
-    make.devices()
-    make.links()
-    make.stages()
-    make.swaps()
+        builder.add_microbatch(b)
+    builder.add_device_constraints()
+    builder.add_link_constraints()
+    builder.add_visit_counts()
+    builder.add_swap_limit()
     each = problem.microbatches_per_start
     for k in range(0, len(options), each):
         batch = list(range(k, k + each))
         if all(options[b] is options[k] for b in batch):
-            make.alike(batch)
-    make.model.minimize(make.makespan)
+            builder.break_symmetry(batch)
+    builder.model.minimize(builder.makespan)
     return PathModel(
-        problem, make.model, make.tick, options, make.chosen, make.start, make.makespan
+        problem,
+        builder.model,
+        builder.tick,
+        options,
+        builder.chosen,
+        builder.start,
+        builder.makespan,
     )
 
 
-def proven_s(solver: cp_model.CpSolver, status: Any, tick_s: float) -> float:
-    """The bound that a solve has proven, seconds."""
+def proven_bound_s(solver: cp_model.CpSolver, status: Any, tick_s: float) -> float:
+    """Proven lower bound of a solve in seconds; infinite if the model is infeasible."""
     if status == cp_model.INFEASIBLE:
         return math.inf
     return max(0.0, float(solver.best_objective_bound) * tick_s)
 
 
-def by_first_start(plan: PathPlan, each: int) -> PathPlan:
-    """The same schedule with the microbatches of each start device numbered by their first F."""
-    begins = {
+def renumber_by_first_forward(plan: PathPlan, each: int) -> PathPlan:
+    """Renumber the microbatches of each start device by the start of their first F."""
+    starts_of = {
         op.microbatch: op.start_s
         for op in plan.ops
         if op.kind == "F" and op.device == plan.paths[op.microbatch][0]
     }
     name = {}
     for k in range(0, len(plan.paths), each):
-        batch = sorted(range(k, k + each), key=lambda b: (begins[b], b))
+        batch = sorted(range(k, k + each), key=lambda b: (starts_of[b], b))
         name.update({b: k + i for i, b in enumerate(batch)})
     old = {new: b for b, new in name.items()}
     paths = [plan.paths[old[b]] for b in range(len(plan.paths))]

@@ -1,4 +1,4 @@
-"""What a stopping criterion sees while an assignment is searched."""
+"""Incumbent of an assignment search."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.genetic.arrangement import Arrangement, solve_matchings
-from planner.genetic.tables import Tables, groups_of
+from planner.genetic.data import AssignmentData, groups_of
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
 
 
-class FoundAssignment(NamedTuple):
-    """The best so far.
+class IncumbentAssignment(NamedTuple):
+    """The best slots so far, as passed to the progress callback of a stopping criterion.
 
     Attributes
     ----------
@@ -24,16 +24,16 @@ class FoundAssignment(NamedTuple):
     """
 
     problem: AssignmentProblem
-    tables: Tables
+    data: AssignmentData
     slots: Ints
 
     def assignment_plan(self) -> AssignmentPlan:
-        """As an answer."""
-        return plan_of(self.problem, self.tables, self.slots)
+        """The slots as an `AssignmentPlan`."""
+        return build_plan(self.problem, self.data, self.slots)
 
 
 class AssignmentIncumbent(Incumbent[Ints]):
-    """The best slots, with the best bound.
+    """Best slots and best bound.
 
     Attributes
     ----------
@@ -42,30 +42,30 @@ class AssignmentIncumbent(Incumbent[Ints]):
     """
 
     problem: AssignmentProblem
-    tables: Tables
+    data: AssignmentData
 
-    def _told(self, plan: Ints) -> FoundAssignment:
-        return FoundAssignment(self.problem, self.tables, plan)
+    def _callback_value(self, plan: Ints) -> IncumbentAssignment:
+        return IncumbentAssignment(self.problem, self.data, plan)
 
 
-def plan_of(problem: AssignmentProblem, tables: Tables, slots: Ints) -> AssignmentPlan:
-    """A plan from slots; with equal groups its grid realises the bottleneck matchings.
+def build_plan(problem: AssignmentProblem, data: AssignmentData, slots: Ints) -> AssignmentPlan:
+    """Build a plan from slots; with equal groups its grid realises the bottleneck matchings.
 
     Parameters
     ----------
     slots
         ``int[N]``, the device of every slot.
     """
-    groups = groups_of(tables, slots)
+    groups = groups_of(data, slots)
     if problem.pipelines is None:
         return AssignmentPlan.of_groups(groups)
-    # the same groups give the same grid, whatever order the search left them in
+    # canonical order: the same groups give the same grid
     ordered = np.concatenate([np.sort(group) for group in groups])
     arrangement = Arrangement.of(ordered)
-    solve_matchings(tables, arrangement)
+    solve_matchings(data, arrangement)
     grid = np.empty((problem.pipelines, problem.stages), dtype=np.int64)
     at = np.arange(problem.pipelines)
     for j in range(problem.stages):
         grid[:, j] = ordered[at]
-        at = arrangement.after[at]
+        at = arrangement.next_slot[at]
     return AssignmentPlan.of_grid(grid)

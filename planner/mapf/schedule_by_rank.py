@@ -1,4 +1,4 @@
-"""Exact times for given paths and orders; the reading version of the compiled scheduler."""
+"""Exact times for given paths and orders; reference version of the compiled schedulers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def chain_of(path: Sequence[int]) -> list[tuple[str, int]]:
     return [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
 
 
-def timed_by_rank(
+def schedule_by_rank(
     problem: PathProblem, paths: Sequence[Sequence[int]], rank: Mapping[Key, float]
 ) -> PathPlan | None:
-    """Earliest times with every device working in the order of ``rank``; None if they deadlock.
+    """Schedule every device's operations as early as possible by ``rank``; None in a deadlock.
 
     Where links queue, a link's messages leave in the order in which its device works.
     """
@@ -31,7 +31,7 @@ def timed_by_rank(
             queue[d].append((rank[b, kind, d], place[kind], b, k))
     for ops in queue:
         ops.sort()
-    # with live memory, the F that comes after m unfinished ones waits for one of their B
+    # with live memory, an F after m unfinished microbatches waits for one of their B
     pointer = [0] * len(problem)
     free = [0.0] * len(problem)
     ready = [{0: 0.0} for _ in chains]

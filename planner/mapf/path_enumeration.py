@@ -1,4 +1,4 @@
-"""All paths of a start device, and the least seconds that a microbatch needs on each."""
+"""Enumeration of all paths from a start device, and the duration of a chain alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[int, ...]
 
 
 def swapped(length: int, max_swaps: int) -> Iterator[tuple[int, ...]]:
-    """Sets of places k whose neighbours k, k + 1 are swapped, disjoint (CC2)."""
+    """All sets of disjoint positions k at which k and k + 1 are swapped (CC2)."""
     for count in range(min(max_swaps, length // 2) + 1):
         for places in itertools.combinations(range(length - 1), count):
             if all(b - a > 1 for a, b in itertools.pairwise(places)):
@@ -20,17 +20,20 @@ def swapped(length: int, max_swaps: int) -> Iterator[tuple[int, ...]]:
 
 
 def chain_s(arrays: PathArrays, path: Sequence[int]) -> float:
-    """F, H and B along a path and back, with transfers, alone in the network."""
-    hop = arrays.hop
+    """Seconds of F, H and B along a path and back, with transfers and no other microbatch."""
+    transfer = arrays.transfer
     total = arrays.head[path[0]] + sum(arrays.forward[d] + arrays.backward[d] for d in path)
     for u, v in zip(path, [*path[1:], path[0]], strict=True):
-        total += hop[u, v] + hop[v, u]
+        total += transfer[u, v] + transfer[v, u]
     return float(total)
 
 
 def count_paths(arrays: PathArrays) -> int:
-    """Paths of one start device, swapped ones left out."""
-    sizes = [int((arrays.room[_group(arrays, s)] > 0).sum()) for s in range(1, len(arrays.fewest))]
+    """Number of paths from one start device, without swapped ones."""
+    sizes = [
+        int((arrays.capacity[_group(arrays, s)] > 0).sum())
+        for s in range(1, len(arrays.min_visits))
+    ]
     ways = [1, *[0] * len(sizes)]
     for size in sizes:
         for k in range(len(sizes), 0, -1):
@@ -40,8 +43,8 @@ def count_paths(arrays: PathArrays) -> int:
 
 def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list[Path]:
     """Every path from ``start`` that satisfies CC1 and CC2 and takes at most ``limit_s`` alone."""
-    stages = [s for s in range(1, len(arrays.fewest)) if arrays.most[s] > 0]
-    usable = {s: [d for d in _group(arrays, s) if arrays.room[d] > 0] for s in stages}
+    stages = [s for s in range(1, len(arrays.min_visits)) if arrays.max_visits[s] > 0]
+    usable = {s: [d for d in _group(arrays, s) if arrays.capacity[d] > 0] for s in stages}
     length = arrays.path_stages - 1
     swaps = list(swapped(length, arrays.max_swaps))
     found = []
@@ -58,5 +61,5 @@ def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list
 
 
 def _group(arrays: PathArrays, s: int) -> list[int]:
-    devices: list[int] = arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
+    devices: list[int] = arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()
     return devices

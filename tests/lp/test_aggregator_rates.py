@@ -1,4 +1,4 @@
-"""Rates of trainers that helpers sum for: by hand, beside DeDLOC's problem, and on the clock."""
+"""Reducer rates with aggregators: by hand, against DeDLOC's problem, and message by message."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.lp.capacity import Limits
-from planner.lp.helped_rates import helped_rates
+from planner.lp.aggregator_rates import aggregator_rates
+from planner.lp.capacity import BandwidthLimits
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem
 
 FREE = 1e12
 
 
-def test_a_helper_like_all_others() -> None:
+def test_aggregator_by_hand() -> None:
     """Eight trainers and a helper of 1,000 bytes/s each.
 
     The helper hands 8 r_h out, so r_h = 125; then 14 r + 125 = 1,000, and R = 625, where the eight
     alone have 8 r with 14 r = 1,000.
     """
     n = 9
-    helps = np.arange(n) == 8
+    is_aggregator = np.arange(n) == 8
     line, link = np.full(n, 1000.0), np.full((n, n), FREE)
-    rates = helped_rates(line, line, link, helps, np.ones(n, dtype=bool))
+    rates = aggregator_rates(line, line, link, is_aggregator, np.ones(n, dtype=bool))
     assert rates.tolist() == pytest.approx([62.5] * 8 + [125.0])
-    alone = helped_rates(line, line, link, helps, ~helps)
+    alone = aggregator_rates(line, line, link, is_aggregator, ~is_aggregator)
     assert alone.sum() == pytest.approx(8 * 1000 / 14)
 
 
-def test_pairs_limit_a_helper() -> None:
+def test_pair_limits_of_an_aggregator() -> None:
     """Two trainers whose pair has 100 bytes/s; to and from the helper they have 30 and 40."""
     link = np.array([[1.0, 100.0, 30.0], [100.0, 1.0, 40.0], [FREE, FREE, 1.0]])
-    rates = helped_rates(
+    rates = aggregator_rates(
         np.full(3, 1000.0),
         np.full(3, 1000.0),
         link,
@@ -45,30 +45,30 @@ def test_pairs_limit_a_helper() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_without_helpers_as_in_the_papers_problem(seed: int) -> None:
-    """R is DeDLOC's where everybody contributes."""
+def test_without_aggregators_equals_dedloc(seed: int) -> None:
+    """Without aggregators, R is that of DeDLOC's problem with all peers contributing."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 6))
     up, down = rng.uniform(10, 100, (2, n))
     link = rng.uniform(5, 100, (n, n)) if rng.random() < 0.5 else np.full((n, n), FREE)
-    sums = rng.random(n) < 0.8
-    sums[0] = True
-    problem = AveragingProblem(1.0, up, down, 1.0, 1.0, link, can_aggregate=sums)
-    best = best_rates(Limits(problem), problem.contributors)
-    found = helped_rates(up, down, link, np.zeros(n, dtype=bool), sums)
+    can_reduce = rng.random(n) < 0.8
+    can_reduce[0] = True
+    problem = AveragingProblem(1.0, up, down, 1.0, 1.0, link, can_aggregate=can_reduce)
+    best = best_rates(BandwidthLimits(problem), problem.contributors)
+    found = aggregator_rates(up, down, link, np.zeros(n, dtype=bool), can_reduce)
     assert found.sum() == pytest.approx(best.total, rel=1e-7)
-    assert not found[~sums].any()
+    assert not found[~can_reduce].any()
 
 
 @given(st.integers(0, 10**6))
-def test_no_shares_are_faster(seed: int) -> None:
-    """Random shares among trainers and helpers attain at most R; its own attain it."""
+def test_no_other_shares_are_faster(seed: int) -> None:
+    """Random shares attain at most R; the optimal ones attain it."""
     rng = np.random.default_rng(seed)
     m, h = int(rng.integers(2, 5)), int(rng.integers(1, 3))
     n = m + h
     up, down, link = rng.uniform(10, 100, n), rng.uniform(10, 100, n), rng.uniform(5, 100, (n, n))
-    helps = np.arange(n) >= m
-    rates = helped_rates(up, down, link, helps, np.ones(n, dtype=bool))
+    is_aggregator = np.arange(n) >= m
+    rates = aggregator_rates(up, down, link, is_aggregator, np.ones(n, dtype=bool))
     assert _seconds(rates / rates.sum(), up, down, link, m) == pytest.approx(1 / rates.sum())
     for _ in range(20):
         shares = rng.dirichlet(np.full(n, 0.5))
@@ -78,7 +78,7 @@ def test_no_shares_are_faster(seed: int) -> None:
 def _seconds(
     shares: np.ndarray, up: np.ndarray, down: np.ndarray, link: np.ndarray, m: int
 ) -> float:
-    """Of a byte, message by message: to whom each sends what, and what each line carries."""
+    """Seconds per byte, by adding up the messages of every pair and line."""
     n = len(shares)
     sent = np.zeros((n, n))
     for i in range(n):

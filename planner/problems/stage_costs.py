@@ -1,4 +1,4 @@
-"""What every device would bring to every stage: seconds and microbatches (SkipPipe, 3.1)."""
+"""Compute times and memory of every device in every stage (SkipPipe, 3.1)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class StageNumbers:
-    """Compute times by FLOPs, memory beside the stage's parameters; the head in stage 0.
+class DeviceStageCosts:
+    """Times from FLOPs, and memory left beside a stage's parameters; stage 0 has the head.
 
     Attributes
     ----------
@@ -46,8 +46,8 @@ class StageNumbers:
         workload: Workload,
         split: Sequence[tuple[int, int]],
         recompute: Sequence[bool] = (),
-    ) -> StageNumbers:
-        """For a workload that is cut into stages, on a cluster.
+    ) -> DeviceStageCosts:
+        """The costs of a workload that is split into stages, on a cluster.
 
         References
         ----------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.genetic.arrangement import group_levels
-from planner.genetic.tables import Tables
+from planner.genetic.arrangement import group_bottlenecks
+from planner.genetic.data import AssignmentData
 from planner.matching.path_tsp import EXACT_NODES, open_path
 from planner.search.arrays import Ints
 from planner.search.stop import MaxIterations
 
 
-def best_order(tables: Tables, slots: Ints) -> Ints:
-    """The slots with their groups in the cheapest order; unchanged where the order is not free.
+def reorder_stages(data: AssignmentData, slots: Ints) -> Ints:
+    """Reorder the groups to minimise eq. 4; unchanged if the order is not free.
 
     The order is free when all stages have the same size and costs.
 
@@ -26,9 +26,9 @@ def best_order(tables: Tables, slots: Ints) -> Ints:
     ndarray
         ``int[N]``, slots.
     """
-    stages = len(tables.sizes)
-    if not tables.free_order or not 2 < stages <= EXACT_NODES:
+    stages = len(data.sizes)
+    if not data.free_order or not 2 < stages <= EXACT_NODES:
         return slots
-    order = open_path(group_levels(tables, slots), MaxIterations(1)).plan
+    order = open_path(group_bottlenecks(data, slots), MaxIterations(1)).plan
     groups = slots.reshape(stages, -1)
     return np.ascontiguousarray(groups[list(order or range(stages))].reshape(-1))

@@ -1,4 +1,4 @@
-"""The queue of a conflict-based search: cheapest first, or the best of the nearly cheapest."""
+"""Open list with a focal list (ECBS): best-first, or bounded-suboptimal by a secondary rank."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ ItemT = TypeVar("ItemT")
 
 
 class FocalQueue(Generic[ItemT]):
-    """Items with a cost and a rank. Pops the item of least rank among the nearly cheapest.
+    """Priority queue that pops the item of least rank in its focal list.
 
-    An item is nearly cheapest if it costs at most ``slack`` times the least cost in the queue.
-    With ``slack = 1`` the cheapest comes first, and the rank decides between equal costs.
+    The focal list holds the items that cost at most ``suboptimality`` times the least cost. With
+    ``suboptimality = 1`` the cheapest item is popped first, and the rank breaks ties.
 
     References
     ----------
-    The nearly cheapest items are the focal list of Barer, Sharon, Stern and Felner, "Suboptimal
+    Barer, Sharon, Stern and Felner, "Suboptimal
     Variants of the Conflict-Based Search Algorithm", 2014.
     """
 
-    def __init__(self, slack: float = 1.0) -> None:
-        if not slack >= 1.0:
-            raise ValueError(f"slack must be at least 1, found {slack}; 1 is best first")
-        self._slack = slack
+    def __init__(self, suboptimality: float = 1.0) -> None:
+        if not suboptimality >= 1.0:
+            raise ValueError(f"slack must be at least 1, found {suboptimality}; 1 is best first")
+        self._suboptimality = suboptimality
         self._count = itertools.count()
-        # every item in the queue has a number: item, cost and rank by number
+        # item, cost and rank by a serial number
         self._items: dict[int, tuple[ItemT, float, tuple[Any, ...]]] = {}
-        # all items by cost; it keeps numbers of popped items, which `least` drops
+        # open list by cost; numbers of popped items are dropped lazily in `least`
         self._by_cost: list[tuple[float, int]] = []
-        # the nearly cheapest by rank, and the others by cost
+        # the focal list by rank, and the other items by cost
         self._near: list[tuple[tuple[Any, ...], int]] = []
         self._others: list[tuple[float, int]] = []
-        # the largest cost that counted as nearly cheapest at the last pop
+        # the largest cost in the focal list at the last pop
         self._limit = -math.inf
 
     def __len__(self) -> int:
@@ -47,18 +47,18 @@ class FocalQueue(Generic[ItemT]):
             heapq.heappop(self._by_cost)
         return self._by_cost[0][0] if self._by_cost else math.inf
 
-    def push(self, item: ItemT, cost: float, order: tuple[Any, ...] = ()) -> None:
-        """Add an item with its rank ``order``; equal ranks leave in the order they came."""
+    def push(self, item: ItemT, cost: float, rank: tuple[Any, ...] = ()) -> None:
+        """Add an item; equal ranks are popped in insertion order."""
         number = next(self._count)
-        self._items[number] = item, cost, order
+        self._items[number] = item, cost, rank
         heapq.heappush(self._by_cost, (cost, number))
         heapq.heappush(self._others, (cost, number))
 
     def pop(self) -> ItemT:
-        """Remove the item of least rank among the nearly cheapest."""
-        limit = self._slack * self.least
+        """Remove and return the item of least rank in the focal list."""
+        limit = self._suboptimality * self.least
         if limit < self._limit:
-            # a cheaper item came, so some of the nearly cheapest are so no longer: sort anew
+            # a cheaper item was added, which shrinks the focal list: rebuild it
             self._others = sorted((cost, k) for k, (_, cost, _) in self._items.items())
             self._near = []
         self._limit = limit
