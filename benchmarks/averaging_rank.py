@@ -13,16 +13,16 @@ import time
 import torch
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.comm.allreduce_links import Peers
-from planner.executor.comm.chunking import Pace
-from planner.executor.comm.codec import Wire
-from planner.executor.comm.connections import Purpose, both_ways, streams_of
-from planner.executor.comm.sharded_allreduce import Exchange
-from planner.executor.comm.tcp_tuning import kept_warm
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.launch.process import leave
+from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.chunking import Chunking
+from planner.executor.comm.codec import WireFormat
+from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.sharded_allreduce import ShardedAllReduce
+from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import TIMEOUT, Ranks
+from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 
@@ -34,21 +34,25 @@ def main() -> int:
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--wire", choices=[w.value for w in Wire], default=Wire.FP32.value)
+    parser.add_argument(
+        "--wire", choices=[w.value for w in WireFormat], default=WireFormat.FP32.value
+    )
     parser.add_argument("--chunks", type=int, default=64, help="of a share")
     parser.add_argument("--window", type=int, default=12, help="chunks under way")
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-    ranks = Ranks(rank, world, store)
+    ranks = ProcessGroup(rank, world, store)
     group = AveragingGroup(
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
-    pace = Pace(args.chunks, args.window)
-    wanted = both_ways(Purpose.AVERAGING, set(range(world)) - {rank})
-    with connections_to(ranks, wanted, "averaging") as opened, kept_warm():
-        peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
-        seconds = [_average(ranks, peers, group, pace, args, r) for r in range(args.repeats + 1)]
+    chunking = Chunking(args.chunks, args.window)
+    wanted = duplex_of(ChannelKind.AVERAGING, set(range(world)) - {rank})
+    with connections_to(ranks, wanted, "averaging") as opened, disable_slow_start_after_idle():
+        peers = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
+        seconds = [
+            _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)
+        ]
     if rank == 0:
         # the first one also lets windows grow
         print(json.dumps(seconds[1:]), flush=True)
@@ -57,10 +61,10 @@ def main() -> int:
 
 
 def _average(
-    ranks: Ranks,
-    peers: Peers,
+    ranks: ProcessGroup,
+    peers: AllReduceLinks,
     group: AveragingGroup,
-    pace: Pace,
+    chunking: Chunking,
     args: argparse.Namespace,
     repeat: int,
 ) -> float:
@@ -68,9 +72,9 @@ def _average(
     vector = _vector(ranks.rank, repeat, args.values)
     ranks.meet(f"begin/{repeat}")
     start = time.perf_counter()
-    Exchange(vector, group, ranks.rank, peers, Wire(args.wire), pace).run()
+    ShardedAllReduce(vector, group, ranks.rank, peers, WireFormat(args.wire), chunking).run()
     took = time.perf_counter() - start
-    if Wire(args.wire) is Wire.FP32:
+    if WireFormat(args.wire) is WireFormat.FP32:
         _require_mean(vector, repeat, group)
     return max(float(t) for t in ranks.share(f"took/{repeat}", repr(took)))
 
@@ -91,4 +95,4 @@ def _require_mean(found: torch.Tensor, repeat: int, group: AveragingGroup) -> No
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

@@ -59,7 +59,7 @@ class Off:
         )
 
 
-def imposed(name: str, shrink: float, devices: int, seed: int) -> Cluster:
+def time_scale(name: str, shrink: float, devices: int, seed: int) -> Cluster:
     """Some devices of a measured network, each with a line that its pairs share."""
     network = load_network(name).complete()
     chosen = np.random.default_rng(seed).choice(len(network), devices, replace=False)
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
     before = f"{os.getloadavg()[0]:.1f}"
     rows: list[Off] = []
     for name in args.networks:
-        cluster = imposed(name, NETWORKS[name], DEVICES, args.seed)
+        cluster = time_scale(name, NETWORKS[name], DEVICES, args.seed)
         rows += compared(name, cluster, probed(cluster))
         print("\n".join(row.line() for row in rows[-4:]), flush=True)
     write_text(args.out, report(rows, args.seed, before))

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from planner.bench.stamp import stamp
-from planner.executor.comm.chunking import Pace, pace_of
+from planner.executor.comm.chunking import Chunking, chunking_of
 from planner.executor.launch.options import Library
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -54,7 +54,7 @@ class Row:
 
     ranks: int
     values: int
-    pace: Pace
+    chunking: Chunking
     found: dict[str, list[tuple[float, float]]]
 
     def seconds(self, way: str) -> float:
@@ -66,17 +66,17 @@ class Row:
         return max(size for _, size in self.found[way])
 
 
-def local_pace(ranks: int, values: int) -> Pace:
+def local_pace(ranks: int, values: int) -> Chunking:
     """The pace that a plan for one machine would have."""
     network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
     crowd = max(1.0, ranks / len(os.sched_getaffinity(0)))
     group = AveragingGroup.equal(tuple(range(ranks)))
-    return pace_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
+    return chunking_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
 
 
 def measure(ranks: int, values: int, repeats: int, direct: Library | None = None) -> Row:
     """Start the ranks and read what they found."""
-    pace = local_pace(ranks, values)
+    chunking = local_pace(ranks, values)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     root = str(Path(__file__).resolve().parents[2])
@@ -85,7 +85,7 @@ def measure(ranks: int, values: int, repeats: int, direct: Library | None = None
             [
                 *(sys.executable, "-m", "benchmarks.all_reduce.rank"),
                 *("--values", str(values), "--repeats", str(repeats)),
-                *("--chunks", str(pace.chunks), "--window", str(pace.window)),
+                *("--chunks", str(chunking.chunks), "--window", str(chunking.window)),
                 *(() if direct is None else ("--direct", direct)),
             ],
             env=os.environ
@@ -112,7 +112,7 @@ def measure(ranks: int, values: int, repeats: int, direct: Library | None = None
     for process, (_, error) in zip(processes, outputs, strict=True):
         if process.returncode != 0:
             raise RuntimeError(f"a rank failed: {error[-500:]}")
-    return Row(ranks, values, pace, json.loads(outputs[0][0].strip().splitlines()[-1]))
+    return Row(ranks, values, chunking, json.loads(outputs[0][0].strip().splitlines()[-1]))
 
 
 def report(rows: Sequence[Row], words: str, before: str) -> str:

@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.comm.allreduce_links import Peers
-from planner.executor.comm.chunking import Pace
-from planner.executor.comm.codec import Wire
-from planner.executor.comm.connections import Purpose, both_ways, streams_of
-from planner.executor.comm.device_allreduce import DirectExchange
-from planner.executor.comm.direct import Direct, open_direct
-from planner.executor.comm.sharded_allreduce import Exchange
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.chunking import Chunking
+from planner.executor.comm.codec import WireFormat
+from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.device_allreduce import DeviceAllReduce
+from planner.executor.comm.direct import DeviceTransfers, open_device_transfers
+from planner.executor.comm.sharded_allreduce import ShardedAllReduce
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.options import Library
-from planner.executor.launch.process import leave
+from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import NEAR, connections_to
-from planner.executor.rendezvous.process_group import TIMEOUT, Ranks
-from planner.executor.runtime.device_backend import side_of
+from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
+from planner.executor.runtime.device_backend import backend_of
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 
@@ -46,18 +46,18 @@ def main() -> int:
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     on_gpus = args.direct is Library.NCCL
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
-    side = side_of(device)
+    side = backend_of(device)
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(
         backend, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
     )
-    ranks = Ranks(rank, world, PrefixStore("ours", store))
+    ranks = ProcessGroup(rank, world, PrefixStore("ours", store))
     group = AveragingGroup.equal(tuple(range(world)))
-    pace = Pace(args.chunks, args.window)
+    chunking = Chunking(args.chunks, args.window)
     vector = torch.empty(args.values, device=device)
     host = side.room((args.values,), torch.float32) if on_gpus else vector
     others = set(range(world)) - {rank}
-    wanted = both_ways(Purpose.AVERAGING, others)
+    wanted = duplex_of(ChannelKind.AVERAGING, others)
 
     def all_reduce() -> None:
         dist.all_reduce(vector)
@@ -68,25 +68,27 @@ def main() -> int:
     with ExitStack() as held:
         os.environ[NEAR] = "1"
         if args.direct is not None:
-            direct = open_direct(args.direct, ranks, device, side, PrefixStore("direct", store))
-            assert isinstance(direct, Direct)
+            direct = open_device_transfers(
+                args.direct, ranks, device, side, PrefixStore("direct", store)
+            )
+            assert isinstance(direct, DeviceTransfers)
             direct.meet(others)
             opened = held.enter_context(connections_to(ranks, wanted, "direct"))
-            words = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+            words = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
 
             def exchange_directly() -> None:
-                DirectExchange(vector, group, rank, words, direct, side, Wire.FP32).run()
+                DeviceAllReduce(vector, group, rank, words, direct, side, WireFormat.FP32).run()
 
             directly["direct"] = exchange_directly
         for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
             os.environ[NEAR] = near
             opened = held.enter_context(connections_to(ranks, wanted, name))
-            peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+            peers = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
 
-            def exchange(peers: Peers = peers) -> None:
+            def exchange(peers: AllReduceLinks = peers) -> None:
                 if on_gpus:
                     host.copy_(vector)
-                Exchange(host, group, rank, peers, Wire.FP32, pace).run()
+                ShardedAllReduce(host, group, rank, peers, WireFormat.FP32, chunking).run()
                 if on_gpus:
                     vector.copy_(host)
                     side.made(vector)()
@@ -130,4 +132,4 @@ def _status(field: str) -> float:
 
 if __name__ == "__main__":
     # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
-    leave(main())
+    exit_now(main())

@@ -26,7 +26,7 @@ from benchmarks.faults.runs import (
 )
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
-from planner.executor.fault_tolerance.membership_events import CHANGES, change_line
+from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line
 from planner.executor.rendezvous.store import SERVED, served
 
 STEPS = 20
@@ -204,8 +204,8 @@ def _row(
 ) -> ElasticRow:
     names = list(run.processes)
     events = _events(run, names)
-    changes = [e for e in events if e["event"] in CHANGES]
-    told = [change_line(change).strip() for change in changes] + list(run.said(names))
+    changes = [e for e in events if e["event"] in MEMBERSHIP_EVENTS]
+    told = [event_line(change).strip() for change in changes] + list(run.said(names))
     losses = {int(e["step"]): float(e["loss"]) for e in events if e["event"] == "step"}
     came = [e["step"] for e in changes if e["event"] == "came"]
     last = came[-1] + BEYOND if came else STEPS

@@ -24,13 +24,13 @@ import planner.executor.__main__ as entry
 import planner.executor.checkpoint.checkpoint as checkpoint
 import planner.executor.rendezvous.connect as opening
 import planner.executor.rendezvous.rank_assignment as binding
-from planner.executor.comm.connections import Connections, Purpose
-from planner.executor.fault_tolerance.commit import Commit
-from planner.executor.launch.arguments import arguments
-from planner.executor.launch.process import leave
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.comm.connections import ChannelKind, Connections
+from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.launch.arguments import parse_arguments
+from planner.executor.launch.process import exit_now
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.evaluate import Evaluation
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.stage_module import StageModule
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
@@ -70,15 +70,15 @@ class Fault:
         if phase == "join":
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
-        self._before(Learner, "begin", self._count)
+        self._before(StageModule, "begin", self._count)
         if phase == COUNTED:
             self._after_counting()
             return
         if phase == LEAVING:
-            self._before(Commit, "end", lambda *_: True)
+            self._before(CommitProtocol, "end", lambda *_: True)
             return
         if phase == OUTER:  # its mean is there
-            self._before(Commit, "agree", lambda *_: self._due())
+            self._before(CommitProtocol, "agree", lambda *_: self._due())
             return
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
@@ -92,7 +92,7 @@ class Fault:
             "averaging": ("gradients", None),
             "update": ("update", None),
         }[phase]
-        self._before(Learner, name, lambda *a: self._due() and (kind is None or a[1] == kind))
+        self._before(StageModule, name, lambda *a: self._due() and (kind is None or a[1] == kind))
 
     def _before(self, owner: Any, name: str, when: Callable[..., bool]) -> None:
         usual = getattr(owner, name)
@@ -106,16 +106,16 @@ class Fault:
         setattr(owner, name, hurt)
 
     def _after_counting(self) -> None:
-        usual = Ranks.share
+        usual = ProcessGroup.share
 
-        def share(ranks: Ranks, name: str, text: str) -> list[str]:
+        def share(ranks: ProcessGroup, name: str, text: str) -> list[str]:
             if name == f"samples/{self._given['step']}" and not self._done:
                 self._done = True
                 ranks.store.set(f"{name}/{ranks.rank}", text)
                 self._happen()
             return usual(ranks, name, text)
 
-        setattr(Ranks, "share", share)  # noqa: B010
+        setattr(ProcessGroup, "share", share)  # noqa: B010
 
     def _keep_connections(self) -> None:
         usual = opening._open
@@ -144,7 +144,7 @@ class Fault:
             while not (self._folder / "cut").exists():
                 time.sleep(LOOK_S)
         elif fault == "tear":  # one connection, and both processes live
-            purpose = Purpose[self._given.get("purpose", "PIPELINE")]
+            purpose = ChannelKind[self._given.get("purpose", "PIPELINE")]
             torn = next(c for (what, _), c in self._open.items() if what is purpose)
             torn.shutdown(socket.SHUT_RDWR)
         elif fault == "hold":
@@ -155,20 +155,20 @@ class Fault:
 
 def _count_late(seconds: float) -> None:
     """A device that comes to tell its samples later than others, every time."""
-    usual = Learner.leave
+    usual = StageModule.leave
 
-    def leave(learner: Learner) -> None:
+    def exit_now(stage_module: StageModule) -> None:
         time.sleep(seconds)
-        usual(learner)
+        usual(stage_module)
 
-    setattr(Learner, "leave", leave)  # noqa: B010
+    setattr(StageModule, "leave", exit_now)  # noqa: B010
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the rank; returns the exit code."""
     torch.set_num_threads(1)
     given, words = json.loads(argv[0]), list(argv[1:])
-    devices = arguments(words, None).devices
+    devices = parse_arguments(words, None).devices
     happened = (Path(given["folder"]) / "when").exists()
     if binding.own_name(devices) == given.get("late"):
         _count_late(float(given["late_s"]))
@@ -178,4 +178,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))

@@ -16,9 +16,9 @@ import torch
 from common import PLANS, write_result
 
 from planner.executor.comm.comm_plan import averaging_of, tied_of
-from planner.executor.runtime.memory import need_of
-from planner.executor.runtime.optimizer import Optimizing
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.memory import memory_need
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
 
 STEPS = 2
@@ -81,28 +81,32 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
         return peak / 1e6
 
     with torch.device(where):
-        learner = Learner(plan, rank, where, Optimizing(), compiled=compiled)
+        stage_module = StageModule(plan, rank, where, OptimizerConfig(), compiled=compiled)
     schedule = plan.schedules[0]
     peaks = {"built": peak_mb()}
-    shape, dtype = learner.boundary.message
+    shape, dtype = stage_module.boundary.message
     stage = plan.stage_of[rank]
     last = stage == len(plan.stage_layers) - 1
     # F needs activations except on the first stage, H except where it follows F on the same
     # device, and B needs gradients except where it follows H
-    needs_message = {"F": stage > 0, "H": not last, "B": not (last and learner.head is not None)}
+    needs_message = {
+        "F": stage > 0,
+        "H": not last,
+        "B": not (last and stage_module.head is not None),
+    }
     for step in range(STEPS):
-        learner.begin(step, schedule)
+        stage_module.begin(step, schedule)
         for kind, microbatch in schedule.order[rank]:
             message = torch.randn(shape).to(dtype) if needs_message[kind] else None
-            learner.operate(kind, microbatch, message)
+            stage_module.operate(kind, microbatch, message)
             peaks[kind] = max(peaks.get(kind, 0.0), peak_mb())
-        learner.update()
+        stage_module.update()
         peaks["update"] = max(peaks.get("update", 0.0), peak_mb())
     tied = tied_of(plan, rank) if plan.averages_tied else None
-    need = need_of(plan, rank, averaging_of(plan, rank), other=tied, on_gpu=cuda)
+    need = memory_need(plan, rank, averaging_of(plan, rank), other=tied, on_gpu=cuda)
     beyond = {name: value / 1e6 for name, value in need.beyond.items()}
     expected = need.total / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
-    kept = learner.kept_bytes / 1e6
+    kept = stage_module.held_bytes / 1e6
     return {
         "peaks_mb": {name: round(value, 1) for name, value in peaks.items()} if cuda else None,
         "kept_mb": round(kept, 1),

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from common import PLANS
 
-from planner.executor.comm.direct import Direct
-from planner.executor.comm.p2p import Expected, Inbox, Outbox
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.runtime.device_backend import HOST, Cuda, GpuSide, HostSide
-from planner.executor.runtime.optimizer import Optimizing
-from planner.executor.runtime.p2p_schedule import Traffic
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.runtime.device_backend import HOST, CudaStreams, GpuBackend, HostBackend
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.p2p_schedule import P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
 
 TIMEOUT_S = 60
@@ -38,7 +38,7 @@ def _poison(dtype: torch.dtype) -> float:
     return float("nan") if dtype.is_floating_point else 99
 
 
-class SynchronousSide(HostSide):
+class SynchronousSide(HostBackend):
     """Reference backend: synchronizes the GPU around every copy."""
 
     def __init__(self, where: torch.device) -> None:
@@ -61,7 +61,7 @@ class SynchronousSide(HostSide):
         return time.monotonic()
 
 
-class DelayedCuda(Cuda):
+class DelayedCuda(CudaStreams):
     """CUDA whose copies start up to a few milliseconds late and whose new memory is poisoned."""
 
     def __init__(self, where: torch.device, seed: int) -> None:
@@ -151,23 +151,28 @@ def _synchronize_stream(device: torch.device) -> None:
 
 
 def _train(
-    plan: Any, where: torch.device, sides: list[Any], directs: dict[int, Direct] | None = None
+    plan: Any,
+    where: torch.device,
+    sides: list[Any],
+    directs: dict[int, DeviceTransfers] | None = None,
 ) -> tuple[list[float], list[list[torch.Tensor]]]:
     """Train a plan whose devices are threads; return the losses and all parameters."""
     ranks, schedule, directs = range(len(plan.cluster)), plan.schedules[0], directs or {}
-    traffic = [Traffic(schedule, rank) for rank in ranks]
+    traffic = [P2PSchedule(schedule, rank) for rank in ranks]
     sending, receiving = {}, {}
     for rank in ranks:
         for peer in traffic[rank].peers:
             sending[rank, peer], receiving[peer, rank] = socket.socketpair()
-    learners = [Learner(plan, rank, where, Optimizing(), side=sides[rank]) for rank in ranks]
+    stage_modules = [
+        StageModule(plan, rank, where, OptimizerConfig(), side=sides[rank]) for rank in ranks
+    ]
     losses: list[list[float]] = [[] for _ in ranks]
-    failure, gradients = Failure(), {}
+    failure, gradients = ErrorLatch(), {}
     barriers = {group: threading.Barrier(len(group)) for group in plan.assignment.groups}
 
     def average(rank: int) -> None:
         group = plan.assignment.groups[plan.stage_of[rank]]
-        gradients[rank] = learners[rank].gradients(here=None if len(group) == 1 else False)
+        gradients[rank] = stage_modules[rank].gradients(here=None if len(group) == 1 else False)
         barriers[group].wait(TIMEOUT_S)
         total = torch.stack([gradients[member] for member in group]).sum(0)
         barriers[group].wait(TIMEOUT_S)
@@ -181,26 +186,33 @@ def _train(
         incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
         expected = {
             source: [
-                Expected(step, message)
+                ExpectedMessage(step, message)
                 for step in range(STEPS)
                 for message in traffic[rank].incoming.get(source, ())
             ]
             for source in outgoing
         }
-        learner, direct = learners[rank], directs.get(rank)
-        inbox = Inbox(incoming, expected, learner.buffer, failure, direct=direct)
+        stage_module, direct = stage_modules[rank], directs.get(rank)
+        receiver = Receiver(incoming, expected, stage_module.buffer, failure, direct=direct)
         rates = dict.fromkeys(outgoing, 1e9)
-        outbox = Outbox(outgoing, failure, rates, side=learner.side, direct=direct)
+        sender = Sender(outgoing, failure, rates, side=stage_module.side, direct=direct)
         for step in range(STEPS):
             record = StepRecord(step, False)
-            learner.begin(step, schedule)
+            stage_module.begin(step, schedule)
             run_operations(
-                schedule.order[rank], traffic[rank], learner, inbox, outbox, step, rank, record
+                schedule.order[rank],
+                traffic[rank],
+                stage_module,
+                receiver,
+                sender,
+                step,
+                rank,
+                record,
             )
             average(rank)
-            learner.update()
-            losses[rank].append(learner.loss() or 0.0)
-        outbox.finish()
+            stage_module.update()
+            losses[rank].append(stage_module.loss() or 0.0)
+        sender.finish()
 
     errors: list[BaseException] = []
 
@@ -223,7 +235,7 @@ def _train(
         raise errors[0]
     for end in (*sending.values(), *receiving.values()):
         end.close()
-    parameters = [[p.detach().cpu().clone() for p in one.parameters] for one in learners]
+    parameters = [[p.detach().cpu().clone() for p in one.parameters] for one in stage_modules]
     return [sum(each) for each in zip(*losses, strict=True)], parameters
 
 
@@ -264,12 +276,14 @@ def race(device: str, out: Path) -> dict[str, Any]:
             "waiting_twice_same_bits": _identical(expected, _train(plan, where, synchronous)),
         }
         for seed in range(SEEDS):
-            sides = [GpuSide(gpu(100 * seed + rank)) for rank in ranks]
+            sides = [GpuBackend(gpu(100 * seed + rank)) for rank in ranks]
             directs = None
             if seed % 2:  # GPU-to-GPU transfers instead of messages through the host
                 transfers = Transfers()
                 directs = {
-                    rank: Direct(StandInGroup(transfers, rank), list(ranks), rank, sides[rank])
+                    rank: DeviceTransfers(
+                        StandInGroup(transfers, rank), list(ranks), rank, sides[rank]
+                    )
                     for rank in ranks
                 }
             found = _train(plan, where, sides, directs)

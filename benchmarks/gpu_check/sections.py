@@ -214,26 +214,26 @@ def equal(device: str, out: Path) -> dict[str, Any]:
     """Compare losses, first gradients and final parameters of the device to those of the CPU."""
     import torch
 
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
     from planner.training_plan.file import load_plan
 
     # other sections run at the same time
     torch.set_num_threads(2 if device == "cuda" else 1)
 
     def train(plan: Any, where: torch.device, steps: int = 4) -> tuple[list[float], Any, Any]:
-        learner = Learner(plan, 0, where, Optimizing())
+        stage_module = StageModule(plan, 0, where, OptimizerConfig())
         gradients: list[torch.Tensor] = []
         losses = [
             loss
             for _, loss in local_steps(
-                learner,
+                stage_module,
                 plan,
                 steps,
-                before_update=lambda _: gradients.append(learner.gradients().cpu().clone()),
+                before_update=lambda _: gradients.append(stage_module.gradients().cpu().clone()),
             )
         ]
-        parameters = torch.cat([p.detach().cpu().reshape(-1) for p in learner.parameters])
+        parameters = torch.cat([p.detach().cpu().reshape(-1) for p in stage_module.parameters])
         return losses, gradients[0], parameters
 
     def distance(one: torch.Tensor, other: torch.Tensor) -> float:

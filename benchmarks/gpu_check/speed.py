@@ -13,8 +13,8 @@ import torch
 from common import PEAK_FLOPS, local_steps, peak_flops, plan_path, step_flops, write_result
 
 from planner.executor.runtime.clipping import squares
-from planner.executor.runtime.optimizer import Optimizing
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
 
 
@@ -35,8 +35,10 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
     for variant in ("eager", "compiled"):
         # weights are initialized on the device, because their values do not matter here
         with torch.device(where):
-            learner = Learner(plan, 0, where, Optimizing(), compiled=variant == "compiled")
-        measurement = _Measurement(learner, plan)
+            stage_module = StageModule(
+                plan, 0, where, OptimizerConfig(), compiled=variant == "compiled"
+            )
+        measurement = _Measurement(stage_module, plan)
         row = rows[variant] = measurement.steps()
         row |= measurement.operations()
         row |= measurement.clipping()
@@ -45,7 +47,7 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
                 row |= measurement.profile()
         print(variant, row, flush=True)
         write_result(section, out, {"ok": True, "rows": rows})
-        del learner, measurement
+        del stage_module, measurement
         gc.collect()
     return {"ok": True, "rows": rows}
 
@@ -53,9 +55,9 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
 class _Measurement:
     """Measurements of one stage that holds a whole model."""
 
-    def __init__(self, learner: Any, plan: Any) -> None:
-        self._learner, self._plan, self._step = learner, plan, 0
-        self._cuda = next(iter(learner.parameters)).is_cuda
+    def __init__(self, stage_module: Any, plan: Any) -> None:
+        self._stage_module, self._plan, self._step = stage_module, plan, 0
+        self._cuda = next(iter(stage_module.parameters)).is_cuda
         self._peak = (
             (peak_flops(torch.cuda.get_device_name()) or PEAK_FLOPS) if self._cuda else None
         )
@@ -69,7 +71,7 @@ class _Measurement:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        measured = list(local_steps(self._learner, self._plan, warmup + count, self._step))
+        measured = list(local_steps(self._stage_module, self._plan, warmup + count, self._step))
         self._step += warmup + count
         step_s = statistics.median(seconds for seconds, _ in measured[warmup:])
         flops = step_flops(self._plan)
@@ -85,21 +87,21 @@ class _Measurement:
 
     def operations(self) -> dict[str, Any]:
         """Measure each kind of operation: its launch, and until the device has finished it."""
-        learner, schedule = self._learner, self._plan.schedules[0]
-        learner.begin(self._step, schedule)
+        stage_module, schedule = self._stage_module, self._plan.schedules[0]
+        stage_module.begin(self._step, schedule)
         launched: dict[str, list[float]] = {}
         ended: dict[str, list[float]] = {}
         for kind, microbatch in schedule.order[0]:
             self._synchronize()
             start = time.perf_counter()
-            learner.operate(kind, microbatch, None)
+            stage_module.operate(kind, microbatch, None)
             launched.setdefault(kind, []).append(time.perf_counter() - start)
             self._synchronize()
             ended.setdefault(kind, []).append(time.perf_counter() - start)
         start = time.perf_counter()
-        learner.optimizer.step()
+        stage_module.optimizer.step()
         update_host_s = time.perf_counter() - start
-        learner.round()
+        stage_module.round()
         self._synchronize()
         update_s = time.perf_counter() - start
         self._step += 1
@@ -119,7 +121,7 @@ class _Measurement:
         ):
             for _ in range(2):  # the second is kept
                 start = time.perf_counter()
-                norm(self._learner.gradients())
+                norm(self._stage_module.gradients())
                 found[name] = 1e3 * (time.perf_counter() - start)
         return found
 
@@ -129,7 +131,7 @@ class _Measurement:
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            ((step_s, _),) = local_steps(self._learner, self._plan, 1, self._step)
+            ((step_s, _),) = local_steps(self._stage_module, self._plan, 1, self._step)
         self._step += 1
         averages = profiler.key_averages()
         print(averages.table(sort_by="self_cuda_time_total", row_limit=30))

@@ -15,19 +15,19 @@ import torch
 
 from planner.executor.data.microbatches import microbatches_of
 from planner.executor.data.options import SYNTHETIC
-from planner.executor.fault_tolerance.commit import Commit
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.run_segments import pieces_of
-from planner.executor.fault_tolerance.shutdown import Ending
-from planner.executor.launch.arguments import arguments
-from planner.executor.launch.process import begin_rank, leave, run_rank
+from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.run_segments import segments_of
+from planner.executor.fault_tolerance.shutdown import Shutdown
+from planner.executor.launch.arguments import parse_arguments
+from planner.executor.launch.process import exit_now, init_process, run_rank
 from planner.executor.rendezvous.rank_assignment import own_name
-from planner.executor.runtime.losses import Losses
+from planner.executor.runtime.losses import LossCollector
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.setup import prepare
+from planner.executor.runtime.setup import set_up
 from planner.executor.runtime.train_loop import train
 from planner.network.dtype import Dtype
 from planner.training_plan.file import load_plan
@@ -58,7 +58,7 @@ class PlainLoop:
         for part in (*self._stage.layers, self._head) if compiled else ():
             part.compile(dynamic=False)
         parameters = {id(p): p for part in (self._stage, self._head) for p in part.parameters()}
-        self._optimizer = Optimizing().make(list(parameters.values()))
+        self._optimizer = OptimizerConfig().make(list(parameters.values()))
         batches, count = microbatches_of(plan, SYNTHETIC), w.batch_samples // w.microbatch_samples
         self._tokens = [
             [batches.tokens(t, b).to(device) for b in range(count)] for t in range(steps)
@@ -100,7 +100,7 @@ class InTurns(Progress):
         self.losses: list[float] = []
         self._began_s = self._now_s()
 
-    def step(self, record: StepRecord, losses: Losses | Commit | None) -> None:
+    def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
         """The executor has done one; what it took to say so is part of it."""
         super().step(record, losses)
         self.seconds["executor"].append(self._now_s() - self._began_s)
@@ -120,14 +120,14 @@ class InTurns(Progress):
 
 def main() -> int:
     """Run both; the last line has seconds and the plain loop's losses, as JSON."""
-    args = arguments(None, __doc__)
-    begin_rank()
-    watch = Watch(own_name(args.devices), Ending())
+    args = parse_arguments(None, __doc__)
+    init_process()
+    detector = FailureDetector(own_name(args.devices), Shutdown())
 
     def run() -> int:
         plan = load_plan(args.plan)
-        pieces = pieces_of(plan, [], args.steps)
-        made = prepare(args, plan, pieces, watch)
+        pieces = segments_of(plan, [], args.steps)
+        made = set_up(args, plan, pieces, detector)
         # before the executor has any memory for activations
         turns = InTurns(plan, made.device, args.steps, compiled=args.compile)
         turns.work, made.progress = made.progress.work, turns
@@ -137,8 +137,8 @@ def main() -> int:
         print(json.dumps(told), flush=True)
         return 0
 
-    return run_rank(own_name(args.devices), watch, run)
+    return run_rank(own_name(args.devices), detector, run)
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

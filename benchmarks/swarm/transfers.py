@@ -89,23 +89,23 @@ class Transfers:
             return mean
         return max(0.0, mean + self._rng.uniform(-self._jitter_s, self._jitter_s))
 
-    def _left(self, pair: tuple[int, int], forecast: float) -> None:
+    def _left(self, pair: tuple[int, int], ready_hint: float) -> None:
         """The first message of a pair has left, unless its rate has changed since."""
         going = self._going.get(pair)
-        if going is None or going[3] != forecast:
+        if going is None or going[3] != ready_hint:
             return
         queue = self._queues[pair]
         _, act, args = queue.popleft()
         self._agenda.at(self._agenda.now_s + self.latency_s(*pair), act, *args)
         if queue:
             # the pair goes on at its rate: nothing changes for others
-            going[:] = [queue[0][0], going[1], self._agenda.now_s, forecast + 1]
-            self._forecast(pair, going)
+            going[:] = [queue[0][0], going[1], self._agenda.now_s, ready_hint + 1]
+            self._ready_hint(pair, going)
         else:
             del self._going[pair]
             self._share()
 
-    def _forecast(self, pair: tuple[int, int], going: list[float]) -> None:
+    def _ready_hint(self, pair: tuple[int, int], going: list[float]) -> None:
         self._agenda.at(going[2] + going[0] / going[1], self._left, pair, going[3])
 
     def _share(self) -> None:
@@ -135,4 +135,4 @@ class Transfers:
                 if not math.isclose(going[1], rate, rel_tol=ROUNDING):
                     rest = max(0.0, going[0] - going[1] * (now - going[2]))
                     going[:] = [rest, rate, now, going[3] + 1]
-                    self._forecast(pair, going)
+                    self._ready_hint(pair, going)

@@ -85,8 +85,8 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     Files are the nodes' own. Without PyTorch, which the executor needs, nothing is known of them.
     """
     try:
-        from planner.executor.fault_tolerance.run_segments import pieces_of
-        from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+        from planner.executor.fault_tolerance.run_segments import segments_of
+        from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
         from planner.executor.launch.options import optimizing_of
         from planner.executor.node import own_options, require_own
     except ImportError:
@@ -105,7 +105,7 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
         with redirect_stderr(said), redirect_stdout(said):
             if by_node:
                 own, words = own_options(words)
-            told = arguments(["plan.json", "--devices", "", *words], None)
+            told = parse_arguments(["plan.json", "--devices", "", *words], None)
     except SystemExit as end:
         why = said.getvalue().partition(": ")[2].partition("; see ")[0]
         raise ValueError(f"--executor-options: {why if end.code else 'asks for help'}") from None
@@ -119,12 +119,12 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
         )
     if own is not None:
         require_own(own, told)
-    require_sensible(told)
-    require_planned(told, plan)
+    validate(told)
+    validate_for_plan(told, plan)
     if told.elastic:
         require_elastic(plan, None if told.checkpoint is None else told.every)
     optimizing_of(told)
-    pieces_of(plan, told.move, told.steps)
+    segments_of(plan, told.move, told.steps)
 
 
 def _readers(option: str) -> str:

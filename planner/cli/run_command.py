@@ -17,7 +17,7 @@ from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
 from planner.executor.data.options import Data
-from planner.executor.fault_tolerance.membership_events import CHANGES, change_line
+from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line
 from planner.executor.launch.options import (
     EVERY,
     add_device,
@@ -230,12 +230,12 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     PROGRESS.start("loading PyTorch and checking the plan")
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
-    from planner.executor.checkpoint.checkpoint import require_begun, require_free
+    from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.data.microbatches import microbatches_of
-    from planner.executor.fault_tolerance.run_segments import pieces_of
+    from planner.executor.fault_tolerance.run_segments import segments_of
     from planner.executor.huggingface.export import Export
     from planner.executor.huggingface.weights import require_weights
-    from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+    from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
     from planner.executor.launch.calibrate import cores
     from planner.executor.launch.local import run_local, threads
     from planner.executor.rendezvous.address import named_address
@@ -243,19 +243,19 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.runtime.stage_module import require_executable
 
     # what ranks would refuse, each by itself, is said once
-    told = arguments(_words(asked, plan, asked.calibrate), None)
-    require_sensible(told)
-    require_planned(told, plan)
+    told = parse_arguments(_words(asked, plan, asked.calibrate), None)
+    validate(told)
+    validate_for_plan(told, plan)
     named_address()
     arch = require_executable(plan)
     for text in asked.texts:
         if text is not None:
             microbatches_of(plan, text)
-    pieces_of(plan, asked.moves, asked.steps)
+    segments_of(plan, asked.moves, asked.steps)
     if asked.resume is not None:
-        require_begun(asked.resume)
+        require_checkpoint(asked.resume)
     if asked.checkpoint is not None:
-        require_free(asked.checkpoint, asked.resume)
+        require_fresh_folder(asked.checkpoint, asked.resume)
     if asked.elastic:
         require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights
@@ -366,9 +366,9 @@ class _Steps:
         elif event["event"] == "loss":
             self._step(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
-        elif event["event"] in CHANGES:
+        elif event["event"] in MEMBERSHIP_EVENTS:
             self.changes.append(event)
-            self._say(change_line(event))
+            self._say(event_line(event))
         elif event["event"] == "devices":
             self.devices = event["devices"]
             self._say(summary(self.devices))

@@ -13,25 +13,25 @@ import os
 from pathlib import Path
 
 from planner.executor.comm.aggregator import Aggregator
-from planner.executor.fault_tolerance.elastic import Elastic
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.run_segments import pieces_of
-from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.fault_tolerance.elastic import ElasticRun
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.run_segments import segments_of
+from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.huggingface.export import export_trained
 from planner.executor.launch.arguments import (
-    arguments,
-    require_files,
-    require_planned,
-    require_sensible,
+    parse_arguments,
+    validate,
+    validate_files,
+    validate_for_plan,
 )
-from planner.executor.launch.process import begin_rank, end_with_starter, leave, run_rank
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.launch.process import die_with_parent, exit_now, init_process, run_rank
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import own_name
 from planner.executor.runtime.device_report import device_reports
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.setup import Prepared, prepare
-from planner.executor.runtime.stage_module import Learner
-from planner.executor.runtime.train_loop import Done, train
+from planner.executor.runtime.setup import RankContext, set_up
+from planner.executor.runtime.stage_module import StageModule
+from planner.executor.runtime.train_loop import TrainResult, train
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.rebalancing import require_movable
 from planner.simulator.timeline import from_records
@@ -45,22 +45,22 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
-    args = arguments(argv, __doc__)
-    begin_rank()
-    end_with_starter()
+    args = parse_arguments(argv, __doc__)
+    init_process()
+    die_with_parent()
     name = own_name(args.devices)
-    watch = Watch(name, Ending())
-    return run_rank(name, watch, lambda: _run(args, watch))
+    detector = FailureDetector(name, Shutdown())
+    return run_rank(name, detector, lambda: _run(args, detector))
 
 
-def _run(args: argparse.Namespace, watch: Watch) -> int:
-    require_sensible(args)
-    require_files(args)
+def _run(args: argparse.Namespace, detector: FailureDetector) -> int:
+    validate(args)
+    validate_files(args)
     plan = load_plan(args.plan)
-    pieces = pieces_of(plan, args.move, args.steps)
+    pieces = segments_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
-    require_planned(args, plan)
+    validate_for_plan(args, plan)
     if args.elastic:
         require_elastic(plan, None if args.checkpoint is None else args.every)
         if TORCHRUN in os.environ:
@@ -68,38 +68,38 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 "--elastic: torchrun ends all ranks of a node when one fails; start them with "
                 "python -m planner.executor.node, or with planner run"
             )
-    made = prepare(args, plan, pieces, watch)
+    made = set_up(args, plan, pieces, detector)
     if args.elastic:
-        return _run_elastic(made, plan, watch)
+        return _run_elastic(made, plan, detector)
     done = train(made, plan, pieces)
     if made.export is not None:
-        export_trained(made.export.of(done.plan), made.ranks, made.learner)
+        export_trained(made.export.of(done.plan), made.ranks, made.stage_module)
     _finish(made, made.ranks, done)
     return 0
 
 
-def _run_elastic(made: Prepared, plan: TrainingPlan, watch: Watch) -> int:
-    assert isinstance(made.works, Learner | Aggregator)
+def _run_elastic(made: RankContext, plan: TrainingPlan, detector: FailureDetector) -> int:
+    assert isinstance(made.works, StageModule | Aggregator)
     how = (made.works, made.progress, made.checkpoints, made.held_out, made.args.wait)
-    elastic = Elastic(plan, made.ranks, *how)
+    elastic = ElasticRun(plan, made.ranks, *how)
     last = elastic.train(made.first, made.args.steps)
     if elastic.worker is None:  # it came too late
-        watch.finish()
+        detector.finish()
         return 0
     with elastic.at_the_end("the model is not written"):
         if made.export is not None:
-            export_trained(made.export.of(elastic.plan), elastic.ranks, made.learner)
+            export_trained(made.export.of(elastic.plan), elastic.ranks, made.stage_module)
     with elastic.at_the_end():
-        _finish(made, elastic.ranks, Done(elastic.plan, elastic.worker, last))
+        _finish(made, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
     return 0
 
 
-def _finish(made: Prepared, ranks: Ranks, done: Done) -> None:
+def _finish(made: RankContext, ranks: ProcessGroup, done: TrainResult) -> None:
     """What is told after the last step; all ranks come here together."""
     if made.args.trace is not None:
         _trace(made.args.trace, done.plan, ranks, done.worker, done.last)
     if made.need is not None:
-        assert isinstance(made.works, Learner | Aggregator)
+        assert isinstance(made.works, StageModule | Aggregator)
         reports = device_reports(done.plan, ranks, made.works, made.need, made.device, done.worker)
         if ranks.rank == 0:
             made.progress.devices(reports)
@@ -107,7 +107,7 @@ def _finish(made: Prepared, ranks: Ranks, done: Done) -> None:
 
 
 def _trace(
-    path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: StepRecord | None
+    path: Path, plan: TrainingPlan, ranks: ProcessGroup, worker: Worker, last: StepRecord | None
 ) -> None:
     """The last step of all ranks, each on its clock since the first step, as rank 0 writes it."""
     text = ""
@@ -124,4 +124,4 @@ def _trace(
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

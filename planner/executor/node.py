@@ -19,14 +19,14 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.fault_tolerance.run_segments import pieces_of
+from planner.executor.fault_tolerance.run_segments import segments_of
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
-from planner.executor.fault_tolerance.store_monitor import LOOK_S, StoreView
-from planner.executor.launch.arguments import arguments, require_planned, require_sensible
+from planner.executor.fault_tolerance.store_monitor import LOOK_S, StoreMonitor
+from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
 from planner.executor.launch.calibrate import cores
 from planner.executor.launch.local import run_local, threads
-from planner.executor.launch.process import allow_descriptors, leave
-from planner.executor.rendezvous.rank_assignment import NODE, patience_s, rank_of
+from planner.executor.launch.process import allow_descriptors, exit_now
+from planner.executor.rendezvous.rank_assignment import NODE, heartbeat_timeout_s, rank_of
 from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
 from planner.training_plan.file import load_plan
 from planner.training_plan.remove_devices import require_elastic
@@ -72,7 +72,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
     Returns
     -------
     tuple[argparse.Namespace, list[str]]
-        Its own options, and words for `planner.executor.launch.arguments.arguments`.
+        Its own options, and words for `planner.executor.launch.parse_arguments.arguments`.
     """
     parser = OneLineParser(
         prog=f"python -m {WHO}",
@@ -125,12 +125,12 @@ class _Node:
     restarts: int | None
     address: StoreAddress
     world: int
-    patience_s: float
+    heartbeat_timeout_s: float
     store: Store | None
 
     def run(self) -> int:
         """Until they have ended, and others need the store no more; returns the exit code."""
-        view = StoreView(self.address, self.world)
+        view = StoreMonitor(self.address, self.world)
         environment = threads(len(self.devices), cores(), alone=False)
         environment[NODE] = "1" if self.store is None else "0"
         environment.pop("WORLD_SIZE", None)
@@ -149,14 +149,14 @@ class _Node:
             )
             if code == LEFT:
                 print(f"{WHO}: the others go on without this node", file=sys.stderr, flush=True)
-                still_s = max(LEFT_STILL_S, 1.5 * self.patience_s)
+                still_s = max(LEFT_STILL_S, 1.5 * self.heartbeat_timeout_s)
         finally:
             if self.store is not None:
                 _serve_on(view, still_s)
         return 0 if code == LEFT and view.over else code
 
 
-def _serve_on(view: StoreView, still_s: float) -> None:
+def _serve_on(view: StoreMonitor, still_s: float) -> None:
     """Until all is done, or nobody has given a sign of life for some time."""
     since = time.monotonic()
     while time.monotonic() - max(since, view.stirred_s) < still_s:
@@ -166,12 +166,12 @@ def _serve_on(view: StoreView, still_s: float) -> None:
 
 
 def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
-    args = arguments(words, None, prog=f"python -m {WHO}")
+    args = parse_arguments(words, None, prog=f"python -m {WHO}")
     # what ranks would refuse, each by itself, is said once
-    require_sensible(args)
+    validate(args)
     plan = load_plan(args.plan)
-    require_planned(args, plan)
-    pieces_of(plan, args.move, args.steps)
+    validate_for_plan(args, plan)
+    segments_of(plan, args.move, args.steps)
     if args.elastic:
         require_elastic(plan, None if args.checkpoint is None else args.every)
     for local in range(len(args.devices)):
@@ -188,7 +188,7 @@ def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
         None if not args.elastic else RESTARTS if asked.restarts is None else asked.restarts,
         address,
         len(plan.cluster),
-        args.patience or patience_s(plan),
+        args.patience or heartbeat_timeout_s(plan),
         served(args.bind or address.bind or address.host, address.port) if serves else None,
     )
 
@@ -201,4 +201,4 @@ def _told_to_end(number: int, frame: FrameType | None) -> NoReturn:
 
 if __name__ == "__main__":
     # whoever asks the store may be blocked there
-    leave(main())
+    exit_now(main())

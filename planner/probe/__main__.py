@@ -21,20 +21,20 @@ from typing import NamedTuple
 
 import torch
 
-from planner.executor.comm.connections import Connections, Purpose
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.comm.connections import ChannelKind, Connections
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.launch.arguments import add_trust, trust_of
-from planner.executor.launch.process import leave, run_rank
+from planner.executor.launch.process import exit_now, run_rank
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import WAIT_S, join_by_name, own_name
 from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
 from planner.probe.flows import Rate
 from planner.probe.measure import (
     STREAMS,
     Half,
-    Pace,
+    ProbeTiming,
     line_of,
     link_of,
     measure_device,
@@ -43,7 +43,7 @@ from planner.probe.measure import (
 from planner.probe.rounds import Pair, disjoint_rounds
 from planner.utils.argument_parser import OneLineParser
 
-PATIENCE_S = 60.0
+HEARTBEAT_TIMEOUT_S = 60.0
 """Signs of life queue behind streams that fill a link's buffers."""
 
 
@@ -59,12 +59,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = _arguments(argv)
     name = own_name(args.devices)
-    watch = Watch(name, Ending())
-    return run_rank(name, watch, lambda: _run(args, name, watch))
+    detector = FailureDetector(name, Shutdown())
+    return run_rank(name, detector, lambda: _run(args, name, detector))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    pace = Pace()
+    timing = ProbeTiming()
     parser = OneLineParser(prog="python -m planner.probe", description=__doc__)
     parser.add_argument("log", type=Path, help="findings, on rank 0's node; gone on with if there")
     parser.add_argument("--devices", nargs="+", required=True, help="names of this node's devices")
@@ -73,7 +73,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         ("warm", "of a stream before they count"),
         ("messages", "for messages of all sizes, of one pair and direction"),
     ):
-        default = getattr(pace, field if field == "seconds" else f"{field}_s")
+        default = getattr(timing, field if field == "seconds" else f"{field}_s")
         parser.add_argument(
             f"--{field}", type=float, default=default, help=f"seconds {words}; default {default:g}"
         )
@@ -82,7 +82,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
+def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     for option in ("seconds", "warm", "messages", "wait"):
         if not 0 < getattr(args, option) < math.inf:
             raise ValueError(f"--{option} is {getattr(args, option):g}; give seconds above 0")
@@ -93,30 +93,30 @@ def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
         )
     if ALL in args.devices or "" in args.devices:
         raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
-    pace = Pace(args.seconds, args.warm, args.messages)
-    told = json.dumps(asdict(pace))
+    timing = ProbeTiming(args.seconds, args.warm, args.messages)
+    told = json.dumps(asdict(timing))
     ranks = join_by_name(
         *(name, told),
-        watch=watch,
+        detector=detector,
         wait_s=args.wait,
-        patience_s=PATIENCE_S,
+        heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         secret=trust_of(args),
     )
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")
-    findings, log = _known(args.log, ranks, pace) if ranks.rank == 0 else ([], None)
+    findings, log = _known(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
     done = json.loads(ranks.share("done", json.dumps(findings))[0])
     works = _works(ranks, {(a, b) for a, b in done})
     others = [r for r in range(ranks.world) if r != ranks.rank]
-    wanted = [(purpose, r) for r in others for purpose in (Purpose.PROBE, *STREAMS)]
+    wanted = [(purpose, r) for r in others for purpose in (ChannelKind.PROBE, *STREAMS)]
     with connections_to(ranks, wanted, "probe") as opened:
         for number, work in enumerate(works):
             ranks.meet(f"begin/{number}")
-            for found in _measured(ranks, work, opened, pace, number):
+            for found in _measured(ranks, work, opened, timing, number):
                 if log is not None:
                     log(found)
             if ranks.rank == 0:
-                left_s = _left_s(works[number + 1 :], pace)
+                left_s = _left_s(works[number + 1 :], timing)
                 _say(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
     if ranks.rank == 0:
         _say(f"wrote {args.log}; planner probe {args.log} --out net.csv makes a network of it")
@@ -125,16 +125,16 @@ def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
 
 
 def _known(
-    path: Path, ranks: Ranks, pace: Pace
+    path: Path, ranks: ProcessGroup, timing: ProbeTiming
 ) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
     """What a log has already, and what adds to it."""
     found: list[tuple[str, str]] = []
     if path.exists() and path.stat().st_size:
         known = ProbeLog.load(path)
         before = known.about.get("pace")
-        if before != asdict(pace):
+        if before != asdict(timing):
             raise ValueError(
-                f"{path}: was measured with {before}, not {asdict(pace)}; give the same options, "
+                f"{path}: was measured with {before}, not {asdict(timing)}; give the same options, "
                 "or another file"
             )
         # to fewer others, a device's line may have carried less
@@ -151,7 +151,7 @@ def _known(
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
             "began": datetime.now(UTC).isoformat(timespec="seconds"),
-            "pace": asdict(pace),
+            "pace": asdict(timing),
             "devices": list(ranks.names),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
         }
@@ -166,7 +166,7 @@ def _known(
     return found, add
 
 
-def _works(ranks: Ranks, done: set[tuple[str, str]]) -> list[Work]:
+def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
     """What is not known yet, in the order in which all ranks do it."""
     names, world = ranks.names, ranks.world
     wanted = [
@@ -184,18 +184,18 @@ def _works(ranks: Ranks, done: set[tuple[str, str]]) -> list[Work]:
 
 
 def _measured(
-    ranks: Ranks, work: Work, opened: Connections, pace: Pace, number: int
+    ranks: ProcessGroup, work: Work, opened: Connections, timing: ProbeTiming, number: int
 ) -> Iterator[LinkFinding]:
     """Do this rank's part; what all have found."""
     names, rank = ranks.names, ranks.rank
     if work.device is not None:
-        rate = measure_device(rank, work.device, work.up, ranks.world, opened, pace)
+        rate = measure_device(rank, work.device, work.up, ranks.world, opened, timing)
         told = ranks.share(f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high]))
         rates = [Rate(*found) for text in told if (found := json.loads(text)) is not None]
         yield line_of(names[work.device], work.up, rates, ranks.world - 1)
         return
     mine = next((pair for pair in work.pairs if rank in pair), None)
-    text = "" if mine is None else measure_pair(rank, mine, opened, pace).to_json()
+    text = "" if mine is None else measure_pair(rank, mine, opened, timing).to_json()
     halves = [Half.of_json(text) if text else None for text in ranks.share(f"found/{number}", text)]
     for i, j in work.pairs:
         for source, destination in ((i, j), (j, i)):
@@ -204,8 +204,8 @@ def _measured(
             yield link_of(names[source], names[destination], there, here)
 
 
-def _left_s(works: list[Work], pace: Pace) -> float:
-    return sum(pace.of_pair_s() if work.pairs else pace.of_device_s() / 2 for work in works)
+def _left_s(works: list[Work], timing: ProbeTiming) -> float:
+    return sum(timing.of_pair_s() if work.pairs else timing.of_device_s() / 2 for work in works)
 
 
 def _say(line: str) -> None:
@@ -213,4 +213,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

@@ -41,7 +41,7 @@ class Flow:
     """Connections to another rank: one for words, and some that a stream is spread over."""
 
     words: socket.socket
-    streams: tuple[socket.socket, ...]
+    channels: tuple[socket.socket, ...]
 
 
 def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[int, list[float]]:
@@ -104,7 +104,7 @@ def send(flows: Mapping[int, Flow]) -> None:
     with selectors.DefaultSelector() as ready:
         for other, flow in flows.items():
             ready.register(flow.words, selectors.EVENT_READ, other)
-            for stream in flow.streams:
+            for stream in flow.channels:
                 _keep_little_unsent(stream)
                 ready.register(stream, selectors.EVENT_WRITE, other)
         while waiting:
@@ -157,7 +157,7 @@ def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
     marks: list[tuple[float, int]] = []
     with selectors.DefaultSelector() as ready:
         for other, flow in flows.items():
-            for stream in flow.streams:
+            for stream in flow.channels:
                 ready.register(stream, selectors.EVENT_READ, other)
         next_s: float | None = None
         while len(marks) <= SLICES:

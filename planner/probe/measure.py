@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 
-from planner.executor.comm.connections import Connections, Purpose
+from planner.executor.comm.connections import ChannelKind, Connections
 from planner.network.probe_log import ALL, LinkFinding
 from planner.probe.flows import Flow, Rate, answer, ask, receive, send
 from planner.probe.rounds import Pair
 
 MESSAGES = (*(1,) * 21, *(1 << k for k in range(10, 25, 2) for _ in range(3)))
 """Bytes of the messages that are timed; the smallest ones are the round trips."""
-STREAMS = (Purpose.PIPELINE, Purpose.AVERAGING)
+STREAMS = (ChannelKind.PIPELINE, ChannelKind.AVERAGING)
 """What the executor sends over between two devices that hand on microbatches and average."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class ProbeTiming:
     """How long is measured.
 
     Attributes
@@ -77,7 +77,7 @@ class Half:
         )
 
 
-def measure_pair(rank: int, pair: Pair, opened: Connections, pace: Pace) -> Half:
+def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming) -> Half:
     """Both directions of a pair, as one of its two ranks.
 
     Parameters
@@ -97,20 +97,20 @@ def measure_pair(rank: int, pair: Pair, opened: Connections, pace: Pace) -> Half
         Of both directions.
     """
     other = pair[1] if rank == pair[0] else pair[0]
-    words = opened[Purpose.PROBE, other]
-    streams = tuple(opened[purpose, other] for purpose in STREAMS)
+    words = opened[ChannelKind.PROBE, other]
+    channels = tuple(opened[purpose, other] for purpose in STREAMS)
     half = Half({}, {})
     for source in pair:
         if rank == source:
-            half.trips.update(ask(words, MESSAGES, pace.messages_s))
+            half.trips.update(ask(words, MESSAGES, timing.messages_s))
         else:
             answer(words)
-        for count in range(1, len(streams) + 1):
-            flows = {other: Flow(words, streams[:count])}
+        for count in range(1, len(channels) + 1):
+            flows = {other: Flow(words, channels[:count])}
             if rank == source:
                 send(flows)
             else:
-                half.rates[count] = receive(flows, pace.warm_s, pace.seconds)
+                half.rates[count] = receive(flows, timing.warm_s, timing.seconds)
     return half
 
 
@@ -127,7 +127,7 @@ def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFindi
 
 
 def measure_device(
-    rank: int, device: int, up: bool, world: int, opened: Connections, pace: Pace
+    rank: int, device: int, up: bool, world: int, opened: Connections, timing: ProbeTiming
 ) -> Rate | None:
     """One rank's part in measuring what a device sends to, or receives from, all others at once.
 
@@ -153,12 +153,13 @@ def measure_device(
     """
     others = [device] if rank != device else [r for r in range(world) if r != rank]
     flows = {
-        other: Flow(opened[Purpose.PROBE, other], (opened[STREAMS[0], other],)) for other in others
+        other: Flow(opened[ChannelKind.PROBE, other], (opened[STREAMS[0], other],))
+        for other in others
     }
     if (rank == device) is up:
         send(flows)
         return None
-    return receive(flows, pace.warm_s, pace.seconds)
+    return receive(flows, timing.warm_s, timing.seconds)
 
 
 def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFinding:

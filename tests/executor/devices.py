@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
 LONG_S = 60
 """Nothing here takes as long, on a busy machine either."""
@@ -16,7 +16,7 @@ def all_run(
     run: Callable[[int], None],
     devices: int,
     ends: Iterable[socket.socket],
-    failure: Failure,
+    failure: ErrorLatch,
 ) -> None:
     """Run every device to its end, and close what they were connected by.
 

@@ -16,13 +16,13 @@ import torch
 from benchmarks.faults.rank import main
 from planner.executor.comm import direct
 from planner.executor.launch.options import Library
-from planner.executor.launch.process import leave
+from planner.executor.launch.process import exit_now
 
 
 class Hanging:
     """As NCCL: a call whose other end is gone never ends."""
 
-    def __init__(self, group: direct.Transfers) -> None:
+    def __init__(self, group: direct.TransferBackend) -> None:
         self._group = group
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Any:
@@ -57,7 +57,7 @@ def pretend(machines: list[str], *, hangs: bool) -> None:
     def place_of(library: Library, rank: int, device: torch.device) -> tuple[str, str]:
         return machines[rank], str(rank)
 
-    setattr(direct, "place_of", place_of)  # noqa: B010
+    setattr(direct, "gpu_location", place_of)  # noqa: B010
     if hangs:
         usual = direct._group
         setattr(direct, "_group", lambda *how: Hanging(usual(*how)))  # noqa: B010
@@ -66,4 +66,4 @@ def pretend(machines: list[str], *, hangs: bool) -> None:
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     pretend(told["machines"], hangs=told["hangs"])
-    leave(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))

@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.rank import main
-from planner.executor.fault_tolerance.elastic import Elastic
-from planner.executor.launch.process import leave
+from planner.executor.fault_tolerance.elastic import ElasticRun
+from planner.executor.launch.process import exit_now
 
 
 def _note_parameters(folder: Path) -> None:
-    usual = Elastic.train
+    usual = ElasticRun.train
 
-    def train(elastic: Elastic, *args: Any) -> Any:
+    def train(elastic: ElasticRun, *args: Any) -> Any:
         last = usual(elastic, *args)
-        learner, digest = elastic._learner, hashlib.sha256()
-        assert learner is not None
-        for parameter in learner.parameters:
+        stage_module, digest = elastic._stage_module, hashlib.sha256()
+        assert stage_module is not None
+        for parameter in stage_module.parameters:
             digest.update(parameter.detach().numpy().tobytes())
         name = elastic.ranks.name(elastic.ranks.rank).replace("/", "-")
         (folder / f"{name}.parameters").write_text(digest.hexdigest())
         return last
 
-    setattr(Elastic, "train", train)  # noqa: B010
+    setattr(ElasticRun, "train", train)  # noqa: B010
 
 
 if __name__ == "__main__":
     _note_parameters(Path(json.loads(sys.argv[1])["folder"]))
-    leave(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))

@@ -10,34 +10,36 @@ import numpy as np
 import torch
 
 from planner.executor.comm.aggregator import Aggregator
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import join
-from planner.executor.runtime.optimizer import Optimizing
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.stage_module import StageModule
 from planner.executor.runtime.worker import Worker
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
 
 def main(words: Sequence[str]) -> int:
-    path, out, steps, pace, told, *devices = words
-    optimizing = Optimizing(**json.loads(told))
+    path, out, steps, chunking, told, *devices = words
+    optimizing = OptimizerConfig(**json.loads(told))
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
     if ranks.rank not in plan.stage_of:
-        help_others(plan, ranks, Path(out), int(steps), pace)
+        help_others(plan, ranks, Path(out), int(steps), chunking)
         return 0
-    learner = Learner(plan, ranks.rank, torch.device("cpu"), optimizing)
-    worker = Worker(plan, ranks, learner, tickets=ranks.store if pace == "own" else None)
+    stage_module = StageModule(plan, ranks.rank, torch.device("cpu"), optimizing)
+    worker = Worker(
+        plan, ranks, stage_module, microbatch_queue=ranks.store if chunking == "own" else None
+    )
     gradients: list[np.ndarray] = []
-    step = learner.optimizer.step
+    step = stage_module.optimizer.step
 
     def keeping_gradients() -> None:
-        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in learner.parameters]))
+        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in stage_module.parameters]))
         step()
 
-    learner.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
+    stage_module.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
     records = list(worker.steps(int(steps)))
     losses = worker.losses
     np.savez(
@@ -50,18 +52,22 @@ def main(words: Sequence[str]) -> int:
         first=gradients[0],
         last=gradients[-1],
         updates=len(gradients),
-        parameters=np.concatenate([p.detach().numpy().ravel() for p in learner.parameters]),
+        parameters=np.concatenate([p.detach().numpy().ravel() for p in stage_module.parameters]),
         # those that another sees alike
-        agreed=np.concatenate([p.detach().numpy().ravel() for p in learner.agreed().values()]),
+        agreed=np.concatenate([p.detach().numpy().ravel() for p in stage_module.agreed().values()]),
     )
     ranks.part()
     return 0
 
 
-def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
+def help_others(
+    plan: TrainingPlan, ranks: ProcessGroup, out: Path, steps: int, chunking: str
+) -> None:
     """A rank without a stage; what it summed last is where a learner's gradients are."""
     aggregator = Aggregator(plan, ranks.rank)
-    worker = Worker(plan, ranks, aggregator, tickets=ranks.store if pace == "own" else None)
+    worker = Worker(
+        plan, ranks, aggregator, microbatch_queue=ranks.store if chunking == "own" else None
+    )
     records = list(worker.steps(steps))
     losses = worker.losses
     np.savez(

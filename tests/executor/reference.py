@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from planner.executor.data.microbatches import microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.stage_module import require_executable
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
@@ -24,7 +24,7 @@ from planner.workload.workload import Workload
 def train_single(
     plan: TrainingPlan,
     count: int,
-    optimizing: Optimizing,
+    optimizing: OptimizerConfig,
     data: Data = SYNTHETIC,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
@@ -81,7 +81,7 @@ class Lost(NamedTuple):
 
 
 def train_apart(
-    plan: TrainingPlan, count: int, optimizing: Optimizing, lost: Lost | None = None
+    plan: TrainingPlan, count: int, optimizing: OptimizerConfig, lost: Lost | None = None
 ) -> Iterator[tuple[float, dict[int, list[nn.Parameter]]]]:
     """Train by DiLoCo-SWARM's Algorithm 3; yields loss and parameters by device after each step.
 

@@ -88,8 +88,8 @@ def test_a_tied_matrix_counts_once() -> None:
     import torch
 
     from planner.executor.comm.aggregator import Aggregator
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
 
     plan = helped_plan([[0], [1]], {2: 0}, 0.5)
     arch = plan.workload.architecture
@@ -98,8 +98,8 @@ def test_a_tied_matrix_counts_once() -> None:
         "tied", replace(arch, tied=True), batch_samples=8, precision="fp32"
     )
     tied = plan.replace(workload=work)
-    learner = Learner(tied, 0, torch.device("cpu"), Optimizing())
-    assert len(Aggregator(tied, 2).gradients()) == len(learner.gradients())
+    stage_module = StageModule(tied, 0, torch.device("cpu"), OptimizerConfig())
+    assert len(Aggregator(tied, 2).gradients()) == len(stage_module.gradients())
 
 
 def test_a_helper_with_the_codec(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_helper_with_the_codec(tmp_path: Path) -> None:
 def test_a_helper_takes_no_microbatch_at_own_pace(tmp_path: Path) -> None:
     """The others complete the batch."""
     plan = helped_plan([[0], [1]], {2: 0}, 0.5)
-    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), pace="own")
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), chunking="own")
     losses, _ = single(plan)
     assert (ranks[0]["given"] + ranks[1]["given"] == 8).all() and not ranks[2]["given"].any()
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=1e-5)

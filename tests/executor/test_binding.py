@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import planner.executor.__main__ as entry  # noqa: E402
 import planner.executor.runtime.setup as prepared  # noqa: E402
-from planner.executor.launch.arguments import arguments, told_alike  # noqa: E402
+from planner.executor.launch.arguments import parse_arguments, shared_settings  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
@@ -33,7 +33,7 @@ def test_rank_is_the_named_device_not_the_local_process() -> None:
 def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment goes before it; one that this machine has not ends the rank."""
     from planner.executor.rendezvous.address import INTERFACE, own_address
-    from planner.executor.rendezvous.rank_assignment import BindingError, _listen_as_planned
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, _listen_as_planned
 
     plan = make_plan([[0, 1], [2, 3]])
     devices = replace(plan.cluster.devices, interfaces=["lo", "", "none0", ""])
@@ -56,7 +56,9 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if wanted == "lo" and sys.platform == "linux":
             assert own_address() == "127.0.0.1"
     monkeypatch.setenv(INTERFACE, "")
-    with pytest.raises(BindingError, match="device '2': the plan has it listen on none0, which"):
+    with pytest.raises(
+        RankAssignmentError, match="device '2': the plan has it listen on none0, which"
+    ):
         _listen_as_planned(plan, 2)
 
 
@@ -70,19 +72,21 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> None:
     """Each with the rule and the remedy."""
-    from planner.executor.rendezvous.rank_assignment import BindingError, rank_of
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, rank_of
 
-    with pytest.raises(BindingError, match=message):
+    with pytest.raises(RankAssignmentError, match=message):
         rank_of(make_plan([[0, 1]]), devices, local)
 
 
 def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process alone it is not asked."""
-    from planner.executor.rendezvous.rank_assignment import BindingError, local_rank
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, local_rank
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert local_rank(["a"]) == 0
-    with pytest.raises(BindingError, match="names 2 devices and this is one process; name its"):
+    with pytest.raises(
+        RankAssignmentError, match="names 2 devices and this is one process; name its"
+    ):
         local_rank(["a", "b"])
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert local_rank(["a", "b"]) == 1
@@ -101,7 +105,7 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
     """What changes numbers, or is done together; a file may be elsewhere on another node."""
 
     def settings(*more: str) -> str:
-        return told_alike(arguments(["plan.json", "--devices", "a", *more], None))
+        return shared_settings(parse_arguments(["plan.json", "--devices", "a", *more], None))
 
     for more in (
         ("--learning-rate", "0.5"),
@@ -130,16 +134,16 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
 )
 def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
     """And none of the others."""
-    from planner.executor.rendezvous.rank_assignment import BindingError, _require_alike
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, _require_alike
 
     def told(words: list[str]) -> dict[str, str]:
-        args = arguments(["plan.json", "--devices", "a", *words], None)
-        return {"plan": "p", "settings": told_alike(args), "secret": "none"}
+        args = parse_arguments(["plan.json", "--devices", "a", *words], None)
+        return {"plan": "p", "settings": shared_settings(args), "secret": "none"}
 
     store = torch.distributed.HashStore()
     _require_alike(store, "a", told(first))
     _require_alike(store, "b", told(first))
-    with pytest.raises(BindingError, match=f"^device 'b' {said}"):
+    with pytest.raises(RankAssignmentError, match=f"^device 'b' {said}"):
         _require_alike(store, "b", told(mine))
 
 
@@ -154,10 +158,10 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
 )
 def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) -> None:
     """Those that say how something is done that is not asked for."""
-    from planner.executor.launch.arguments import require_sensible
+    from planner.executor.launch.arguments import validate
 
     with pytest.raises(ValueError, match=f"^{said}$"):
-        require_sensible(arguments(["plan.json", "--devices", "a", *words], None))
+        validate(parse_arguments(["plan.json", "--devices", "a", *words], None))
 
 
 @pytest.mark.parametrize(

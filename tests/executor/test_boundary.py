@@ -14,7 +14,7 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.runtime.activation_codec import Boundary  # noqa: E402
+from planner.executor.runtime.activation_codec import ActivationCodec  # noqa: E402
 from planner.executor.runtime.device_backend import HOST  # noqa: E402
 
 CODECS = [codec for codec in BoundaryCodec if codec is not BoundaryCodec.NONE]
@@ -81,7 +81,7 @@ def test_with_local_steps_and_bf16(tmp_path: Path) -> None:
 def test_what_arrives_is_what_was_sent_but_for_rounding(codec: BoundaryCodec) -> None:
     """Gradients of a large batch too, which fp16 as it is would lose."""
     workload = tiny_workload(batch_samples=1 << 16)
-    boundary = Boundary(workload.with_boundary_codec(codec))
+    boundary = ActivationCodec(workload.with_boundary_codec(codec))
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(boundary.shape, generator=generator)
     for size, gradient in ((1.0, False), (1e-8, True)):
@@ -104,7 +104,7 @@ def test_bytes_on_the_wire_are_those_of_the_price() -> None:
         for codec in CODECS:
             workload = tiny_workload(batch_samples=6, microbatch_samples=samples)
             coded = workload.with_boundary_codec(codec)
-            boundary = Boundary(coded)
+            boundary = ActivationCodec(coded)
             priced = coded.layers[0].output_bytes * samples
             more = beyond if codec in (BoundaryCodec.INT8, BoundaryCodec.INT4) else 0
             assert HOST.room(*boundary.message).nbytes == priced + more

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
     INDEX,
     CheckpointError,
-    Checkpoints,
-    require_free,
+    CheckpointManager,
+    require_fresh_folder,
     resume,
 )
 from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
@@ -28,12 +28,12 @@ from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
     write_tensors,
 )
 from planner.executor.rendezvous.file_digest import digest_of  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizer, Optimizing  # noqa: E402
-from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
-ADAMW = Optimizing().to_dict()
+ADAMW = OptimizerConfig().to_dict()
 PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
 IDS = PLAN.cluster.network.ids
 
@@ -59,14 +59,14 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_checkpoints_of_another_run_are_not_taken_away(tmp_path: Path) -> None:
     """A folder that holds some is gone on from, or another one is named."""
-    require_free(tmp_path / "new", None)
+    require_fresh_folder(tmp_path / "new", None)
     (tmp_path / "step-000070").mkdir()
-    require_free(tmp_path, None)
+    require_fresh_folder(tmp_path, None)
     (tmp_path / "step-000070" / "index.json").write_text("{}")
-    require_free(tmp_path, tmp_path / ".." / tmp_path.name)
+    require_fresh_folder(tmp_path, tmp_path / ".." / tmp_path.name)
     for resumed in (None, tmp_path / "other"):
         with pytest.raises(CheckpointError, match=r"the last after 70 steps; go on .* --resume"):
-            require_free(tmp_path, resumed)
+            require_fresh_folder(tmp_path, resumed)
     (tmp_path / "link").symlink_to(tmp_path)
     path = tmp_path / "plan.json"
     save_plan(PLAN, path)
@@ -83,13 +83,13 @@ def test_a_folder_that_cannot_be_is_refused_at_once(
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match=r"--checkpoint .* cannot be written to .* name"):
-            require_free(folder, None)
+            require_fresh_folder(folder, None)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", full)
-    require_free(tmp_path / "new", None)
+    require_fresh_folder(tmp_path / "new", None)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     data = ("--data", str(text), "--shuffle", "12")
     code, whole, said = losses_by_step(path, IDS, "--steps", "12", *data)
     assert code == 0, said
-    single = train_single(plan, 12, Optimizing(), Data(text, buffer=12))
+    single = train_single(plan, 12, OptimizerConfig(), Data(text, buffer=12))
     torch.set_num_threads(1)
     expected = [loss for loss, _ in islice(single, 12)]
     assert [whole[step] for step in range(12)] == pytest.approx(expected, rel=1e-5)
@@ -130,16 +130,18 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     assert "was trained on 2 files, 957 bytes, bytes, 12 shuffled, this run has 3 files" in said[0]
 
 
-def rank(learner_of: int = 0, count: int = 1) -> tuple[Ranks, Learner]:
+def rank(stage_module_of: int = 0, count: int = 1) -> tuple[ProcessGroup, StageModule]:
     """One rank alone, with a stage of the plan."""
     store = torch.distributed.HashStore()
-    return Ranks(0, count, store, ("0", "1", "2", "3")[:count]), learner(learner_of)
+    return ProcessGroup(0, count, store, ("0", "1", "2", "3")[:count]), stage_module(
+        stage_module_of
+    )
 
 
-def learner(device: int, optimizer: str = "adamw") -> Learner:
+def stage_module(device: int, optimizer: str = "adamw") -> StageModule:
     """A stage that has taken a step."""
-    optimizing = Optimizing(1e-3, Optimizer(optimizer))
-    found = Learner(PLAN, device, torch.device("cpu"), optimizing)
+    optimizing = OptimizerConfig(1e-3, OptimizerKind(optimizer))
+    found = StageModule(PLAN, device, torch.device("cpu"), optimizing)
     for parameter in found.parameters:
         parameter.grad.fill_(0.5)
     found.optimizer.step()
@@ -151,8 +153,8 @@ def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
     written: list[int] = []
     for step in steps:
         ranks, made = rank()
-        settings = Optimizing().to_dict()
-        checkpoints = Checkpoints(folder, every, PLAN, ranks, made, settings, written.append)
+        settings = OptimizerConfig().to_dict()
+        checkpoints = CheckpointManager(folder, every, PLAN, ranks, made, settings, written.append)
         checkpoints.after(step - 1)
     return written
 
@@ -194,10 +196,10 @@ def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
     write(tmp_path, [2, 4])
     same, other = digest_of(tmp_path / "step-000002" / INDEX), "another's"
 
-    def beside(found: list[tuple[int, str]]) -> Ranks:
+    def beside(found: list[tuple[int, str]]) -> ProcessGroup:
         store = torch.distributed.HashStore()
         store.set("checkpoints/1", json.dumps(found))
-        return Ranks(0, 2, store, ("0", "1"))
+        return ProcessGroup(0, 2, store, ("0", "1"))
 
     assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW) == 2
     with pytest.raises(CheckpointError, match="after 4 steps is another one than on other devices"):
@@ -214,7 +216,9 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, [2])
     place = tmp_path / "step-000002"
     with pytest.raises(CheckpointError, match="trained with --optimizer adamw, this run has sgd"):
-        resume(tmp_path, PLAN, rank()[0], made, Optimizing(optimizer=Optimizer.SGD).to_dict())
+        resume(
+            tmp_path, PLAN, rank()[0], made, OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
+        )
     other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
     with pytest.raises(CheckpointError, match=r"whose model has seed 0, this plan's has 1; plan"):
         resume(tmp_path, other, rank()[0], made, ADAMW)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.codec import Wire, decode, encode, message_length  # noqa: E402
+from planner.executor.comm.codec import WireFormat, decode, encode, message_length  # noqa: E402
 from planner.executor.comm.group_roles import chunk_ranges  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
@@ -17,8 +17,8 @@ from planner.workload.precision import Precision  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 
 
-@given(st.integers(0, 3000), st.sampled_from(list(Wire)), st.integers(0, 1000))
-def test_round_trip_is_within_the_stated_error(values: int, wire: Wire, seed: int) -> None:
+@given(st.integers(0, 3000), st.sampled_from(list(WireFormat)), st.integers(0, 1000))
+def test_round_trip_is_within_the_stated_error(values: int, wire: WireFormat, seed: int) -> None:
     """Also for zeros and for values of very different size."""
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(values, generator=generator)
@@ -29,17 +29,17 @@ def test_round_trip_is_within_the_stated_error(values: int, wire: Wire, seed: in
     assert len(message) == message_length(values, wire)
     off = (decode(message, values, wire) - vector).abs()
     assert bool((off <= error_bound(vector, wire) * (1 + 1e-5)).all())
-    if wire is Wire.FP32:
+    if wire is WireFormat.FP32:
         assert bool((off == 0).all())
 
 
 def test_plan_and_codec_agree_on_the_bytes() -> None:
     """The factor in predictions is the length of real messages."""
     for codec in Codec:
-        wire = Wire.of(codec, Dtype.FP32)
+        wire = WireFormat.of(codec, Dtype.FP32)
         assert message_length(1 << 20, wire) == pytest.approx(4 * (1 << 20) * codec.wire_ratio)
     half = Precision.of({"gradients": "bf16"}).gradients
-    assert message_length(5, Wire.of(Codec.NONE, half)) == 5 * half.bytes
+    assert message_length(5, WireFormat.of(Codec.NONE, half)) == 5 * half.bytes
 
 
 @given(

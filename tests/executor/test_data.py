@@ -25,9 +25,9 @@ from planner.executor.data.microbatches import microbatches_of  # noqa: E402
 from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.synthetic import Synthetic  # noqa: E402
-from planner.executor.data.tokenizer import Bytes  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
-from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.data.tokenizer import ByteTokenizer  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 
 SEQUENCE, BATCH, BUFFER = 8, 6, 10
 
@@ -118,7 +118,7 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
     """From a position, only pieces of what follows; memory holds the step's blocks only."""
     path = tmp_path / "text"
     path.write_bytes(np.random.default_rng(0).integers(0, 128, 1 << 20).astype(np.uint8).tobytes())
-    source = TextFiles(path, Bytes(), 256)
+    source = TextFiles(path, ByteTokenizer(), 256)
     read: list[int] = []
     pieces = source.pieces
 
@@ -146,7 +146,7 @@ def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
     """Whichever comes first, each piece is read once an epoch, and memory holds a step."""
     count, order = 16, (15, *range(15))
     items = [[k % 256] * SEQUENCE for k in range(10 * count)]
-    source = Items(items, Bytes(), 256)
+    source = Items(items, ByteTokenizer(), 256)
     read: list[int] = []
     pieces = source.pieces
 
@@ -170,20 +170,20 @@ def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
 def test_a_stage_and_its_head_read_once(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes between the two; in the next step, and of the same step again, anew."""
     plan = make_plan([[0]], schedule=schedule)
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    assert learner.data is not None
-    read, usual = [], learner.data.tokens
+    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    assert stage_module.data is not None
+    read, usual = [], stage_module.data.tokens
 
     def tokens(step: int, microbatch: int) -> Any:
         read.append((step, microbatch))
         return usual(step, microbatch)
 
-    monkeypatch.setattr(learner.data, "tokens", tokens)
+    monkeypatch.setattr(stage_module.data, "tokens", tokens)
     (each,) = plan.schedules
     for step in (0, 1, 1):
-        learner.begin(step, each)
+        stage_module.begin(step, each)
         for kind, b in each.order[0]:
-            learner.operate(kind, b, None)
+            stage_module.operate(kind, b, None)
     assert sorted(read) == sorted((t, b) for t in (0, 1, 1) for b in range(len(each.paths)))
 
 
@@ -211,12 +211,14 @@ def test_hidden_folders_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(range(256)))
     with pytest.raises(DataError, match="is no text file or folder of them"):
-        TextFiles(tmp_path, Bytes(), 256)
+        TextFiles(tmp_path, ByteTokenizer(), 256)
     (tmp_path / "a.txt").write_text("one")
-    assert TextFiles(tmp_path, Bytes(), 256).says.startswith("1 files, 3 bytes")
+    assert TextFiles(tmp_path, ByteTokenizer(), 256).says.startswith("1 files, 3 bytes")
     # a hidden folder that is named is read
     (tmp_path / "a/.cache/b.txt").write_text("two")
-    assert TextFiles(tmp_path / "a/.cache", Bytes(), 256).says.startswith("1 files, 3 bytes")
+    assert TextFiles(tmp_path / "a/.cache", ByteTokenizer(), 256).says.startswith(
+        "1 files, 3 bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,9 +236,9 @@ def test_files_that_are_no_text(tmp_path: Path, data: bytes, said: str) -> None:
     (tmp_path / "b.txt").write_bytes(data)
     (tmp_path / "a.txt").write_text("good text\n" * 10)
     with pytest.raises(DataError) as caught:
-        list(TextFiles(tmp_path, Bytes(), 256).pieces((0, 0)))
+        list(TextFiles(tmp_path, ByteTokenizer(), 256).pieces((0, 0)))
     assert f"b.txt: {said}; save it as UTF-8" in str(caught.value)
-    named = TextFiles(tmp_path / "b.txt", Bytes(), 256)
+    named = TextFiles(tmp_path / "b.txt", ByteTokenizer(), 256)
     assert b"".join(bytes(tokens.tolist()) for _, tokens in named.pieces((0, 0))) == data
 
 

@@ -35,17 +35,17 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # 
 
 from planner.executor.comm import device_allreduce  # noqa: E402
 from planner.executor.comm import direct as direct_module  # noqa: E402
-from planner.executor.comm.averaging import Averaging  # noqa: E402
-from planner.executor.comm.chunking import Pace  # noqa: E402
-from planner.executor.comm.codec import Wire  # noqa: E402
-from planner.executor.comm.connections import ConnectionLost, TornError  # noqa: E402
-from planner.executor.comm.device_allreduce import HELD, DirectExchange, pieces_of  # noqa: E402
-from planner.executor.comm.direct import Direct, Transfers, open_direct  # noqa: E402
-from planner.executor.comm.p2p import Outbox  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.comm.averaging import StageAverager  # noqa: E402
+from planner.executor.comm.chunking import Chunking  # noqa: E402
+from planner.executor.comm.codec import WireFormat  # noqa: E402
+from planner.executor.comm.connections import ConnectionLost, ConnectionReset  # noqa: E402
+from planner.executor.comm.device_allreduce import HELD, DeviceAllReduce, split_share  # noqa: E402
+from planner.executor.comm.direct import DeviceTransfers, TransferBackend, open_device_transfers  # noqa: E402
+from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.options import Library  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
-from planner.executor.runtime.device_backend import HOST, GpuSide, Side  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.runtime.device_backend import HOST, DeviceBackend, GpuBackend  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
@@ -68,7 +68,7 @@ class Hall:
         self.gpus = [threading.Lock() for _ in range(ranks)]
         self.begun: dict[tuple[int, int], list[Any]] = {}
         self.changed = threading.Condition()
-        self.directs: dict[int, Direct] = {}
+        self.directs: dict[int, DeviceTransfers] = {}
         self.sent: list[tuple[int, int, Tensor]] = []
 
     def of(self, rank: int) -> _OfHall:
@@ -120,7 +120,7 @@ class _OfHall:
 class OnlyHere:
     """As NCCL, which takes no memory of the host."""
 
-    def __init__(self, group: Transfers) -> None:
+    def __init__(self, group: TransferBackend) -> None:
         self._group = group
         self.received = 0
 
@@ -135,7 +135,7 @@ class OnlyHere:
         return self._group.recv(tensors, rank, tag)
 
 
-def gloo(ranks: int) -> list[Transfers]:
+def gloo(ranks: int) -> list[TransferBackend]:
     """PyTorch's own, of threads of this process."""
     store = HashStore()
 
@@ -147,11 +147,11 @@ def gloo(ranks: int) -> list[Transfers]:
 
 
 def directs_of(
-    groups: Sequence[Transfers], members: Sequence[int], sides: Sequence[Side]
-) -> dict[int, Direct]:
+    groups: Sequence[TransferBackend], members: Sequence[int], sides: Sequence[DeviceBackend]
+) -> dict[int, DeviceTransfers]:
     """By rank; a hall knows them from now on."""
     found = {
-        rank: Direct(group, members, rank, side, carrier="nccl")
+        rank: DeviceTransfers(group, members, rank, side, carrier="nccl")
         for group, rank, side in zip(groups, members, sides, strict=True)
     }
     for group, rank in zip(groups, members, strict=True):
@@ -239,14 +239,14 @@ def test_nobody_holds_its_turn_while_a_message_is_made_or_room_is_not_there() ->
 
 def test_who_is_gone_and_who_says_what_is_not_due() -> None:
     """One error, of the connection or of the library."""
-    (direct,) = (Direct(Hall(2).of(0), (0, 1), 0, HOST),)
+    (direct,) = (DeviceTransfers(Hall(2).of(0), (0, 1), 0, HOST),)
     here, there = socket.socketpair()
     there.close()
-    with pytest.raises(TornError, match="another rank"):
+    with pytest.raises(ConnectionReset, match="another rank"):
         direct.receive(here, 1, torch.zeros(1))
     here, there = socket.socketpair()
     there.sendall(b"\x03")
-    with pytest.raises(TornError, match="said 3 where ROOM was due"):
+    with pytest.raises(ConnectionReset, match="said 3 where ROOM was due"):
         direct.send(here, 1, torch.zeros(1))
 
 
@@ -270,7 +270,9 @@ def test_who_is_to_blame(error: Exception, raised: type[Exception], line: str) -
         def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
             raise error
 
-    direct = Direct(Broken(Hall(2), 0), (3, 5), 3, HOST, {3: "a", 5: "b"}.__getitem__, "nccl")
+    direct = DeviceTransfers(
+        Broken(Hall(2), 0), (3, 5), 3, HOST, {3: "a", 5: "b"}.__getitem__, "nccl"
+    )
     here, there = socket.socketpair()
     there.sendall(bytes([1, 5, 4]))  # room, later, go
     with pytest.raises(raised, match=line) as found:
@@ -300,7 +302,7 @@ def test_the_pipeline_is_the_same_to_the_last_bit(head: str, library: str) -> No
     """However late what is begun ends: nothing is sent before it is made, or used before it is."""
     plan = make_plan([[0, 1, 2], [4, 5, 3]], workload=tiny_workload(), head=head)
     want, _, losses = played(plan, [HOST] * 6)
-    sides = [GpuSide(LateGpu(seed)) for seed in range(6)]
+    sides = [GpuBackend(LateGpu(seed)) for seed in range(6)]
     members, hall = [0, 1, 2, 4, 5], Hall(5)
     whose = gloo(5) if library == "gloo" else [hall.of(number) for number in range(5)]
     groups = [OnlyHere(group) for group in whose]
@@ -321,7 +323,7 @@ def test_the_pipeline_is_the_same_to_the_last_bit(head: str, library: str) -> No
         lambda m: sum(share for share, _ in m) > 0 and any(gives for _, gives in m)
     ),
     st.integers(1, 99),
-    st.sampled_from(list(Wire)),
+    st.sampled_from(list(WireFormat)),
     st.sampled_from([1.0, 0.5]),
     st.booleans(),
 )
@@ -329,7 +331,7 @@ def test_averaging_is_the_same_to_the_last_bit(
     values: int,
     members: list[tuple[int, bool]],
     most: int,
-    wire: Wire,
+    wire: WireFormat,
     scale: float,
     late: bool,
 ) -> None:
@@ -344,21 +346,23 @@ def test_averaging_is_the_same_to_the_last_bit(
     generator = torch.Generator().manual_seed(values)
     vectors = [torch.randn(values, generator=generator) for _ in members]
     # blocks of a codec begin where pieces do
-    most = values if wire in (Wire.INT8, Wire.INT4) else most
-    want = averaged(vectors, group, Pace(1, 1), wire, scale)
+    most = values if wire in (WireFormat.INT8, WireFormat.INT4) else most
+    want = averaged(vectors, group, Chunking(1, 1), wire, scale)
     hall, connected = Hall(n), Members(n)
-    sides: list[Side] = [GpuSide(LateGpu(r)) if late and n < 4 else HOST for r in range(n)]
+    sides: list[DeviceBackend] = [
+        GpuBackend(LateGpu(r)) if late and n < 4 else HOST for r in range(n)
+    ]
     directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
     found = [v.clone() for v in vectors]
     for vector, value, side in zip(found, vectors, sides, strict=True):
-        if isinstance(side, GpuSide):
+        if isinstance(side, GpuBackend):
             # it is being made
             vector.fill_(GARBAGE)
             side._gpu.computing().give(partial(vector.copy_, value))
 
     def work(rank: int) -> float:
         how = (connected.peers[rank], directs[rank], sides[rank], wire, scale, most)
-        return DirectExchange(found[rank], group, rank, *how).run()
+        return DeviceAllReduce(found[rank], group, rank, *how).run()
 
     connected.all_do(work)
     connected.close()
@@ -366,7 +370,7 @@ def test_averaging_is_the_same_to_the_last_bit(
         assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-class Told(GpuSide):
+class Told(GpuBackend):
     """What was said to be complete, and what operations were told of, in order."""
 
     def __init__(self, gpu: LateGpu) -> None:
@@ -399,7 +403,7 @@ def test_sums_leave_when_they_are_made_and_parts_are_lent_to_operations() -> Non
     vectors = [torch.ones(values) for _ in range(n)]
     waited: list[int] = []
 
-    class Slow(DirectExchange):
+    class Slow(DeviceAllReduce):
         def _reduce(self, c: int) -> None:
             time.sleep(2e-3)
             with self._peers.changed:
@@ -407,7 +411,7 @@ def test_sums_leave_when_they_are_made_and_parts_are_lent_to_operations() -> Non
             super()._reduce(c)
 
     def work(rank: int) -> float:
-        how = (connected.peers[rank], directs[rank], sides[rank], Wire.FP32, 1.0, most)
+        how = (connected.peers[rank], directs[rank], sides[rank], WireFormat.FP32, 1.0, most)
         return Slow(vectors[rank], group, rank, *how).run()
 
     connected.all_do(work)
@@ -438,12 +442,12 @@ def test_codecs_work_beside_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("encode", "decode"):
         monkeypatch.setattr(device_allreduce, name, noted(name, getattr(device_allreduce, name)))
     group, hall, connected = AveragingGroup.equal((0, 1)), Hall(2), Members(2)
-    sides = [GpuSide(LateGpu(r)) for r in range(2)]
+    sides = [GpuBackend(LateGpu(r)) for r in range(2)]
     directs = directs_of([hall.of(r) for r in range(2)], range(2), sides)
 
     def work(rank: int) -> float:
-        how = (connected.peers[rank], directs[rank], sides[rank], Wire.BF16)
-        return DirectExchange(torch.ones(100), group, rank, *how).run()
+        how = (connected.peers[rank], directs[rank], sides[rank], WireFormat.BF16)
+        return DeviceAllReduce(torch.ones(100), group, rank, *how).run()
 
     connected.all_do(work)
     connected.close()
@@ -458,7 +462,7 @@ def test_codecs_work_beside_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pieces_cover_a_share() -> None:
     """None is empty or too large, and they follow each other."""
     for part, most in (((3, 20), 5), ((0, 4), 4), ((7, 7), 3), ((0, 1), 9)):
-        found = pieces_of(part, most)
+        found = split_share(part, most)
         assert [x for one in found for x in range(*one)] == list(range(*part))
         assert all(0 < stop - start <= most for start, stop in found)
 
@@ -478,7 +482,7 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
         members = Members(n)
         found = [v.clone() for v in vectors]
         asked: list[list[bool]] = [[] for _ in range(n)]
-        directs: dict[int, Direct] = {}
+        directs: dict[int, DeviceTransfers] = {}
         for site in sites if direct else ():
             hall = Hall(len(site))
             if len(site) > 1:
@@ -490,10 +494,12 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
             found: list[Tensor] = found,
             asked: list[list[bool]] = asked,
             members: Members = members,
-            directs: dict[int, Direct] = directs,
+            directs: dict[int, DeviceTransfers] = directs,
         ) -> float:
             mine = [group for groups in rounds for group in groups if rank in group.members]
-            own = Averaging(rank, mine, [Pace(3, 2)] * len(mine), [Wire.FP32] * len(mine), n, 1e9)
+            own = StageAverager(
+                rank, mine, [Chunking(3, 2)] * len(mine), [WireFormat.FP32] * len(mine), n, 1e9
+            )
 
             def where(here: bool | None) -> Tensor:
                 if here is not None:
@@ -501,7 +507,7 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
                 return found[rank]
 
             peers, one = members.peers[rank], directs.get(rank)
-            end = own.run(where, peers, Outbox({}, peers.failure, {}), None, one)
+            end = own.run(where, peers, Sender({}, peers.failure, {}), None, one)
             assert asked[rank][:1] in ([own.begins_here(one)], [])
             return end
 
@@ -523,22 +529,22 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
 
 def test_a_vector_is_where_it_was_asked_for_last() -> None:
     """Brought along in both directions, and the update takes it from there."""
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    learner = Learner(plan, 0, CPU, Optimizing(), side=GpuSide(LateGpu()))
-    learner.begin(0, plan.schedules[0])
-    here = learner.gradients()
-    assert learner.gradients(here=True) is here
+    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), side=GpuBackend(LateGpu()))
+    stage_module.begin(0, plan.schedules[0])
+    here = stage_module.gradients()
+    assert stage_module.gradients(here=True) is here
     here.fill_(2.0)
-    there = learner.gradients(here=False)
+    there = stage_module.gradients(here=False)
     assert there is not here and bool((there == 2.0).all())
     there.fill_(3.0)
-    assert learner.gradients() is there
-    assert learner.gradients(here=True) is here and bool((here == 3.0).all())
-    learner.gradients(here=False).fill_(4.0)
-    learner.update()
+    assert stage_module.gradients() is there
+    assert stage_module.gradients(here=True) is here and bool((here == 3.0).all())
+    stage_module.gradients(here=False).fill_(4.0)
+    stage_module.update()
     assert bool((here == 4.0).all())
 
 
@@ -561,12 +567,12 @@ def test_who_reaches_whom(
     places: list[tuple[str, str] | None], want: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks with a GPU each for themselves, machine by machine; the same on both ends."""
-    monkeypatch.setattr(direct_module, "place_of", lambda library, rank, device: places[rank])
+    monkeypatch.setattr(direct_module, "gpu_location", lambda library, rank, device: places[rank])
     store = HashStore()
 
-    def opened(rank: int) -> Direct | None:
-        ranks = Ranks(rank, len(places), store)
-        return open_direct(Library.GLOO, ranks, CPU, HOST, store)
+    def opened(rank: int) -> DeviceTransfers | None:
+        ranks = ProcessGroup(rank, len(places), store)
+        return open_device_transfers(Library.GLOO, ranks, CPU, HOST, store)
 
     with ThreadPoolExecutor(len(places)) as pool:
         found = list(pool.map(opened, range(len(places))))
@@ -579,10 +585,12 @@ def test_who_reaches_whom(
 def test_nobody_reaches_anybody() -> None:
     """One line each."""
     with pytest.raises(ValueError, match="no two ranks of a machine have a GPU each"):
-        open_direct(Library.GLOO, Ranks(0, 1, HashStore()), CPU, HOST, HashStore())
+        open_device_transfers(Library.GLOO, ProcessGroup(0, 1, HashStore()), CPU, HOST, HashStore())
     if not torch.distributed.is_nccl_available():
         with pytest.raises(ValueError, match="this PyTorch is built without NCCL"):
-            open_direct(Library.NCCL, Ranks(0, 1, HashStore()), CPU, HOST, HashStore())
+            open_device_transfers(
+                Library.NCCL, ProcessGroup(0, 1, HashStore()), CPU, HOST, HashStore()
+            )
 
 
 def losses_of(
@@ -684,13 +692,13 @@ def test_kill_is_named(device: int, phase: str, hangs: bool, tmp_path: Path) -> 
 
 def test_paths_that_are_chosen_are_refused() -> None:
     """There, words lie between the bytes."""
-    from planner.executor.launch.arguments import arguments, require_planned
+    from planner.executor.launch.arguments import parse_arguments, validate_for_plan
 
-    args = arguments(["plan.json", "--devices", "a", "--direct", "nccl"], None)
+    args = parse_arguments(["plan.json", "--devices", "a", "--direct", "nccl"], None)
     plan = make_plan([[0, 1]], workload=tiny_workload())
-    require_planned(args, plan)
+    validate_for_plan(args, plan)
     with pytest.raises(ValueError, match="--direct: messages' order must be planned"):
-        require_planned(args, plan.replace(wiring="stochastic"))
+        validate_for_plan(args, plan.replace(wiring="stochastic"))
 
 
 @pytest.mark.parametrize(
@@ -721,7 +729,7 @@ def test_a_link_measured_another_way_is_refused(
 def test_a_message_is_made_before_it_leaves() -> None:
     """Handed over at once, while it is still being made."""
     hall = Hall(2)
-    side = GpuSide(LateGpu())
+    side = GpuBackend(LateGpu())
     directs = directs_of([hall.of(0), hall.of(1)], (0, 1), [side, HOST])
     here, there = socket.socketpair()
     soon = threading.Event()
@@ -732,8 +740,8 @@ def test_a_message_is_made_before_it_leaves() -> None:
         message.fill_(7.0)
 
     side._gpu.computing().give(makes)
-    outbox = Outbox({1: here}, Failure(), {1: 1e9}, side=side, direct=directs[0])
-    outbox.send(message, 1)
+    sender = Sender({1: here}, ErrorLatch(), {1: 1e9}, side=side, direct=directs[0])
+    sender.send(message, 1)
     room = torch.zeros(4)
     with ThreadPoolExecutor(1) as pool:
         got = pool.submit(directs[1].receive, there, 0, room)
@@ -741,7 +749,7 @@ def test_a_message_is_made_before_it_leaves() -> None:
         assert not got.done() and not hall.sent
         soon.set()
         got.result(LONG_S)
-    outbox.finish()
+    sender.finish()
     assert bool((room == 7.0).all())
 
 
@@ -749,7 +757,7 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
     """A mean of one's own is scaled there."""
     one = AveragingGroup.equal((0,))
     rounds = [one, one]
-    own = Averaging(0, rounds, [Pace(1, 1)] * 2, [Wire.FP32] * 2, 3, 1e9)
+    own = StageAverager(0, rounds, [Chunking(1, 1)] * 2, [WireFormat.FP32] * 2, 3, 1e9)
     asked: list[bool | None] = []
     vector: Tensor = torch.ones(2)
 
@@ -758,7 +766,7 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
         return vector
 
     members = Members(1)
-    own.run(where, members.peers[0], Outbox({}, Failure(), {}))
+    own.run(where, members.peers[0], Sender({}, ErrorLatch(), {}))
     assert asked == [None] and vector.tolist() == [3.0, 3.0]
 
 
@@ -773,8 +781,8 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
 )
 def test_what_it_goes_without(more: list[str], line: str) -> None:
     """One line, before anything begins."""
-    from planner.executor.launch.arguments import arguments, require_sensible
+    from planner.executor.launch.arguments import parse_arguments, validate
 
-    args = arguments(["plan.json", "--devices", "a", "--direct", "nccl", *more], None)
+    args = parse_arguments(["plan.json", "--devices", "a", "--direct", "nccl", *more], None)
     with pytest.raises(ValueError, match=line):
-        require_sensible(args)
+        validate(args)

@@ -34,18 +34,18 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.faults.elastic import cut, losses_without_fault  # noqa: E402
 from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
-from planner.executor.checkpoint.checkpoint import newest, read_shard  # noqa: E402
+from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import read_tensors  # noqa: E402
-from planner.executor.comm.connections import TornError  # noqa: E402
-from planner.executor.fault_tolerance.commit import Commit  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
-from planner.executor.fault_tolerance.failure_detector import Watch  # noqa: E402
-from planner.executor.fault_tolerance.membership import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
-from planner.executor.fault_tolerance.membership_events import CHANGES, change_line  # noqa: E402
-from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
+from planner.executor.comm.connections import ConnectionReset  # noqa: E402
+from planner.executor.fault_tolerance.commit import CommitProtocol  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
+from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
+from planner.executor.fault_tolerance.membership import MOST_TORN, DeviceLost, Evicted, Membership  # noqa: E402
+from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
@@ -67,12 +67,12 @@ def plan_of(kind: str = "fixed") -> TrainingPlan:
 
 def single(plan: TrainingPlan, steps: int = STEPS, **settings: Any) -> list[float]:
     """Losses of one process."""
-    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.optimizer import OptimizerConfig
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)
     fixed = plan.replace(wiring="fixed")
-    return [x for x, _ in islice(train_single(fixed, steps, Optimizing(**settings)), steps)]
+    return [x for x, _ in islice(train_single(fixed, steps, OptimizerConfig(**settings)), steps)]
 
 
 def hurt(
@@ -101,7 +101,7 @@ def told(done: Done) -> tuple[dict[int, float], list[dict[str, Any]]]:
     losses = {event["step"]: event["loss"] for event in steps}
     assert len(losses) == len(steps)
     assert all(event["took_s"] > 0 for event in steps)
-    return losses, [event for event in events if event["event"] in CHANGES]
+    return losses, [event for event in events if event["event"] in MEMBERSHIP_EVENTS]
 
 
 def require_equal(losses: dict[int, float], plan: TrainingPlan, **settings: Any) -> None:
@@ -150,7 +150,7 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
     # checkpoints are of the plan of those who are left, and alike in each stage to the last bit
     left = remove_devices(plan, [device])
     for group in left.assignment.groups:
-        shards = [read_shard(folder, newest(folder, group), d, left) for d in group]
+        shards = [read_shard(folder, latest_step(folder, group), d, left) for d in group]
         for name, tensor in shards[0].items():
             assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
 
@@ -223,7 +223,7 @@ def test_devices_that_update_by_themselves(phase: str, kind: str, tmp_path: Path
     assert [change["devices"] for change in changes] == [[lost.device]]
     assert sorted(losses) == list(range(STEPS))
     if kind == "fixed":
-        steps = train_apart(plan, STEPS, Optimizing(**SETTINGS), lost)
+        steps = train_apart(plan, STEPS, OptimizerConfig(**SETTINGS), lost)
         expected = [loss for loss, _ in steps]
         np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
@@ -261,7 +261,7 @@ def test_regions_average_in_every_step(kind: str, phase: str, every: int, tmp_pa
     losses, changes = told(done)
     assert [change["devices"] for change in changes] == [[lost]]
     when = Lost(lost, *TWO_CLOCKS[kind, phase, every])
-    expected = [loss for loss, _ in train_apart(plan, STEPS, Optimizing(**settings), when)]
+    expected = [loss for loss, _ in train_apart(plan, STEPS, OptimizerConfig(**settings), when)]
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
 
@@ -296,7 +296,7 @@ def test_averaging_beside_the_next_step(
     assert [change["devices"] for change in changes] == [[lost.device]]
     assert sorted(losses) == list(range(STEPS))
     if kind == "fixed":
-        *_, (_, held) = steps = list(train_apart(plan, STEPS, Optimizing(**SETTINGS), lost))
+        *_, (_, held) = steps = list(train_apart(plan, STEPS, OptimizerConfig(**SETTINGS), lost))
         expected = [loss for loss, _ in steps]
         np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
         # after the last outer step, of which no loss tells
@@ -315,7 +315,7 @@ def test_while_samples_are_told(late_s: float, tmp_path: Path) -> None:
     done = hurt(plan, tmp_path, "4", COUNTED, *_settings(), late="1", late_s=late_s)
     assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
     losses, _ = told(done)
-    steps = train_apart(plan, STEPS, Optimizing(**SETTINGS), Lost("4", 4, 3))
+    steps = train_apart(plan, STEPS, OptimizerConfig(**SETTINGS), Lost("4", 4, 3))
     expected = [loss for loss, _ in steps]
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
@@ -351,7 +351,7 @@ def test_a_connection_tears_where_devices_update_by_themselves(phase: str, tmp_p
     assert done.codes == [0] * len(IDS), done.error
     losses, changes = told(done)
     assert [change["event"] for change in changes] == ["torn"]
-    expected = [loss for loss, _ in train_apart(plan, STEPS, Optimizing(**SETTINGS))]
+    expected = [loss for loss, _ in train_apart(plan, STEPS, OptimizerConfig(**SETTINGS))]
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
 
@@ -406,7 +406,7 @@ def test_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     losses, (lost,) = told(done)
     require_equal(losses, plan)
     assert lost["step"] == 4
-    assert newest(folder, range(5)) == STEPS
+    assert latest_step(folder, range(5)) == STEPS
 
 
 @pytest.mark.slow
@@ -533,7 +533,7 @@ def test_outer_steps_after_a_device_came_into_a_region(alone: bool, tmp_path: Pa
     settings: dict[str, Any] = {"eps": 1e-5}
     came, losses = come_back(plan, steps, tmp_path, *_words(settings), device=name)
     when, count = Lost(name, 3, 3, came), min(came + beyond, steps)
-    expected = [x for x, _ in train_apart(plan, count, Optimizing(**settings), when)]
+    expected = [x for x, _ in train_apart(plan, count, OptimizerConfig(**settings), when)]
     found = [losses[t] for t in range(count)]
     np.testing.assert_allclose(found[:STEPS], expected[:STEPS], rtol=TOLERANCE)
     # rounding adds up
@@ -608,18 +608,18 @@ class Threads:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.store = torch.distributed.HashStore()
-        self.rolls = []
+        self.memberships = []
         for rank, name in enumerate(names):
-            watch = Watch(name, Ending(), 1.0)
-            watch._pulse = Told(self.store)  # type: ignore[assignment]
-            ranks = Ranks(rank, len(names), self.store, names, watch)
-            self.rolls.append(Roll(ranks, 5.0))
-            self.rolls[-1].open(7)
+            detector = FailureDetector(name, Shutdown(), 1.0)
+            detector._heartbeat = Told(self.store)  # type: ignore[assignment]
+            ranks = ProcessGroup(rank, len(names), self.store, names, detector)
+            self.memberships.append(Membership(ranks, 5.0))
+            self.memberships[-1].open(7)
 
     def look(self) -> None:
         """What the threads of signs of life do."""
-        for roll in self.rolls:
-            roll._watch.pulse.look()  # type: ignore[attr-defined]
+        for membership in self.memberships:
+            membership._detector.heartbeat.look()  # type: ignore[attr-defined]
 
 
 class Told:
@@ -654,14 +654,17 @@ class Told:
 def test_an_update_is_taken_by_all_or_none() -> None:
     """The last vote decides; a loss that was seen before does, and nothing changes it after."""
     run = Threads(("a", "b", "c"))
-    commits = [Commit(roll, roll.ranks(rank), {0, 2}, 99) for rank, roll in enumerate(run.rolls)]
+    commits = [
+        CommitProtocol(membership, membership.ranks(rank), {0, 2}, 99)
+        for rank, membership in enumerate(run.memberships)
+    ]
     answers: dict[int, str] = {}
 
     def vote(rank: int, step: int) -> None:
         try:
             commits[rank].decide(step, float(rank))
             answers[rank] = "taken"
-        except LostError:
+        except DeviceLost:
             answers[rank] = "again"
 
     def all_vote(ranks: tuple[int, ...], step: int) -> list[threading.Thread]:
@@ -678,7 +681,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
     waiting = all_vote((0, 1), 8)
     time.sleep(0.2)
     assert answers == {}
-    run.rolls[0].accuse(["c"], "c is gone")
+    run.memberships[0].accuse(["c"], "c is gone")
     run.look()
     for thread in waiting:
         thread.join(10)
@@ -691,45 +694,51 @@ def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.Monk
     """What it was to send is missed by one that does not vote: the step is done again by all."""
     monkeypatch.setattr("planner.executor.fault_tolerance.commit.CAUSE_S", 0.05)
     run = Threads(("a", "b"))
-    a, b = (Commit(roll, roll.ranks(rank), {0}, 99) for rank, roll in enumerate(run.rolls))
-    failure = Failure()
+    a, b = (
+        CommitProtocol(membership, membership.ranks(rank), {0}, 99)
+        for rank, membership in enumerate(run.memberships)
+    )
+    failure = ErrorLatch()
     a.heed(failure)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(a.decide, 7, 0.5)
         while not run.store.check(["generation/0/votes"]):
             time.sleep(0.01)
-        failure(TornError("device 'b' closed its connection", "b"))
+        failure(ConnectionReset("device 'b' closed its connection", "b"))
         until = time.monotonic() + 10
         while not waits.done() and time.monotonic() < until:
             run.look()
             time.sleep(0.05)
-        assert isinstance(waits.exception(10), LostError)
-    assert str(run.rolls[1].loss.error) == "device 'a' lost its connection to 'b'"
+        assert isinstance(waits.exception(10), DeviceLost)
+    assert str(run.memberships[1].loss.error) == "device 'a' lost its connection to 'b'"
     # noticed before the vote, it is told by whoever takes the step
-    with pytest.raises(TornError):
+    with pytest.raises(ConnectionReset):
         a.decide(7, 0.5)
-    with pytest.raises(LostError):
+    with pytest.raises(DeviceLost):
         b.decide(7, None)
 
 
 def test_an_outer_step_is_taken_by_all_or_none() -> None:
     """A vote of its own: the update before it was taken, and stays so."""
     run = Threads(("a", "b"))
-    commits = [Commit(roll, roll.ranks(rank), {0}, 99) for rank, roll in enumerate(run.rolls)]
+    commits = [
+        CommitProtocol(membership, membership.ranks(rank), {0}, 99)
+        for rank, membership in enumerate(run.memberships)
+    ]
 
-    def both(work: Callable[[Commit], None]) -> list[BaseException | None]:
+    def both(work: Callable[[CommitProtocol], None]) -> list[BaseException | None]:
         with ThreadPoolExecutor(2) as pool:
             return [done.exception(10) for done in [pool.submit(work, one) for one in commits]]
 
     assert both(lambda commit: commit.decide(4, 0.5)) == [None, None]
     assert both(lambda commit: commit.agree(4)) == [None, None]
     assert both(lambda commit: commit.decide(5, 0.5)) == [None, None]
-    run.rolls[0].accuse(["b"], "b is gone")
+    run.memberships[0].accuse(["b"], "b is gone")
     run.look()  # what is said now is heard
     run.look()
     for commit in commits:
         # in turns: were all votes there before the first is answered, all would take the step
-        with pytest.raises(LostError):
+        with pytest.raises(DeviceLost):
             commit.agree(5)
     assert [commit.taken for commit in commits] == [5, 5]
     # told although the step is not over
@@ -739,7 +748,7 @@ def test_an_outer_step_is_taken_by_all_or_none() -> None:
 def test_who_goes_on_is_agreed() -> None:
     """Accusations of the accused do not count; who comes is let in, and has no parameters."""
     run = Threads(("a", "b", "c"))
-    a, b, c = run.rolls
+    a, b, c = run.memberships
     b.accuse(["c"], "c is gone")
     run.look()
     c.accuse(["a"], "a is gone")
@@ -749,7 +758,7 @@ def test_who_goes_on_is_agreed() -> None:
     threads = [threading.Thread(target=r.next, args=(9, True), daemon=True) for r in (a, b)]
     for thread in threads:
         thread.start()
-    with pytest.raises(LeftError, match="the others go on without device 'c': c is gone"):
+    with pytest.raises(Evicted, match="the others go on without device 'c': c is gone"):
         c.next(9)
     for thread in threads:
         thread.join(10)
@@ -780,12 +789,12 @@ def test_who_goes_on_is_agreed() -> None:
 def test_a_connection_tears_between_two_that_live() -> None:
     """All go on, with the reason; a device that is lost at the same time is not among them."""
     run = Threads(("a", "b", "c"))
-    a, b, c = run.rolls
+    a, b, c = run.memberships
     b.tear("c", "device 'c' closed its connection")
     run.look()  # what is said now is heard
     run.look()
-    assert [str(r.loss.error) for r in run.rolls] == ["device 'c' closed its connection"] * 3
-    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in run.rolls]
+    assert [str(r.loss.error) for r in run.memberships] == ["device 'c' closed its connection"] * 3
+    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in run.memberships]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -813,13 +822,13 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     monkeypatch.setattr("planner.executor.fault_tolerance.membership.DOUBT_S", 0.05)
     run = Threads(("a", "b", "c", "d"))
     for rank in range(4):
-        run.store.set(f"beat/{rank}", "7")
-    b = run.rolls[1]
+        run.store.set(f"heartbeat/{rank}", "7")
+    b = run.memberships[1]
     b.accuse(["a", "c"], "silent", alone=True)
     b.accuse(["a", "c"], "silent", alone=True)  # at every look
     run.look()
     if alive:
-        run.store.set("beat/2", "8")
+        run.store.set("heartbeat/2", "8")
     until = time.monotonic() + 10
     while b.loss.error is None and time.monotonic() < until:
         time.sleep(0.05)
@@ -832,20 +841,22 @@ def test_who_tears_too_often_costs_one_device() -> None:
     names = ("a", "b", "c", "d")
     run = Threads(names)
     for tears in range(1, MOST_TORN + 2):
-        for roll, other in zip(run.rolls, ("b", "c", "d", "a"), strict=True):
-            roll.tear(other, f"device {other!r} closed its connection")
+        for membership, other in zip(run.memberships, ("b", "c", "d", "a"), strict=True):
+            membership.tear(other, f"device {other!r} closed its connection")
         run.look()
         run.look()
-        assert all(roll.loss.error is not None for roll in run.rolls)
-        goes_on = run.rolls if tears <= MOST_TORN else [r for r in run.rolls if r.name != "b"]
+        assert all(membership.loss.error is not None for membership in run.memberships)
+        goes_on = (
+            run.memberships if tears <= MOST_TORN else [r for r in run.memberships if r.name != "b"]
+        )
         threads = [threading.Thread(target=r.next, args=(7,), daemon=True) for r in goes_on]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(10)
-        left = tuple(roll.name for roll in goes_on)
-        assert [roll.now.members for roll in goes_on] == [left] * len(left)
-        assert run.rolls[0].now.tears == (tears if tears <= MOST_TORN else 0)
+        left = tuple(membership.name for membership in goes_on)
+        assert [membership.now.members for membership in goes_on] == [left] * len(left)
+        assert run.memberships[0].now.tears == (tears if tears <= MOST_TORN else 0)
     # a step that is done makes good
     a, c, d = goes_on
     a.tear("c", "device 'c' closed its connection")
@@ -862,27 +873,27 @@ def test_who_tears_too_often_costs_one_device() -> None:
 def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None:
     """It is cut off from its neighbours, and they give no sign of life in the store either."""
     run = Threads(("a", "b", "c"))
-    run.rolls[2].accuse(["c"], "device 'c' hears nobody any more")
+    run.memberships[2].accuse(["c"], "device 'c' hears nobody any more")
     run.look()
-    with pytest.raises(LeftError, match="hears nobody any more; and nobody is left to go on with"):
-        run.rolls[2].next(9)
+    with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to go on with"):
+        run.memberships[2].next(9)
 
 
-def late(run: Threads, patience_s: float, wait_s: float = 60.0) -> Roll:
+def late(run: Threads, heartbeat_timeout_s: float, wait_s: float = 60.0) -> Membership:
     """Of a third device that comes when others have begun."""
-    watch = Watch("c", Ending(), patience_s)
-    watch._pulse = Told(run.store)  # type: ignore[assignment]
-    return Roll(Ranks(2, 3, run.store, ("a", "b", "c"), watch, late=True), wait_s)
+    detector = FailureDetector("c", Shutdown(), heartbeat_timeout_s)
+    detector._heartbeat = Told(run.store)  # type: ignore[assignment]
+    return Membership(ProcessGroup(2, 3, run.store, ("a", "b", "c"), detector, late=True), wait_s)
 
 
 def test_who_comes_in_vain() -> None:
     """Nobody gives a sign of life, another process has the name, or all steps are done."""
     run = Threads(("a", "b", "c"))
-    with pytest.raises(LeftError, match="nobody is left to go on with"):
+    with pytest.raises(Evicted, match="nobody is left to go on with"):
         late(run, 0.2).come()
-    with pytest.raises(LeftError, match=r"'c' was not missed within 0.2 s; see whether another"):
+    with pytest.raises(Evicted, match=r"'c' was not missed within 0.2 s; see whether another"):
         late(run, 60.0, 0.2).come()
-    run.rolls[0].close()
+    run.memberships[0].close()
     assert not late(run, 60.0).come()
 
 
@@ -910,7 +921,7 @@ def test_who_comes_in_vain() -> None:
 )
 def test_one_and_several_are_told_apart(event: dict[str, Any], line: str) -> None:
     """As people read it."""
-    assert change_line(event | {"step": 3, "go_on": ["b", "c"], "lost_s": 0.5}) == line
+    assert event_line(event | {"step": 3, "go_on": ["b", "c"], "lost_s": 0.5}) == line
 
 
 def test_what_goes_without(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import read_shard  # noqa: E402
 from planner.executor.runtime.evaluate import forward_only  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
-from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 
 STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
 TEXT = "a line that nobody has seen before; " * 40
@@ -76,12 +76,12 @@ def losses_of(events: list[dict[str, Any]]) -> dict[int, float]:
 
 def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) -> float:
     """Mean loss of the text's first tokens with the checkpoint's parameters, in one process."""
-    learners = []
+    stage_modules = []
     for rank in range(len(plan.cluster)):
-        learner = Learner(plan, rank, torch.device("cpu"), Optimizing())
-        learner.load_state(read_shard(kept, STEPS, rank, plan))
-        learners.append(learner)
-    head = next(one.head.to(one.dtype) for one in learners if one.head is not None)
+        stage_module = StageModule(plan, rank, torch.device("cpu"), OptimizerConfig())
+        stage_module.load_state(read_shard(kept, STEPS, rank, plan))
+        stage_modules.append(stage_module)
+    head = next(one.head.to(one.dtype) for one in stage_modules if one.head is not None)
     tokens = torch.tensor(list(TEXT.encode() * 2))
     total, samples = 0.0, plan.workload.batch_samples
     with torch.no_grad():
@@ -90,7 +90,7 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
                 start = (batch * samples + b) * SEQUENCE
                 x = tokens[start : start + SEQUENCE][None]
                 for rank in path:
-                    x = learners[rank].run_stage(x)
+                    x = stage_modules[rank].run_stage(x)
                 logits = head.project(head.norm(x))[0].float()
                 want = tokens[start + 1 : start + SEQUENCE + 1]
                 total -= float(logits.log_softmax(-1)[range(SEQUENCE), want].sum())
@@ -189,12 +189,12 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     from planner.executor.data.consistency import require_same_data
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.data.options import Data
-    from planner.executor.rendezvous.process_group import Ranks
-    from planner.executor.runtime.evaluate import held_out_of
+    from planner.executor.rendezvous.process_group import ProcessGroup
+    from planner.executor.runtime.evaluate import evaluation_data
 
     plan = make_plan([[0]], workload=bytes_workload())
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    ranks = Ranks(0, 1, torch.distributed.HashStore())
+    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    ranks = ProcessGroup(0, 1, torch.distributed.HashStore())
     (tmp_path / "short").write_text("x" * SEQUENCE)
     for name, message in (
         ("none", "none: is no text file"),
@@ -205,7 +205,7 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     ):
         data = Data(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
-            held_out_of(plan, ranks, learner, data, every=1, batches=1, stop=1)
+            evaluation_data(plan, ranks, stage_module, data, every=1, batches=1, stop=1)
     short = microbatches_of(plan, Data(tmp_path / "short"))
     with pytest.raises(ValueError, match="--data: there are 16 tokens"):
         require_same_data(ranks, "--data", short)

@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.allreduce_links import Peers  # noqa: E402
-from planner.executor.comm.chunking import Pace  # noqa: E402
-from planner.executor.comm.codec import Wire  # noqa: E402
-from planner.executor.comm.connections import Connection, ConnectionLost, Streams  # noqa: E402
-from planner.executor.comm.sharded_allreduce import Exchange  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.comm.allreduce_links import AllReduceLinks  # noqa: E402
+from planner.executor.comm.chunking import Chunking  # noqa: E402
+from planner.executor.comm.codec import WireFormat  # noqa: E402
+from planner.executor.comm.connections import Connection, ConnectionLost, DuplexChannels  # noqa: E402
+from planner.executor.comm.sharded_allreduce import ShardedAllReduce  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 
@@ -30,11 +30,11 @@ class Members:
     """``n`` ranks, each connected with each."""
 
     def __init__(self, n: int) -> None:
-        self.streams = [Streams({}, {}) for _ in range(n)]
+        self.channels = [DuplexChannels({}, {}) for _ in range(n)]
         for i, j in permutations(range(n), 2):
             ends = [Connection(fileno=end.detach()) for end in socket.socketpair()]
-            self.streams[i].to[j], self.streams[j].of[i] = ends
-        self.peers = [Peers(streams, Failure()) for streams in self.streams]
+            self.channels[i].to[j], self.channels[j].of[i] = ends
+        self.peers = [AllReduceLinks(channels, ErrorLatch()) for channels in self.channels]
 
     def all_do(self, work: Callable[[int], float]) -> list[float]:
         """``work`` of every rank, at the same time."""
@@ -45,20 +45,22 @@ class Members:
         """Let go of threads and sockets."""
         for peers in self.peers:
             peers.finish()
-        for to, of in self.streams:
+        for to, of in self.channels:
             for connection in (*to.values(), *of.values()):
                 connection.close()
 
 
 def averaged(
-    vectors: list[Tensor], group: AveragingGroup, pace: Pace, wire: Wire, scale: float
+    vectors: list[Tensor], group: AveragingGroup, chunking: Chunking, wire: WireFormat, scale: float
 ) -> list[Tensor]:
     """Two rounds' worth of threads, one round: what every member has afterwards."""
     members = Members(len(vectors))
     found = [v.clone() for v in vectors]
 
     def work(rank: int) -> float:
-        return Exchange(found[rank], group, rank, members.peers[rank], wire, pace, scale).run()
+        return ShardedAllReduce(
+            found[rank], group, rank, members.peers[rank], wire, chunking, scale
+        ).run()
 
     members.all_do(work)
     members.close()
@@ -74,7 +76,7 @@ def averaged(
     st.integers(1, 9),
     st.integers(1, 9),
     st.sampled_from([None, 0.0, 0.01]),
-    st.sampled_from(list(Wire)),
+    st.sampled_from(list(WireFormat)),
     st.sampled_from([1.0, 0.5]),
 )
 def test_all_members_get_the_same_sum(
@@ -83,7 +85,7 @@ def test_all_members_get_the_same_sum(
     chunks: int,
     window: int,
     early_s: float | None,
-    wire: Wire,
+    wire: WireFormat,
     scale: float,
 ) -> None:
     """Any shares, contributors, chunks and windows; tiny shares leave some chunks empty."""
@@ -95,13 +97,13 @@ def test_all_members_get_the_same_sum(
     )
     generator = torch.Generator().manual_seed(values)
     vectors = [torch.randn(values, generator=generator) for _ in members]
-    pace = Pace(chunks, min(window, chunks), early_s)
-    found = averaged(vectors, group, pace, wire, scale)
+    chunking = Chunking(chunks, min(window, chunks), early_s)
+    found = averaged(vectors, group, chunking, wire, scale)
     given = [v for v, gives in zip(vectors, group.contributes, strict=True) if gives]
     exact = scale * torch.stack(given).sum(0)
     for vector in found:
         assert vector.numpy().tobytes() == found[0].numpy().tobytes()
-    if wire is Wire.FP32:
+    if wire is WireFormat.FP32:
         np.testing.assert_allclose(found[0], exact, atol=1e-5, rtol=0)
     else:
         # each contribution and the sum are coded, in blocks that end with their chunk
@@ -115,7 +117,8 @@ def test_the_sum_does_not_depend_on_who_is_first() -> None:
     vectors = [torch.randn(5000, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     group = AveragingGroup.equal((0, 1, 2, 3))
     results = {
-        averaged(vectors, group, Pace(7, 3), Wire.FP32, 1.0)[0].numpy().tobytes() for _ in range(10)
+        averaged(vectors, group, Chunking(7, 3), WireFormat.FP32, 1.0)[0].numpy().tobytes()
+        for _ in range(10)
     }
     assert len(results) == 1
 
@@ -126,9 +129,11 @@ def test_nothing_leaves_before_all_are_ready() -> None:
     vector = torch.ones(100_000)
     group = AveragingGroup.equal((0, 1))
     with ThreadPoolExecutor(max_workers=1) as pool:
-        exchange = Exchange(vector, group, 0, members.peers[0], Wire.FP32, Pace(4, 4))
+        exchange = ShardedAllReduce(
+            vector, group, 0, members.peers[0], WireFormat.FP32, Chunking(4, 4)
+        )
         running = pool.submit(exchange.run)
-        to, of = members.streams[1]
+        to, of = members.channels[1]
         word = of[0].recv(1 << 20)
         assert len(word) == 4
         of[0].setblocking(False)
@@ -143,17 +148,19 @@ def test_memory_is_bounded_by_the_window() -> None:
     """A reducer holds no more contributions than windows of its members, round after round."""
     members = Members(3)
     group = AveragingGroup((0, 1, 2), (1.0, 0.0, 0.0), (True, True, True))
-    pace = Pace(50, 2)
+    chunking = Chunking(50, 2)
 
     def work(rank: int) -> float:
         vector = torch.full((50_000,), 1.0)
         end = 0.0
         for _ in range(3):
-            end = Exchange(vector, group, rank, members.peers[rank], Wire.FP32, pace).run()
+            end = ShardedAllReduce(
+                vector, group, rank, members.peers[rank], WireFormat.FP32, chunking
+            ).run()
         assert bool((vector == 27.0).all())
         return end
 
     members.all_do(work)
     memory = members.peers[0].memory(4 * 1000)
-    assert 1 <= len(memory._spare) <= 2 * pace.window
+    assert 1 <= len(memory._spare) <= 2 * chunking.window
     members.close()

@@ -22,9 +22,9 @@ torch = pytest.importorskip("torch")
 from benchmarks.faults.__main__ import cut  # noqa: E402
 from benchmarks.faults.rank import PHASES  # noqa: E402
 from benchmarks.faults.runs import MARK, marked  # noqa: E402
-from planner.executor.fault_tolerance.failure_detector import Watch  # noqa: E402
-from planner.executor.fault_tolerance.heartbeat import Pulse, publish  # noqa: E402
-from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Ending  # noqa: E402
+from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
+from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish  # noqa: E402
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
 from planner.executor.rendezvous.store import StoreAddress, StoreMissingError  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
@@ -304,12 +304,12 @@ def test_the_first_reason_counts() -> None:
     store = torch.distributed.HashStore()
     assert publish(store, "a") == "a"
     assert publish(store, "b") == "a"
-    ending, woken = Ending(), []
-    ending.on_end(lambda: woken.append(1))
-    ending.because("a", 5)
-    ending.because("b")
-    ending.on_end(lambda: woken.append(2))
-    assert (ending.line, ending.code, woken) == ("a", 5, [1, 2])
+    shutdown_, woken = Shutdown(), []
+    shutdown_.on_end(lambda: woken.append(1))
+    shutdown_.because("a", 5)
+    shutdown_.because("b")
+    shutdown_.on_end(lambda: woken.append(2))
+    assert (shutdown_.line, shutdown_.code, woken) == ("a", 5, [1, 2])
 
 
 def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,44 +319,44 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
         "planner.executor.fault_tolerance.heartbeat.time.monotonic", lambda: clock[0]
     )
     store = torch.distributed.HashStore()
-    store.set("beat/1", "7")
+    store.set("heartbeat/1", "7")
     heard: list[float] = []
-    pulse = Pulse(store, lambda reason: None, lambda: None, lambda: store)
+    heartbeat = Heartbeat(store, lambda reason: None, lambda: None, lambda: store)
 
     def look(silent_s: float) -> None:
         heard.append(silent_s)
         clock[0] += 3600.0 if len(heard) == 2 else 1.0
         if len(heard) == 5:
-            store.set("beat/1", "8")
+            store.set("heartbeat/1", "8")
         if len(heard) == 7:
-            pulse.stop()
+            heartbeat.stop()
 
-    pulse.look_after(0, 1, look)
+    heartbeat.look_after(0, 1, look)
     monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
-    pulse.run()
+    heartbeat.run()
     assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
-    assert store.get("beat/0") == b"7"
+    assert store.get("heartbeat/0") == b"7"
 
 
 def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A farewell is nothing, silence is named after the limit, and an end at once."""
-    watch = Watch("here", Ending(), 1.0)
+    detector = FailureDetector("here", Shutdown(), 1.0)
     proposed: list[str] = []
-    monkeypatch.setattr(watch, "propose", lambda line, code=FAILED: proposed.append(line))
+    monkeypatch.setattr(detector, "propose", lambda line, code=FAILED: proposed.append(line))
     pairs = [socket.socketpair() for _ in range(3)]
-    with watch.over({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
+    with detector.over({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
         pairs[0][1].sendall(b"\1\0")
         pairs[0][1].close()
-        watch._listen()
-        watch._count(0.9)
+        detector._listen()
+        detector._count(0.9)
         assert proposed == []
         pairs[1][1].sendall(b"\1")
-        watch._listen()
-        watch._count(0.2)
+        detector._listen()
+        detector._count(0.2)
         assert len(proposed) == 1
         assert proposed[0].startswith("device 'there 2' gave no sign of life to 'here' for 1 s")
         pairs[1][1].close()
-        watch._listen()
+        detector._listen()
         assert proposed[1:] == ["device 'there 1' is gone: its process has ended"]
     assert pairs[2][1].recv(1) == b"\0"
 

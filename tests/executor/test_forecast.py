@@ -4,33 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.executor.swarm.ready_hint import Forecast
+from planner.executor.swarm.ready_hint import ReadyHint
 
 Told = list[tuple[int, float]]
 
 
-def step(forecast: Forecast, ends: list[float], ready: float, schedule: int = 0) -> Told:
+def step(ready_hint: ReadyHint, ends: list[float], ready: float, schedule: int = 0) -> Told:
     """Operations that end then; whom it told when."""
     told: Told = []
-    forecast.begin(schedule)
+    ready_hint.begin(schedule)
     for end in ends:
-        forecast.after(end, lambda rank, end=end: told.append((rank, end)))  # type: ignore[misc]
-    forecast.ready(ready)
-    assert forecast.told == {rank for rank, _ in told}
+        ready_hint.after(end, lambda rank, end=end: told.append((rank, end)))  # type: ignore[misc]
+    ready_hint.ready(ready)
+    assert ready_hint.told == {rank for rank, _ in told}
     return told
 
 
 def test_word_goes_by_the_step_before() -> None:
     """A second and a half, and a quarter, before it was ready; the first step knows nothing."""
-    forecast = Forecast({1: 1.5, 2: 0.25})
-    assert step(forecast, [1.0, 2.0, 3.0, 3.9], 4.0) == []
+    ready_hint = ReadyHint({1: 1.5, 2: 0.25})
+    assert step(ready_hint, [1.0, 2.0, 3.0, 3.9], 4.0) == []
     # 3.0, 2.0, 1.0 and 0.1 s before: the nearest to 1.5 s of both that are as far is the first
-    assert step(forecast, [11.0, 12.0, 13.0, 13.9], 14.0) == [(1, 12.0)]
+    assert step(ready_hint, [11.0, 12.0, 13.0, 13.9], 14.0) == [(1, 12.0)]
     # another schedule has its own history, and this one keeps its own
-    assert step(forecast, [21.0, 22.0], 25.0, schedule=1) == []
-    assert step(forecast, [31.0, 32.0, 33.0, 33.9], 34.0) == [(1, 32.0)]
+    assert step(ready_hint, [21.0, 22.0], 25.0, schedule=1) == []
+    assert step(ready_hint, [31.0, 32.0, 33.0, 33.9], 34.0) == [(1, 32.0)]
     # the step before ended sooner after the third
-    assert step(Forecast({2: 0.25}), [], 1.0) == []
+    assert step(ReadyHint({2: 0.25}), [], 1.0) == []
 
 
 @given(
@@ -41,9 +41,9 @@ def test_word_goes_by_the_step_before() -> None:
 def test_no_operation_is_nearer(gaps: list[float], ahead_s: float, rest: float) -> None:
     """Of a step like the one before, unless being ready itself is nearer than any."""
     ends = [sum(gaps[: k + 1]) for k in range(len(gaps))]
-    forecast = Forecast({7: ahead_s})
-    assert step(forecast, ends, ends[-1] + rest) == []
-    told = step(forecast, ends, ends[-1] + rest)
+    ready_hint = ReadyHint({7: ahead_s})
+    assert step(ready_hint, ends, ends[-1] + rest) == []
+    told = step(ready_hint, ends, ends[-1] + rest)
     off = {end: abs(ends[-1] + rest - end - ahead_s) for end in ends}
     if told:
         ((rank, when),) = told

@@ -16,10 +16,10 @@ from tests.executor.launch import torchrun
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.chunking import Pace  # noqa: E402
-from planner.executor.comm.codec import Wire  # noqa: E402
-from planner.executor.comm.device_allreduce import DirectExchange  # noqa: E402
-from planner.executor.runtime.device_backend import side_of  # noqa: E402
+from planner.executor.comm.chunking import Chunking  # noqa: E402
+from planner.executor.comm.codec import WireFormat  # noqa: E402
+from planner.executor.comm.device_allreduce import DeviceAllReduce  # noqa: E402
+from planner.executor.runtime.device_backend import backend_of  # noqa: E402
 from tests.executor.test_direct import Hall, directs_of, losses_of  # noqa: E402
 from tests.executor.test_exchange import Members, averaged  # noqa: E402
 
@@ -70,14 +70,14 @@ def test_two_by_two_ranks_share_one_gpu(
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=tolerance)
 
 
-@pytest.mark.parametrize("wire", list(Wire))
-def test_averaging_by_streams_of_one_gpu(wire: Wire) -> None:
+@pytest.mark.parametrize("wire", list(WireFormat))
+def test_averaging_by_streams_of_one_gpu(wire: WireFormat) -> None:
     """Threads for ranks, and copies on the stream that transfers are begun on for NCCL's."""
     gpu, n, values = torch.device("cuda", 0), 3, 3_000_001
     vectors = [torch.randn(values, generator=torch.Generator().manual_seed(k)) for k in range(n)]
     group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, False, True))
-    want = averaged(vectors, group, Pace(1, 1), wire, 0.5)
-    hall, connected, sides = Hall(n), Members(n), [side_of(gpu) for _ in range(n)]
+    want = averaged(vectors, group, Chunking(1, 1), wire, 0.5)
+    hall, connected, sides = Hall(n), Members(n), [backend_of(gpu) for _ in range(n)]
     directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
     found = [v.to(gpu) for v in vectors]
 
@@ -87,7 +87,7 @@ def test_averaging_by_streams_of_one_gpu(wire: Wire) -> None:
         found[rank] *= 2.0
         found[rank] /= 2.0
         how = (connected.peers[rank], directs[rank], sides[rank], wire, 0.5)
-        return DirectExchange(found[rank], group, rank, *how).run()
+        return DeviceAllReduce(found[rank], group, rank, *how).run()
 
     connected.all_do(work)
     connected.close()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.averaging import Averaging  # noqa: E402
-from planner.executor.comm.chunking import Pace  # noqa: E402
-from planner.executor.comm.codec import Wire  # noqa: E402
-from planner.executor.comm.p2p import Outbox  # noqa: E402
+from planner.executor.comm.averaging import StageAverager  # noqa: E402
+from planner.executor.comm.chunking import Chunking  # noqa: E402
+from planner.executor.comm.codec import WireFormat  # noqa: E402
+from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
@@ -44,14 +44,14 @@ def test_all_get_the_same_sum(
     generator = torch.Generator().manual_seed(values)
     vectors = [torch.randn(values, generator=generator) for _ in range(ends[-1])]
     exact = torch.stack(vectors).sum(0)
-    members, pace = Members(len(vectors)), Pace(chunks, min(window, chunks))
+    members, chunking = Members(len(vectors)), Chunking(chunks, min(window, chunks))
 
     def work(rank: int) -> float:
         mine = [group for groups in rounds for group in groups if rank in group.members]
-        wires = [Wire.of(group.codec(codec), gradients) for group in mine]
-        own = Averaging(rank, mine, [pace] * len(mine), wires, len(vectors), 1e9)
+        wires = [WireFormat.of(group.codec(codec), gradients) for group in mine]
+        own = StageAverager(rank, mine, [chunking] * len(mine), wires, len(vectors), 1e9)
         peers = members.peers[rank]
-        return own.run(lambda on: vectors[rank], peers, Outbox({}, peers.failure, {}))
+        return own.run(lambda on: vectors[rank], peers, Sender({}, peers.failure, {}))
 
     members.all_do(work)
     members.close()

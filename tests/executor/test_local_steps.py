@@ -22,11 +22,11 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
-from planner.executor.runtime.memory import need_of  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
-from planner.executor.runtime.outer_optimizer import LocalSamples, Outer  # noqa: E402
-from planner.executor.runtime.stage_module import Learner, require_executable  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.runtime.memory import memory_need  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedWeights  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402
 from planner.executor.runtime.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -40,7 +40,7 @@ EPS = 1e-6
 def apart(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[int, np.ndarray]]:
     """Losses of one process, and parameters of every device in the end."""
     torch.set_num_threads(1)
-    steps = list(train_apart(plan, STEPS, Optimizing(**settings)))
+    steps = list(train_apart(plan, STEPS, OptimizerConfig(**settings)))
     held = steps[-1][1]
     vectors = {d: np.concatenate([p.detach().numpy().ravel() for p in held[d]]) for d in held}
     return [loss for loss, _ in steps], vectors
@@ -147,7 +147,7 @@ def test_a_device_without_samples_takes_no_inner_step(tmp_path: Path) -> None:
     ranks, _ = require_equal(plan, tmp_path)
     assert [int(found["updates"]) for found in ranks] == [STEPS, STEPS, STEPS // 2]
     assert len({found["parameters"].tobytes() for found in ranks}) == 1
-    samples = [LocalSamples(plan, rank) for rank in range(3)]
+    samples = [PlannedWeights(plan, rank) for rank in range(3)]
     assert [one.scale(0) for one in samples] == [3, 3, 3]
     assert [one.scale(1) for one in samples] == [3, 1.5, None]
     # steps 0 to 4 and 5 to 9: three and two of all devices
@@ -204,7 +204,7 @@ def test_the_outer_step_by_hand() -> None:
         sync=Sync(2, OuterOptimizer(learning_rate=0.5, momentum=0.5))
     )
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    outer = Outer(plan, {"x": parameter})
+    outer = OuterSGD(plan, {"x": parameter})
     vector = torch.empty(2)
     parameter.data += torch.tensor([-0.2, 0.4])
     outer.change(vector, 0.5)
@@ -220,7 +220,8 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     """It begins with what was agreed on last, adds nothing, and then has what the others have."""
     plan = make_plan([[0], [1]]).replace(sync=Sync(2, OuterOptimizer()))
     giver, comer = (
-        Learner(plan, rank, torch.device("cpu"), Optimizing(1e-2), counted=True) for rank in (0, 1)
+        StageModule(plan, rank, torch.device("cpu"), OptimizerConfig(1e-2), counted=True)
+        for rank in (0, 1)
     )
     giver.begin(0, plan.schedules[0])
     for b in range(2):
@@ -232,7 +233,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     change = giver.change(giver.samples()).clone()
     assert giver.samples() == 2 and change.abs().max() > 0
     comer.load_state(giver.state())
-    comer.begin_as_agreed()
+    comer.restart_from_global()
     assert comer.samples() == 0
     # of all, of whom this one has done nothing; and where nobody has done anything
     for samples in (2, 0):
@@ -240,9 +241,9 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     # averaged twice, since somebody was lost the first time
     again = giver.change(giver.samples()).clone()
     assert torch.equal(again, change)
-    for learner in (giver, comer):
-        learner.gradients().copy_(change)
-        learner.outer_update()
+    for stage_module in (giver, comer):
+        stage_module.gradients().copy_(change)
+        stage_module.outer_step()
     for name, parameter in giver.named().items():
         assert torch.equal(parameter, comer.named()[name])
     assert giver.samples() == comer.samples() == 0
@@ -251,7 +252,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
 @pytest.mark.slow
 def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""
-    from planner.executor.checkpoint.checkpoint import newest, read_shard
+    from planner.executor.checkpoint.checkpoint import latest_step, read_shard
     from planner.executor.checkpoint.safetensors_io import read_tensors
     from planner.executor.huggingface.export import Export, export_checkpoint
 
@@ -266,7 +267,7 @@ def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("trained", "again")
     )
     assert one == two
-    shards = [read_shard(folder, newest(folder, range(4)), rank, plan) for rank in range(4)]
+    shards = [read_shard(folder, latest_step(folder, range(4)), rank, plan) for rank in range(4)]
     name = "stage.layers.0.norm1.weight"
     agreed = [shard[f"outer/parameter/{name}"] for shard in shards]
     own = [shard[f"parameter/{name}"] for shard in shards]
@@ -288,11 +289,11 @@ def test_memory_counts_what_the_outer_step_keeps() -> None:
     ):
         plan = plain.replace(sync=sync)
         parameters = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[0] / 4
-        need, without = (need_of(p, 0, averaging_of(p, 0)) for p in (plan, plain))
+        need, without = (memory_need(p, 0, averaging_of(p, 0)) for p in (plan, plain))
         assert need.total - without.total == each * parameters
-        made = Learner(plan, 0, torch.device("cpu"), Optimizing())
-        bare = Learner(plain, 0, torch.device("cpu"), Optimizing())
-        assert made.kept_bytes - bare.kept_bytes == each * parameters
+        made = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+        bare = StageModule(plain, 0, torch.device("cpu"), OptimizerConfig())
+        assert made.held_bytes - bare.held_bytes == each * parameters
 
 
 def test_what_has_no_meaning_is_refused() -> None:
@@ -304,11 +305,11 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(PlanError, match=r"sync.delayed: .* give every_steps above 1, or outer"):
         Sync(delayed=True)
     plan = plan.replace(clip=None, sync=DILOCO)
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
-    ranks = Ranks(0, 1, store, ("0", "1"))
+    ranks = ProcessGroup(0, 1, store, ("0", "1"))
     with pytest.raises(PlanError, match="every_steps 5 with outer; leave out --own-pace"):
-        Worker(plan, ranks, learner, tickets=store)
+        Worker(plan, ranks, stage_module, microbatch_queue=store)
 
 
 @pytest.mark.slow

@@ -24,20 +24,20 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.averaging import Averaging  # noqa: E402
-from planner.executor.comm.chunking import Pace  # noqa: E402
-from planner.executor.comm.codec import Wire  # noqa: E402
+from planner.executor.comm.averaging import StageAverager  # noqa: E402
+from planner.executor.comm.chunking import Chunking  # noqa: E402
+from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
 from planner.executor.runtime.memory import (  # noqa: E402
-    Claim,
-    Need,
+    MemoryClaim,
+    MemoryNeed,
     TooLittleMemoryError,
     buffer_bytes,
     claims_of,
     direct_bytes,
-    need_of,
+    memory_need,
     require_memory,
 )
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
@@ -64,7 +64,7 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
         said = {run.reason(d) for d in ("0", "1")}
         assert len(said) == 1
         (line,) = said
-    need = need_of(plan, 0, averaging_of(plan, 0))
+    need = memory_need(plan, 0, averaging_of(plan, 0))
     assert need.planned > 1.5e12
     assert line.startswith(f"device '0' needs {need.total / 1e9:.3g} GB (weights, grad")
     assert "activations of 2 microbatches" in line and "and with 1 more that share it" in line
@@ -72,7 +72,7 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
     assert line.endswith("or start fewer ranks here")
 
 
-def ranks_that(me: int, told: list[list[Claim]]) -> Any:
+def ranks_that(me: int, told: list[list[MemoryClaim]]) -> Any:
     """One rank, and what all tell."""
     met: list[str] = []
     return SimpleNamespace(
@@ -88,8 +88,8 @@ def ranks_that(me: int, told: list[list[Claim]]) -> Any:
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     """Each alone would fit; another GPU and the machine are counted by themselves."""
 
-    def claim(memory: str, need: float) -> Claim:
-        return Claim(memory, f"GPU {memory}", need, 10e9, 0.9, {"planned": need})
+    def claim(memory: str, need: float) -> MemoryClaim:
+        return MemoryClaim(memory, f"GPU {memory}", need, 10e9, 0.9, {"planned": need})
 
     told = [[claim("a", 8e9)], [claim("b", 5e9)], [claim("b", 3.9e9), claim("host", 9e9)]]
     for me in range(3):
@@ -115,8 +115,8 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
 
 def test_who_comes_late_asks_for_itself() -> None:
     """Nobody else is there to be asked: what they hold is not free any more."""
-    ranks = Ranks(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), late=True)
-    need = Need({"stage": 5e9}, {}, 0.0)
+    ranks = ProcessGroup(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), late=True)
+    need = MemoryNeed({"stage": 5e9}, {}, 0.0)
     (claim,) = claims_of(ranks, need, torch.device("cpu"))
     require_memory(ranks, [claim])
     with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
@@ -130,12 +130,12 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     ranks = ranks_that(0, [])
     gpu, host = claims_of(
-        ranks, Need({"stage": 3e9}, {"more": 1e9}, host=2e9), torch.device("cuda", 0)
+        ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}, host=2e9), torch.device("cuda", 0)
     )
     assert (gpu.need, gpu.have, gpu.name) == (4e9, 70e9, "NVIDIA H100")
     assert gpu.memory.endswith(" GPU-7") and gpu.memory.startswith(host.memory)
     assert host.need == 2e9 and host.have > 0
-    (alone,) = claims_of(ranks, Need({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
+    (alone,) = claims_of(ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
     assert alone.need == 4e9 and alone.memory == host.memory
     assert ranks.met == ["memory/begun"] * 2
 
@@ -144,21 +144,21 @@ def test_what_a_rank_needs() -> None:
     """Planned bytes by the plan's rules; buffers, messages and copies by what is sent."""
     plan = make_plan([[0, 3], [2, 1]], workload=tiny_workload(batch_samples=8))
     averaging = averaging_of(plan, 3)
-    found = need_of(plan, 3, averaging)
+    found = memory_need(plan, 3, averaging)
     costs = stage_costs(plan.workload, *plan.stage_layers[1], with_head=True)
     live = plan.schedules[0].most_live()[3]
     assert found.planned == costs.need_bytes(live)
     # four messages are planned for
     assert live < 3 and found.beyond["messages"] == 0 and found.host == 0
-    measuring = need_of(plan, 3, averaging, calibrates=True)
+    measuring = memory_need(plan, 3, averaging, calibrates=True)
     assert measuring.total > found.total
-    gpu = need_of(plan, 3, averaging, on_gpu=True)
+    gpu = memory_need(plan, 3, averaging, on_gpu=True)
     # pinned by powers of two
     assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
     messages = 2 * live * costs.output_bytes
     assert gpu.host == (1 << 17) + found.beyond["averaging"] + messages
     assert not gpu.beyond["messages"] and not gpu.beyond["averaging"]
-    direct = need_of(plan, 3, averaging, on_gpu=True, direct=True)
+    direct = memory_need(plan, 3, averaging, on_gpu=True, direct=True)
     assert direct.beyond["messages"] == messages
     assert direct.beyond["averaging"] == direct_bytes(averaging, int(costs.gradient_bytes) // 4)
 
@@ -166,19 +166,19 @@ def test_what_a_rank_needs() -> None:
 def test_pieces_from_gpu_to_gpu_wait_two_at_a_time() -> None:
     """Counted by hand: 2 others, shares of 100 and 50 values, and of more than a piece."""
     group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, True, True))
-    own = Averaging(0, [group], [Pace(4, 2)], [Wire.FP32], 3, 1e9)
+    own = StageAverager(0, [group], [Chunking(4, 2)], [WireFormat.FP32], 3, 1e9)
     assert direct_bytes(own, 200) == 2 * 2 * 4 * 100
     assert direct_bytes(replace(own, rank=1), 200) == 2 * 2 * 4 * 50
     # and pieces of the largest share as they leave and arrive, its own as they are made
     half = 2 * 2 * 2 * 50 + 2 * 2 * (2 + 4) * 100 + 4 * 50 + 2 * 50
-    assert direct_bytes(replace(own, wires=[Wire.BF16], rank=1), 200) == half
+    assert direct_bytes(replace(own, wires=[WireFormat.BF16], rank=1), 200) == half
     assert direct_bytes(own, 1 << 30) == 2 * 2 * (64 << 20)
 
 
 def test_buffers_hold_a_window_of_each_giver() -> None:
     """Counted by hand: 2 givers, 3 chunks of 25 values and one more that arrives."""
     group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, True, True))
-    own = Averaging(0, [group], [Pace(4, 2)], [Wire.FP32], 3, 1e9)
+    own = StageAverager(0, [group], [Chunking(4, 2)], [WireFormat.FP32], 3, 1e9)
     assert buffer_bytes(own, 200) == 2 * 3 * 4 * (25 + 1)
-    assert buffer_bytes(replace(own, wires=[Wire.BF16]), 200) == 2 * 3 * 2 * (25 + 1)
+    assert buffer_bytes(replace(own, wires=[WireFormat.BF16]), 200) == 2 * 3 * 2 * (25 + 1)
     assert buffer_bytes(replace(own, rank=1), 200) == 2 * 3 * 4 * (12 + 1)

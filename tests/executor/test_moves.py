@@ -24,8 +24,8 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint.checkpoint import newest, read_shard  # noqa: E402
-from planner.executor.fault_tolerance.run_segments import pieces_of  # noqa: E402
+from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
+from planner.executor.fault_tolerance.run_segments import segments_of  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 GRID = [[0, 1], [2, 3], [4, 5]]
@@ -40,12 +40,12 @@ def plan_of(grid: list[list[int]] = GRID, head: str = "last") -> TrainingPlan:
 
 def single(plan: TrainingPlan, **settings: Any) -> list[float]:
     """Losses of one process."""
-    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.optimizer import OptimizerConfig
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)
     fixed = plan.replace(wiring="fixed")
-    steps = train_single(fixed, STEPS, Optimizing(**settings))
+    steps = train_single(fixed, STEPS, OptimizerConfig(**settings))
     return [loss for loss, _ in islice(steps, STEPS)]
 
 
@@ -81,7 +81,7 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
         for line in file.read_text().splitlines()
     ]
     assert len(lines) == 12 * STEPS
-    for piece in pieces_of(plan, moves, STEPS):
+    for piece in segments_of(plan, moves, STEPS):
         ids = piece.plan.cluster.network.ids
         used = [
             {line["path"][s] for line in lines if piece.begin <= line["step"] < piece.end}
@@ -90,10 +90,10 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
         for stage, group in enumerate(piece.plan.assignment.groups):
             assert used[stage] == {ids[d] for d in group}
     # all of a stage have the same parameters in the end, bit by bit
-    last = pieces_of(plan, moves, STEPS)[-1].plan
+    last = segments_of(plan, moves, STEPS)[-1].plan
     folder = tmp_path / "kept"
     for group in last.assignment.groups:
-        shards = [read_shard(folder, newest(folder, group), d, last) for d in group]
+        shards = [read_shard(folder, latest_step(folder, group), d, last) for d in group]
         for name, tensor in shards[0].items():
             assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
 
@@ -154,14 +154,14 @@ def test_shares_and_two_levels_after_a_move() -> None:
 def test_moves_that_cannot_be(move: str, changes: dict[str, Any], message: str) -> None:
     """One line each."""
     with pytest.raises(PlanError) as caught:
-        pieces_of(plan_of().replace(**changes), [move], 20)
+        segments_of(plan_of().replace(**changes), [move], 20)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_no_move_empties_a_stage() -> None:
     """Not even after others."""
     with pytest.raises(PlanError, match="--move 2:1@3: is the last device of stage 0"):
-        pieces_of(plan_of([[0, 1], [2, 3]]), ["2:1@3", "0:1@2"], 20)
+        segments_of(plan_of([[0, 1], [2, 3]]), ["2:1@3", "0:1@2"], 20)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_a_move_between_outer_steps(tmp_path: Path) -> None:
     assert losses[STEPS - 1] < losses[0] - 0.1
     last = migrated(plan, Migration.of("4:1@10"))
     for group in last.assignment.groups:
-        shards = [read_shard(folder, newest(folder, group), d, last) for d in group]
+        shards = [read_shard(folder, latest_step(folder, group), d, last) for d in group]
         names = [name for name in shards[0] if not name.startswith("optimizer/")]
         assert any(name.startswith("outer/momentum/") for name in names)
         for name in names:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from planner.executor.runtime.optimizer import Optimizing, RateSchedule
+from planner.executor.runtime.optimizer import OptimizerConfig, RateSchedule
 
 torch = pytest.importorskip("torch")
 
 
 def test_rates_rise_and_fall() -> None:
     """Four steps of warm-up, then half a wave down to a tenth, and no further."""
-    cosine = Optimizing(
+    cosine = OptimizerConfig(
         1.0, schedule=RateSchedule.COSINE, warmup=4, schedule_steps=8, min_lr_ratio=0.1
     )
     half = 0.1 + 0.9 / 2
@@ -22,14 +22,14 @@ def test_rates_rise_and_fall() -> None:
         if want is not None:
             assert cosine.rate(step) == pytest.approx(want)
     assert 1 > cosine.rate(5) > half > cosine.rate(7) > 0.1
-    constant = Optimizing(2.0, warmup=2)
+    constant = OptimizerConfig(2.0, warmup=2)
     assert [constant.rate(step) for step in (0, 1, 2, 99)] == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_matrices_alone_decay() -> None:
     """With gradients of zero, AdamW does nothing but decay."""
     matrix, norm = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,)))
-    settings = Optimizing(0.5, weight_decay=0.2, warmup=2)
+    settings = OptimizerConfig(0.5, weight_decay=0.2, warmup=2)
     optimizer = settings.make([matrix, norm])
     for parameter in (matrix, norm):
         parameter.grad = torch.zeros_like(parameter)
@@ -54,9 +54,9 @@ def test_matrices_alone_decay() -> None:
 def test_wrong_settings_are_one_line(wrong: dict[str, Any], message: str) -> None:
     """Which, its value, what it must be."""
     with pytest.raises(ValueError, match=message):
-        Optimizing(**wrong)
+        OptimizerConfig(**wrong)
 
 
 def test_steps_of_a_schedule_say_nothing_where_rates_are_constant() -> None:
     """A run that goes on for longer than it was to has the same settings."""
-    assert Optimizing(schedule_steps=10) == Optimizing(schedule_steps=20)
+    assert OptimizerConfig(schedule_steps=10) == OptimizerConfig(schedule_steps=20)

@@ -19,7 +19,7 @@ from tests.conftest import make_plan
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint.reshard import says, sources  # noqa: E402
+from planner.executor.checkpoint.reshard import description, source_shards  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 from tests.executor.test_two_clocks import straight  # noqa: E402
 
@@ -83,16 +83,18 @@ def test_devices_that_are_as_one_go_on_from_the_same() -> None:
     """A region's devices, whoever wrote the checkpoint: all of its plan, or those who were left."""
     plan = straight()
     for wrote in (plan, remove_devices(plan, [plan.cluster.network.ids[3]])):
-        holds = says(wrote)["holds"]
+        holds = description(wrote)["holds"]
         for rounds in plan.averaging:
             for group in rounds[0]:
                 one, other = (
-                    sources(holds, plan, d, ["stage.layers.0.attention.weight"])
+                    source_shards(holds, plan, d, ["stage.layers.0.attention.weight"])
                     for d in group.members
                 )
                 assert one == other
         # regions go on from different ones
-        first = [sources(holds, plan, d, ["stage.layers.0.x"]) for d in plan.assignment.groups[0]]
+        first = [
+            source_shards(holds, plan, d, ["stage.layers.0.x"]) for d in plan.assignment.groups[0]
+        ]
         assert len({next(iter(found)) for found in first}) == 2
 
 
@@ -144,12 +146,12 @@ def test_another_model_is_one_line(tmp_path: Path, other: dict[str, Any], field:
 
 def test_each_part_is_found_where_it_was() -> None:
     """Layers are renumbered; peers take turns among the holders of a part."""
-    holds = says(planned([[0, 1], [2, 3]]))["holds"]
+    holds = description(planned([[0, 1], [2, 3]]))["holds"]
     names = ["stage.stem.tokens.weight", "stage.layers.2.out", "stage.layers.1.out", "head.norm"]
     whole = planned([[0], [1]])
-    assert sources(holds, whole, 1, names) == {
+    assert source_shards(holds, whole, 1, names) == {
         2: {names[0]: names[0], "stage.layers.1.out": names[2]},
         3: {"stage.layers.0.out": names[1], "head.norm": "head.norm"},
     }
     with pytest.raises(ValueError, match=r"no device that held 'head\.norm'"):
-        sources({"0": [0, 4, False]}, whole, 0, names)
+        source_shards({"0": [0, 4, False]}, whole, 0, names)

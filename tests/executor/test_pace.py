@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from planner.executor.comm.chunking import (
     against_plan_s,
+    chunking_of,
     ends_s,
     longest_round_trip_s,
-    pace_of,
     return_s,
     round_s,
 )
@@ -71,7 +71,7 @@ def test_one_way_only(phase: Phase) -> None:
     group, cluster = group_of((0.5, 0.5), phase), cluster_of()
     assert ends_s(group, 1e6, cluster, np.zeros(2)) == pytest.approx(0.05 + WAY_S)
     assert against_plan_s(group, 1e6, cluster) == pytest.approx((WAY_S, 0.0))
-    assert pace_of(group, 1e6, cluster).early_s is None
+    assert chunking_of(group, 1e6, cluster).early_s is None
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_executed_faster(
 ) -> None:
     """A round of a third of the time waits a third as long."""
     for speed in (1.0, 3.0):
-        pace = pace_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed)
-        assert pace.early_s == (None if begin_s is None else pytest.approx(begin_s / speed))
+        chunking = chunking_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed)
+        assert chunking.early_s == (None if begin_s is None else pytest.approx(begin_s / speed))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_word_is_sent_ahead_where_it_matters(
     shares: tuple[float, ...], megabytes: float, spare_s: float | None
 ) -> None:
     """More than a twentieth of the round."""
-    found = pace_of(group_of(shares), 1e6 * megabytes, cluster_of()).spare_s
+    found = chunking_of(group_of(shares), 1e6 * megabytes, cluster_of()).spare_s
     assert found == (None if spare_s is None else pytest.approx(spare_s))
 
 

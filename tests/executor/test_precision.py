@@ -18,7 +18,7 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
@@ -84,7 +84,7 @@ def test_a_shared_matrix_is_rounded_for_the_head_alone(tmp_path: Path) -> None:
 
 def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
     """All members agree bit for bit; off by what rounding contributions and sums takes, and off."""
-    from planner.executor.comm.codec import Wire
+    from planner.executor.comm.codec import WireFormat
     from tests.executor.codec_error import error_bound
 
     rounded = Workload.transformer(
@@ -101,7 +101,7 @@ def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
     want = torch.from_numpy(np.concatenate(gradients["first"]))
     off = (torch.from_numpy(ranks[0]["first"]) - want).abs()
     # two contributions, which may be larger than their sum, and the sum
-    worst = error_bound(want, Wire.BF16).max()
+    worst = error_bound(want, WireFormat.BF16).max()
     assert 1e-3 * float(worst) < float(off.max()) <= 3 * float(worst)
     sums = torch.from_numpy(ranks[0]["first"])
     assert torch.equal(sums, sums.to(torch.bfloat16).float())
@@ -114,52 +114,52 @@ def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
 
 def test_fp32_computes_with_the_parameters_themselves() -> None:
     """No copy, and what is summed in fp32 whatever the format changes no bit."""
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.stage_module import StageModule
 
-    learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), Optimizing())
-    assert learner.computed_stage._module is learner.stage
-    assert learner.computed_stage.rounded == []
+    stage_module = StageModule(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
+    assert stage_module.computed_stage._module is stage_module.stage
+    assert stage_module.computed_stage.rounded == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_parameters_and_moments_stay_in_fp32() -> None:
     """Only what computes is rounded, after every update and after a checkpoint."""
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0, 1]], workload=tiny())
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    layers = [p for name, p in learner.stage.named_parameters() if not name.startswith("stem")]
-    rounded = sum(weight.nbytes for weight in learner.computed_stage.rounded)
+    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    layers = [p for name, p in stage_module.stage.named_parameters() if not name.startswith("stem")]
+    rounded = sum(weight.nbytes for weight in stage_module.computed_stage.rounded)
     assert rounded == 2 * sum(p.numel() for p in layers)
-    learner.begin(0, plan.schedules[0])
-    sent = learner.operate("F", 0, None)
+    stage_module.begin(0, plan.schedules[0])
+    sent = stage_module.operate("F", 0, None)
     assert sent.dtype == torch.bfloat16
-    learner.operate("B", 0, torch.randn(learner.boundary.shape, dtype=torch.bfloat16))
-    learner.update()
-    assert {t.dtype for t in learner.state().values()} == {torch.float32}
-    learner.begin(1, plan.schedules[0])
-    assert not torch.equal(learner.operate("F", 0, None), sent)
-    other = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    other.load_state(learner.state())
-    for one in (learner, other):
+    stage_module.operate("B", 0, torch.randn(stage_module.boundary.shape, dtype=torch.bfloat16))
+    stage_module.update()
+    assert {t.dtype for t in stage_module.state().values()} == {torch.float32}
+    stage_module.begin(1, plan.schedules[0])
+    assert not torch.equal(stage_module.operate("F", 0, None), sent)
+    other = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    other.load_state(stage_module.state())
+    for one in (stage_module, other):
         one.begin(1, plan.schedules[0])
-    assert torch.equal(learner.operate("F", 1, None), other.operate("F", 1, None))
+    assert torch.equal(stage_module.operate("F", 1, None), other.operate("F", 1, None))
 
 
 def test_calibration_measures_in_the_plans_format() -> None:
     """F, H and B of the modules that compute."""
     from planner.executor.launch.calibrate import measure_compute
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0, 1]], workload=tiny())
-    learner = Learner(plan, 1, torch.device("cpu"), Optimizing())
-    before = {name: value.clone() for name, value in learner.state().items()}
+    stage_module = StageModule(plan, 1, torch.device("cpu"), OptimizerConfig())
+    before = {name: value.clone() for name, value in stage_module.state().items()}
     used: set[object] = set()
-    for computed in (learner.computed_stage, learner.computed_head):
+    for computed in (stage_module.computed_stage, stage_module.computed_head):
         computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
-    times = measure_compute(learner)
+    times = measure_compute(stage_module)
     assert used == {torch.bfloat16} and min(times.values()) > 0
-    assert all(torch.equal(value, before[name]) for name, value in learner.state().items())
+    assert all(torch.equal(value, before[name]) for name, value in stage_module.state().items())
 
 
 def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
@@ -178,14 +178,14 @@ def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
 
 def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it computes anything, slowly."""
-    from planner.executor.runtime.precision import prepare
+    from planner.executor.runtime.precision import set_precision
 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
     plan, device = make_plan([[0, 1]], workload=tiny()), torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     with pytest.raises(PlanError, match=r"Tesla V100-SXM2-16GB has no bf16 .* --precision fp32"):
-        prepare(plan, device)
-    prepare(make_plan([[0, 1]]), device)
+        set_precision(plan, device)
+    set_precision(make_plan([[0, 1]]), device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    prepare(plan, device)
+    set_precision(plan, device)

@@ -31,28 +31,30 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     Bytes that graphs hold after every F, the most at any time, bytes that the learner itself holds
     after all F, and what every operation gave.
     """
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
 
     plan = plan_of(head, does)
-    learner = Learner(plan, stage, torch.device("cpu"), Optimizing(1e-3))
-    learner.begin(0, plan.schedules[0])
+    stage_module = StageModule(plan, stage, torch.device("cpu"), OptimizerConfig(1e-3))
+    stage_module.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
-    given = [torch.randn(learner.boundary.shape, generator=generator) for _ in range(3 * FLIGHT)]
-    after, made, kept = [], [], learner.kept
+    given = [
+        torch.randn(stage_module.boundary.shape, generator=generator) for _ in range(3 * FLIGHT)
+    ]
+    after, made, kept = [], [], stage_module.kept
     for b in range(FLIGHT):
-        made.append(learner.operate("F", b, None if stage == 0 else given[b].clone()))
+        made.append(stage_module.operate("F", b, None if stage == 0 else given[b].clone()))
         after.append(kept.bytes())
-    held = sum(t.nbytes for pair in learner._kept.values() for t in pair if t is not None)
-    heads = learner.head is not None
+    held = sum(t.nbytes for pair in stage_module._kept.values() for t in pair if t is not None)
+    heads = stage_module.head is not None
     for b in range(FLIGHT if heads else 0):
         here = head == "last"
-        made.append(learner.operate("H", b, None if here else given[FLIGHT + b].clone()))
+        made.append(stage_module.operate("H", b, None if here else given[FLIGHT + b].clone()))
     for b in range(FLIGHT):
         own = heads and head == "last"
-        made.append(learner.operate("B", b, None if own else given[-1 - b].clone()))
-    assert kept.bytes() == 0 and not learner._kept
-    return after, kept.most, held, [*made, learner.gradients().clone()]
+        made.append(stage_module.operate("B", b, None if own else given[-1 - b].clone()))
+    assert kept.bytes() == 0 and not stage_module._kept
+    return after, kept.most, held, [*made, stage_module.gradients().clone()]
 
 
 def costs_of(stage: int, head: str) -> StageCosts:
@@ -78,17 +80,19 @@ def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
 def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
     from planner.executor.launch.calibrate import REPEATS, measure_compute
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
 
     calls = []
     for does in (False, True):
-        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), Optimizing(1e-3))
+        stage_module = StageModule(
+            plan_of("last", does), 1, torch.device("cpu"), OptimizerConfig(1e-3)
+        )
         graphs: list[bool] = []
-        learner.stage.register_forward_hook(
+        stage_module.stage.register_forward_hook(
             lambda _, __, output, found=graphs: found.append(output.requires_grad)
         )
-        times = measure_compute(learner)
+        times = measure_compute(stage_module)
         assert min(times["forward_s"], times["backward_s"]) > 0
         calls.append(graphs)
     assert calls[0] == calls[1] == [True] * (REPEATS + 1)

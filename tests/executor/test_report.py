@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.cli import run_command
-from planner.executor.runtime.flops_counter import Work, summary
+from planner.executor.runtime.flops_counter import FlopsCounter, summary
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import save_plan
@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.launch.local import run_local, threads  # noqa: E402
 from planner.executor.runtime.device_report import peak_flops  # noqa: E402
-from planner.executor.runtime.evaluate import Evaluated  # noqa: E402
-from planner.executor.runtime.losses import Losses  # noqa: E402
+from planner.executor.runtime.evaluate import EvaluationResult  # noqa: E402
+from planner.executor.runtime.losses import LossCollector  # noqa: E402
 from planner.executor.runtime.progress import Progress  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
@@ -35,14 +35,14 @@ STEPS = 3
 def test_a_diverged_run_tells_json(loss: float, capsys: pytest.CaptureFixture[str]) -> None:
     """Null where a number is not finite, in events and in the command's data; text says so."""
     plan = make_plan([[0, 1]], workload=tiny_workload())
-    losses = Losses({}, own=True, steps=range(2))
-    progress = Progress(1.0, events=True, work=Work(plan))
+    losses = LossCollector({}, own=True, steps=range(2))
+    progress = Progress(1.0, events=True, work=FlopsCounter(plan))
     losses.tell(0, loss)
     for step in range(2):
         progress.step(StepRecord(step, False, step, step + 1), losses)
     losses.tell(1, loss)
     progress.end(losses)
-    progress.evaluated(Evaluated(1, "all stages", loss))
+    progress.evaluated(EvaluationResult(1, "all stages", loss))
     lines = capsys.readouterr().out.splitlines()
     events = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [e["event"] for e in events] == ["step", "step", "loss", "evaluated"]
@@ -66,19 +66,19 @@ def test_flops_are_those_of_what_microbatches_visit() -> None:
     """By hand: 8 samples through all; paths that skip do less; recomputation adds nothing."""
     plan = make_plan([[0, 1]])
     w = plan.workload
-    work = Work(plan.replace(recompute=(True, True)), 1e12)
+    work = FlopsCounter(plan.replace(recompute=(True, True)), 1e12)
     assert work.tokens(0) == 8 * 16
     assert work.flops(5) == pytest.approx(3 * 8 * w.forward_flops)
     assert work.mfu(0, 0.5) == pytest.approx(work.flops(0) / 0.5e12)
-    assert Work(plan).mfu(0, 0.5) is None
+    assert FlopsCounter(plan).mfu(0, 0.5) is None
     skipping = skipping_and_swapping_plan()
     w = skipping.workload
     # 4 + 4 + 6 + 6 layers less those that lie in stages not visited
     stage = [w.stage(*layers).forward_flops for layers in skipping.stage_layers]
     visited = [(0, 1), (0, 2), (0, 2, 1), (0, 1, 2)]
     by_hand = sum(w.head.forward_flops + sum(stage[d] for d in path) for path in visited)
-    assert Work(skipping).flops(0) == pytest.approx(3 * by_hand)
-    assert Work(skipping).flops(0) < 3 * 4 * w.forward_flops
+    assert FlopsCounter(skipping).flops(0) == pytest.approx(3 * by_hand)
+    assert FlopsCounter(skipping).flops(0) < 3 * 4 * w.forward_flops
 
 
 def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
-from planner.executor.rendezvous.process_group import Ranks  # noqa: E402
+from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
 from planner.executor.runtime.flops_counter import summary  # noqa: E402
-from planner.executor.runtime.memory import need_of  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
-from planner.executor.runtime.outer_optimizer import CountedSamples  # noqa: E402
-from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.runtime.memory import memory_need  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.outer_optimizer import CountedWeights  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from planner.executor.runtime.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -128,7 +128,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
     """Batches of 8, H = 2; a checkpoint within a period keeps the count."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
     plan = plan.replace(sync=Sync(2))
-    samples, again = CountedSamples(plan, 0), CountedSamples(plan, 0)
+    samples, again = CountedWeights(plan, 0), CountedWeights(plan, 0)
     samples.begin(plan.schedules[0])
     assert samples.scale(0) is None
     for _ in range(5):
@@ -161,7 +161,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
 def test_memory_counts_what_may_wait() -> None:
     """All that trainers let be on their way may wait at one device."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=12))
-    needs = [need_of(p, 1, averaging_of(p, 1)) for p in (plan, routed(plan))]
+    needs = [memory_need(p, 1, averaging_of(p, 1)) for p in (plan, routed(plan))]
     live = plan.schedules[0].most_live()
     each = stage_costs(plan.workload, *plan.stage_layers[1]).output_bytes
     # four are planned for
@@ -175,10 +175,10 @@ def test_memory_counts_what_may_wait() -> None:
 def test_own_pace_is_refused() -> None:
     """One of the two ways to share microbatches out."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
     with pytest.raises(PlanError, match="found kind 'stochastic'; leave out --own-pace"):
-        Worker(plan, Ranks(0, 1, store, ("0", "1")), learner, tickets=store)
+        Worker(plan, ProcessGroup(0, 1, store, ("0", "1")), stage_module, microbatch_queue=store)
 
 
 @pytest.mark.slow

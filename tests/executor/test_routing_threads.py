@@ -20,13 +20,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.p2p import Outbox  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.runtime.device_backend import HOST  # noqa: E402
 from planner.executor.runtime.p2p_schedule import Message  # noqa: E402
 from planner.executor.runtime.records import RouteLog, StepRecord  # noqa: E402
-from planner.executor.swarm.routing_messages import Form, Note, Word  # noqa: E402
-from planner.executor.swarm.stochastic_pipeline import Places, Routed, router_of  # noqa: E402
+from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingMessage  # noqa: E402
+from planner.executor.swarm.stochastic_pipeline import Neighbourhood, StochasticPipeline, router_of  # noqa: E402
 from tests.executor.devices import all_run  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
@@ -60,23 +60,23 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
     n = len(plan.cluster)
     ends: dict[tuple[int, int], socket.socket] = {}
     for i in range(n):
-        for j in Places(plan, i).neighbours:
+        for j in Neighbourhood(plan, i).neighbours:
             if (i, j) not in ends:
                 ends[i, j], ends[j, i] = socket.socketpair()
     computes = [Slow(s) for s in forward_s]
     records: list[list[StepRecord]] = [[] for _ in range(n)]
-    failure = Failure()
+    failure = ErrorLatch()
 
     def run(d: int) -> None:
         mine = {j: c for (i, j), c in ends.items() if i == d}
-        outbox = Outbox(mine, failure, dict.fromkeys(mine, 1e9))
+        sender = Sender(mine, failure, dict.fromkeys(mine, 1e9))
         router = router_of(plan, d)
-        routed = Routed(plan, d, computes[d], mine, outbox, failure, router)  # type: ignore[arg-type]
+        routed = StochasticPipeline(plan, d, computes[d], mine, sender, failure, router)  # type: ignore[arg-type]
         for serial in range(steps):
             records[d].append(StepRecord(serial, False))
             routed.run(serial, records[d][-1])
         routed.finish()
-        outbox.finish()
+        sender.finish()
 
     all_run(run, n, ends.values(), failure)
     return records, computes
@@ -164,11 +164,14 @@ def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
 
 def test_notes_are_read_as_they_were_written() -> None:
     """Of fixed size; a path that has no peers yet is filled up."""
-    form = Form(3)
-    for note in (Note(Word.ANSWER, 7, 4000, (3, 1, -1), 0.25), Note(Word.END, 2, 0, (-1,) * 3)):
+    form = MessageFormat(3)
+    for note in (
+        RoutingMessage(MessageKind.ANSWER, 7, 4000, (3, 1, -1), 0.25),
+        RoutingMessage(MessageKind.END, 2, 0, (-1,) * 3),
+    ):
         data = form.pack(note)
         assert len(data) == form.size and form.unpack(data) == note
-    assert form.unpack(form.pack(Note(Word.LAST))).path == (-1, -1, -1)
+    assert form.unpack(form.pack(RoutingMessage(MessageKind.LAST))).path == (-1, -1, -1)
 
 
 def test_routes_are_written_as_lines(tmp_path: Any) -> None:

@@ -20,15 +20,15 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.direct import Direct  # noqa: E402
-from planner.executor.comm.p2p import Expected, Inbox, Outbox  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
-from planner.executor.runtime.device_backend import HOST, GpuSide, HostSide, Side  # noqa: E402
-from planner.executor.runtime.optimizer import Optimizing  # noqa: E402
-from planner.executor.runtime.p2p_schedule import Traffic  # noqa: E402
+from planner.executor.comm.direct import DeviceTransfers  # noqa: E402
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
+from planner.executor.runtime.device_backend import HOST, DeviceBackend, GpuBackend, HostBackend  # noqa: E402
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.p2p_schedule import P2PSchedule  # noqa: E402
 from planner.executor.runtime.pipeline import run_operations  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
-from planner.executor.runtime.stage_module import Learner  # noqa: E402
+from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from tests.executor.devices import LONG_S, all_run  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ class LateGpu:
             stream.give(lambda: self.lent.remove((tensor, stream)))
 
 
-class Counted(GpuSide):
+class Counted(GpuBackend):
     """How many marks were set before others had been looked at, and by how much times are late."""
 
     def __init__(self, gpu: LateGpu) -> None:
@@ -192,11 +192,11 @@ class Counted(GpuSide):
 def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     """The computing thread goes on at once; the values are those of when it left."""
     gpu = LateGpu()
-    side = GpuSide(gpu)
+    side = GpuBackend(gpu)
     made = torch.arange(6.0)
     ready = side.leave(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
-    assert torch.equal(HostSide().leave(made)(), made)
+    assert torch.equal(HostBackend().leave(made)(), made)
     side._out.last.result(LONG_S)
     # let go of by all as soon as it is copied, though nobody has asked for it
     ready = side.leave(torch.ones(3))
@@ -208,7 +208,7 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
 def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     """Unpinned memory is pinned first; memory of the copies' stream is lent to what computes."""
     gpu = LateGpu()
-    side = GpuSide(gpu)
+    side = GpuBackend(gpu)
     for message in (torch.arange(5), side.room((5,), torch.float32).fill_(2.5)):
         here = side.enter(message)
         assert torch.equal(here, message)
@@ -219,7 +219,7 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
 def test_what_is_sent_from_where_it_is_made_is_complete() -> None:
     """Who sends it waits for the operations begun so far, and for no others; nobody else does."""
     gpu = LateGpu()
-    side = GpuSide(gpu)
+    side = GpuBackend(gpu)
     soon, late = threading.Event(), threading.Event()
     gpu.computing().give(lambda: soon.wait(LONG_S))
     made = torch.arange(4.0)
@@ -237,7 +237,7 @@ def test_what_is_sent_from_where_it_is_made_is_complete() -> None:
 def test_what_is_done_across_is_done_when_it_returns_and_holds_up_nobody() -> None:
     """By a stream of its own, whose memory is lent to operations that use it."""
     gpu = LateGpu()
-    side = GpuSide(gpu)
+    side = GpuBackend(gpu)
     stuck = threading.Event()
     gpu.computing().give(lambda: stuck.wait(LONG_S))
     there = side.own((3,), torch.float32)
@@ -250,9 +250,9 @@ def test_what_is_done_across_is_done_when_it_returns_and_holds_up_nobody() -> No
 
 def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
-    for side in (GpuSide(LateGpu()), HOST):
+    for side in (GpuBackend(LateGpu()), HOST):
         side.begin()
-        if isinstance(side, GpuSide):
+        if isinstance(side, GpuBackend):
             assert side._zero_s >= side._zero.moment_s
         before = time.monotonic()
         marks = [side.mark() for _ in range(5)]
@@ -263,32 +263,32 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
 
 def played(
     plan: TrainingPlan,
-    sides: Sequence[Side],
+    sides: Sequence[DeviceBackend],
     steps: int = 2,
-    directs: Mapping[int, Direct] | None = None,
-) -> tuple[list[Learner], list[list[StepRecord]], list[float]]:
+    directs: Mapping[int, DeviceTransfers] | None = None,
+) -> tuple[list[StageModule], list[list[StepRecord]], list[float]]:
     """All devices of a plan, a thread each; and the loss of each step.
 
     Gradients are summed as they are found where they are averaged, by the first of a stage.
     """
     n, schedule, directs = len(plan.cluster), plan.schedules[0], directs or {}
-    traffic = [Traffic(schedule, d) for d in range(n)]
+    traffic = [P2PSchedule(schedule, d) for d in range(n)]
     to: dict[tuple[int, int], socket.socket] = {}
     of: dict[tuple[int, int], socket.socket] = {}
     for d in range(n):
         for other in traffic[d].peers:
             to[d, other], of[other, d] = socket.socketpair()
-    learners = [Learner(plan, d, CPU, Optimizing(), side=sides[d]) for d in range(n)]
+    stage_modules = [StageModule(plan, d, CPU, OptimizerConfig(), side=sides[d]) for d in range(n)]
     records: list[list[StepRecord]] = [[] for _ in range(n)]
     # each device's own: two threads that add to one sum may lose a part
     losses: list[list[float]] = [[] for _ in range(n)]
-    failure = Failure()
+    failure = ErrorLatch()
     vectors: dict[int, Tensor] = {}
     met = {g: threading.Barrier(len(g)) for g in plan.assignment.groups}
 
     def average(d: int) -> None:
         group = plan.assignment.groups[plan.stage_of[d]]
-        vectors[d] = learners[d].gradients(here=None if len(group) == 1 else False)
+        vectors[d] = stage_modules[d].gradients(here=None if len(group) == 1 else False)
         met[group].wait(LONG_S)
         total = torch.stack([vectors[e] for e in group]).sum(0)
         met[group].wait(LONG_S)
@@ -299,26 +299,26 @@ def played(
         mine = {other: c for (own, other), c in to.items() if own == d}
         theirs = {other: c for (own, other), c in of.items() if own == d}
         expected = {
-            s: [Expected(k, m) for k in range(steps) for m in traffic[d].incoming.get(s, ())]
+            s: [ExpectedMessage(k, m) for k in range(steps) for m in traffic[d].incoming.get(s, ())]
             for s in mine
         }
-        learner, direct = learners[d], directs.get(d)
-        inbox = Inbox(theirs, expected, learner.buffer, failure, direct=direct)
+        stage_module, direct = stage_modules[d], directs.get(d)
+        receiver = Receiver(theirs, expected, stage_module.buffer, failure, direct=direct)
         rates = dict.fromkeys(mine, 1e9)
-        outbox = Outbox(mine, failure, rates, side=learner.side, direct=direct)
+        sender = Sender(mine, failure, rates, side=stage_module.side, direct=direct)
         for k in range(steps):
             record = StepRecord(k, False)
             records[d].append(record)
-            learner.begin(k, schedule)
+            stage_module.begin(k, schedule)
             order = schedule.order[d]
-            run_operations(order, traffic[d], learner, inbox, outbox, k, d, record)
+            run_operations(order, traffic[d], stage_module, receiver, sender, k, d, record)
             average(d)
-            learner.update()
-            losses[d].append(learner.loss() or 0.0)
-        outbox.finish()
+            stage_module.update()
+            losses[d].append(stage_module.loss() or 0.0)
+        sender.finish()
 
     all_run(run, n, [*to.values(), *of.values()], failure)
-    return learners, records, [sum(each) for each in zip(*losses, strict=True)]
+    return stage_modules, records, [sum(each) for each in zip(*losses, strict=True)]
 
 
 @pytest.mark.parametrize("head", ["last", "first"])
@@ -362,7 +362,7 @@ def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: st
 def test_the_host_is_one_operation_ahead_and_no_further() -> None:
     """Two operations have both marks set at most; what was begun is noted while the host waits."""
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=6))
-    sides: list[Side] = [Counted(LateGpu(d)) for d in range(2)]
+    sides: list[DeviceBackend] = [Counted(LateGpu(d)) for d in range(2)]
 
     _, records, _ = played(plan, sides)
     assert [side.most for side in sides if isinstance(side, Counted)] == [4, 4]
@@ -378,26 +378,26 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     """Word of its end may not wait for a message that may come much later."""
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=1))
     schedule = plan.schedules[0]
-    traffic = Traffic(schedule, 0)
+    traffic = P2PSchedule(schedule, 0)
     mine, theirs = socket.socketpair()
-    failure = Failure()
-    learner = Learner(plan, 0, CPU, Optimizing(), side=GpuSide(LateGpu()))
-    coming = {1: [Expected(0, message) for message in traffic.incoming[1]]}
-    inbox = Inbox({1: mine}, coming, learner.buffer, failure)
-    outbox = Outbox({1: mine}, failure, {1: 1e9}, side=learner.side)
-    learner.begin(0, schedule)
+    failure = ErrorLatch()
+    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), side=GpuBackend(LateGpu()))
+    coming = {1: [ExpectedMessage(0, message) for message in traffic.incoming[1]]}
+    receiver = Receiver({1: mine}, coming, stage_module.buffer, failure)
+    sender = Sender({1: mine}, failure, {1: 1e9}, side=stage_module.side)
+    stage_module.begin(0, schedule)
     first = threading.Event()
 
     def run() -> None:
         record = StepRecord(0, False)
-        how = (learner, inbox, outbox, 0, 0, record, lambda end: first.set())
+        how = (stage_module, receiver, sender, 0, 0, record, lambda end: first.set())
         run_operations(schedule.order[0], traffic, *how)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     # F has ended, and B waits for a gradient that was not sent
     assert first.wait(LONG_S) and thread.is_alive()
-    gradient = learner.boundary.write(torch.zeros(learner.boundary.shape), gradient=True)
+    gradient = stage_module.boundary.write(torch.zeros(stage_module.boundary.shape), gradient=True)
     theirs.sendall(gradient.numpy().tobytes())
     thread.join(LONG_S)
     assert not thread.is_alive()

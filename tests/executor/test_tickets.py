@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.swarm.microbatch_queue import Tickets  # noqa: E402
+from planner.executor.swarm.microbatch_queue import MicrobatchQueue  # noqa: E402
 
 
 class Counting:
@@ -31,7 +31,7 @@ class Counting:
 def test_the_next_one_is_asked_for_while_one_is_worked_on() -> None:
     """Nobody goes on in the generator, and the store is asked again all the same."""
     store: Any = Counting()
-    taken = Tickets(store).of(3, 2)
+    taken = MicrobatchQueue(store).of(3, 2)
     assert next(taken) == 0
     assert store.asked.acquire(timeout=60) and store.asked.acquire(timeout=60)
     assert list(taken) == [1] and store.counts == {"tickets/3": 3}
@@ -40,7 +40,7 @@ def test_the_next_one_is_asked_for_while_one_is_worked_on() -> None:
 def test_devices_share_a_step_without_gaps() -> None:
     """Two that take turns as they like, and a step of its own after it."""
     store: Any = Counting()
-    takers = [Tickets(store) for _ in range(2)]
+    takers = [MicrobatchQueue(store) for _ in range(2)]
     for serial in (0, 1):
         found: list[int] = []
         walks = [taker.of(serial, 7) for taker in takers]

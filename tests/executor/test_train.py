@@ -28,13 +28,13 @@ RANK_MAIN = "tests.executor.rank_main"
 
 
 def execute(
-    plan: TrainingPlan, folder: Path, devices: list[str], pace: str = "planned", **settings: Any
+    plan: TrainingPlan, folder: Path, devices: list[str], chunking: str = "planned", **settings: Any
 ) -> list[dict[str, np.ndarray]]:
     """Losses and gradients of every rank."""
     path = folder / "plan.json"
     save_plan(plan, path)
     n = len(plan.cluster)
-    words = [str(path), str(folder), str(STEPS), pace, json.dumps(settings)]
+    words = [str(path), str(folder), str(STEPS), chunking, json.dumps(settings)]
     done = run_ranks(n, RANK_MAIN, *words, *devices)
     assert done.code == 0, done.error[-3000:]
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
@@ -42,12 +42,12 @@ def execute(
 
 def single(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[str, list[np.ndarray]]]:
     """Losses of one process, and its first and last gradients per layer."""
-    from planner.executor.runtime.optimizer import Optimizing
+    from planner.executor.runtime.optimizer import OptimizerConfig
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)  # threads cost more than they give at this size
     losses, gradients = [], []
-    for loss, parameters in islice(train_single(plan, STEPS, Optimizing(**settings)), STEPS):
+    for loss, parameters in islice(train_single(plan, STEPS, OptimizerConfig(**settings)), STEPS):
         losses.append(loss)
         gradients.append([p.grad.detach().numpy().ravel().copy() for p in parameters])
     return losses, {"first": gradients[0], "last": gradients[-1]}
@@ -176,7 +176,7 @@ def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:
 
 def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     """All members agree bit for bit, and the first gradient is within the codec's error."""
-    from planner.executor.comm.codec import Wire
+    from planner.executor.comm.codec import WireFormat
     from tests.executor.codec_error import error_bound
 
     plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=6))
@@ -187,7 +187,7 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     want = torch.from_numpy(np.concatenate(gradients["first"]))
     # two contributions and one sum are encoded; blocks of a chunk are at most a largest value off
     worst = 4 * want.abs().max() / 254
-    assert float(error_bound(want, Wire.INT8).max()) <= float(worst)
+    assert float(error_bound(want, WireFormat.INT8).max()) <= float(worst)
     assert float((torch.from_numpy(ranks[0]["first"]) - want).abs().max()) <= float(worst)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=0.02)
 
@@ -215,7 +215,7 @@ def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
 def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> None:
     """Every microbatch is done once, and losses equal the single process."""
     plan = make_plan([[0], [1]], workload=tiny_workload(batch_samples=8))
-    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), pace="own")
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), chunking="own")
     losses, _ = single(plan)
     assert (ranks[0]["given"] + ranks[1]["given"] == 8).all()
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)

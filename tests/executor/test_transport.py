@@ -16,38 +16,40 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from planner.executor.comm.connections import ConnectionLost  # noqa: E402
-from planner.executor.comm.p2p import Expected, Inbox, Outbox  # noqa: E402
-from planner.executor.comm.tcp_tuning import kept_warm  # noqa: E402
-from planner.executor.fault_tolerance.error_latch import Failure  # noqa: E402
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
+from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.rendezvous.connect import _ready  # noqa: E402
-from planner.executor.runtime.p2p_schedule import Message, Traffic  # noqa: E402
+from planner.executor.runtime.p2p_schedule import Message, P2PSchedule  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16
 
 
-def messages(count: int, source: int = 1) -> list[Expected]:
+def messages(count: int, source: int = 1) -> list[ExpectedMessage]:
     """F of so many microbatches, from a source to rank 0."""
-    return [Expected(0, Message("F", b, source, 0)) for b in range(count)]
+    return [ExpectedMessage(0, Message("F", b, source, 0)) for b in range(count)]
 
 
-def inbox(
-    ends: dict[int, socket.socket], expected: dict[int, list[Expected]], early_bytes: int = 1 << 30
-) -> Inbox:
+def receiver(
+    ends: dict[int, socket.socket],
+    expected: dict[int, list[ExpectedMessage]],
+    early_bytes: int = 1 << 30,
+) -> Receiver:
     """Rank 0's."""
 
     def room(message: Message, *, own: bool = False) -> Tensor:
         made: Tensor = torch.empty(SIZE, dtype=torch.uint8)
         return made
 
-    return Inbox(ends, expected, room, Failure(), early_bytes)
+    return Receiver(ends, expected, room, ErrorLatch(), early_bytes)
 
 
 def test_both_ends_know_one_order() -> None:
     """What a receiver expects is what the sender's operations make, in their order."""
     plan = make_plan([[0, 1, 2], [3, 4, 5]], workload=tiny_workload(batch_samples=8), head="first")
     schedule = plan.schedules[0]
-    traffic = [Traffic(schedule, d) for d in range(6)]
+    traffic = [P2PSchedule(schedule, d) for d in range(6)]
     seen = 0
     for receiver in range(6):
         for source, expected in traffic[receiver].incoming.items():
@@ -66,11 +68,11 @@ def test_both_ends_know_one_order() -> None:
 def test_messages_arrive_whole_in_order_and_when_they_came() -> None:
     """Sent long before they are asked for: sending returns at once, arrival is noted by itself."""
     here, there = socket.socketpair()
-    outbox = Outbox({0: there}, Failure(), {0: 1e9})
+    sender = Sender({0: there}, ErrorLatch(), {0: 1e9})
     for b in range(20):
-        outbox.send(torch.full((SIZE,), b, dtype=torch.uint8), 0)
-    box = inbox({1: here}, {1: messages(20)})
-    outbox.finish()
+        sender.send(torch.full((SIZE,), b, dtype=torch.uint8), 0)
+    box = receiver({1: here}, {1: messages(20)})
+    sender.finish()
     last = box.take(0, messages(20)[19].message)
     asked = time.monotonic()
     for expected in messages(19):
@@ -83,22 +85,22 @@ def test_early_messages_are_bounded_and_never_block_what_is_needed() -> None:
     """With room for two: the device first needs the last message of 1, then all of 2."""
     ends = {source: socket.socketpair() for source in (1, 2)}
     expected = {source: messages(10, source) for source in (1, 2)}
-    box = inbox({s: pair[0] for s, pair in ends.items()}, expected, early_bytes=2 * SIZE)
-    outbox = Outbox({s: pair[1] for s, pair in ends.items()}, Failure(), {1: 1e9, 2: 1e9})
+    box = receiver({s: pair[0] for s, pair in ends.items()}, expected, early_bytes=2 * SIZE)
+    sender = Sender({s: pair[1] for s, pair in ends.items()}, ErrorLatch(), {1: 1e9, 2: 1e9})
     for _ in range(10):
         for source in (1, 2):
-            outbox.send(torch.zeros(SIZE, dtype=torch.uint8), source)
+            sender.send(torch.zeros(SIZE, dtype=torch.uint8), source)
     box.take(0, expected[1][9].message)
     for source in (2, 1):
         for message in expected[source][: 10 if source == 2 else 9]:
             box.take(0, message.message)
-    outbox.finish()
+    sender.finish()
 
 
 def test_a_source_that_is_gone_is_one_clear_error() -> None:
     """Raised where the operation waits."""
     here, there = socket.socketpair()
-    box = inbox({1: here}, {1: messages(2)})
+    box = receiver({1: here}, {1: messages(2)})
     there.close()
     with pytest.raises(ConnectionLost, match="closed its connection"):
         box.take(0, messages(2)[0].message)
@@ -121,13 +123,13 @@ def test_a_host_that_vanished_is_noticed_within_minutes() -> None:
 
 def test_what_is_still_leaving_follows_the_plans_rate() -> None:
     """64 KiB at 1 MB/s take 66 ms; what has arrived counts no more where the system tells."""
-    outbox = Outbox({0: socket.socketpair()[0]}, Failure(), {0: 1e6})
-    assert outbox.under_way(1e6)[0] == 0
+    sender = Sender({0: socket.socketpair()[0]}, ErrorLatch(), {0: 1e6})
+    assert sender.in_flight(1e6)[0] == 0
     before = time.monotonic()
-    outbox.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
-    outbox.made(0, SIZE, before)
-    assert outbox._leaves_s[0] == before + SIZE / 1e6
-    size, until = outbox.under_way(1e6)
+    sender.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
+    sender.made(0, SIZE, before)
+    assert sender._leaves_s[0] == before + SIZE / 1e6
+    size, until = sender.in_flight(1e6)
     assert size <= SIZE and until <= time.monotonic() + SIZE / 1e6
 
 
@@ -137,14 +139,14 @@ def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
     values = 1 << 22
     ends = [socket.socketpair() for _ in range(2)]
     ways = {d: ends[d][0] for d in range(2)}
-    outbox = Outbox(ways, Failure(), {0: 1e9, 1: 1e9}, {0: 1e-3, 1: 1e-3})
+    sender = Sender(ways, ErrorLatch(), {0: 1e9, 1: 1e9}, {0: 1e-3, 1: 1e-3})
     for d in ways:
-        outbox.send(torch.zeros(values, dtype=torch.uint8), d)
-        outbox.made(d, values, time.monotonic())
+        sender.send(torch.zeros(values, dtype=torch.uint8), d)
+        sender.made(d, values, time.monotonic())
     time.sleep(0.05)
     # by its own rate each has left
-    assert all(leaves < time.monotonic() for leaves in outbox._leaves_s.values())
-    size, until = outbox.under_way(1e9)
+    assert all(leaves < time.monotonic() for leaves in sender._leaves_s.values())
+    size, until = sender.in_flight(1e9)
     # but for what is on its way while news of it comes: a millisecond of each at half the rate
     assert size == pytest.approx(2 * (values - 0.5e6), rel=0.3)
     assert until - time.monotonic() <= 1.3 * values / 1e9
@@ -159,14 +161,14 @@ def test_slow_start_is_switched_off_and_put_back(
     """Only where it was on, and said in one line."""
     file = tmp_path / "setting"
     file.write_text("1\n")
-    with kept_warm(file):
+    with disable_slow_start_after_idle(file):
         assert file.read_text() == "0\n"
-        with kept_warm(file):  # another rank of this machine
+        with disable_slow_start_after_idle(file):  # another rank of this machine
             pass
         assert file.read_text() == "0\n"
     assert file.read_text() == "1\n"
     assert capsys.readouterr().err.count("\n") == 1
-    with kept_warm(tmp_path / "another system"):
+    with disable_slow_start_after_idle(tmp_path / "another system"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -177,8 +179,8 @@ def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> No
     file.write_text("1\n")
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from planner.executor.comm.tcp_tuning import kept_warm\n"
-        "with kept_warm(Path(sys.argv[1])):\n"
+        "from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle\n"
+        "with disable_slow_start_after_idle(Path(sys.argv[1])):\n"
         "    assert Path(sys.argv[1]).read_text() == '0\\n'\n"
         "    os.killpg(0, signal.SIGKILL)\n"
     )

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from planner.cli.main import main
-from planner.executor.comm.connections import ConnectionLost, Purpose, receive_into, send_all
+from planner.executor.comm.connections import ChannelKind, ConnectionLost, receive_into, send_all
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.rendezvous import connect as opening
 from planner.executor.rendezvous.address import (
@@ -29,9 +29,14 @@ from planner.executor.rendezvous.address import (
     require_nccl_interface,
     tell_address_of_store,
 )
-from planner.executor.rendezvous.auth import UnprovenError, answer, ask, prove_all
-from planner.executor.rendezvous.connect import HELLO, MAGIC, Door, connections_to
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.auth import (
+    AuthenticationError,
+    authenticate_all,
+    authenticate_client,
+    authenticate_server,
+)
+from planner.executor.rendezvous.connect import HELLO, MAGIC, Listener, connections_to
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.secret import (
     NONCE_BYTES,
     PROOF_BYTES,
@@ -126,9 +131,9 @@ def shaken(
 ) -> tuple[bool, bool]:
     """What both ends say of each other."""
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(answer, far, known[1], *ENDS)
+        said = pool.submit(authenticate_server, far, known[1], *ENDS)
         try:
-            mine = ask(near, known[0], *ends)
+            mine = authenticate_client(near, known[0], *ends)
         except OSError:
             mine = False
         near.close()
@@ -153,33 +158,33 @@ def test_what_was_overheard_opens_nothing() -> None:
     assert shaken(near, far, KNOWN, KNOWN) == (True, True)
     again, far = pair()
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(answer, far, KNOWN, *ENDS)
+        said = pool.submit(authenticate_server, far, KNOWN, *ENDS)
         for part in near.sent:
             again.sendall(part)
         assert said.result() is False
     near, far = pair()
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(answer, far, KNOWN, *ENDS)
+        said = pool.submit(authenticate_server, far, KNOWN, *ENDS)
         near.sendall(nonce())
         heard = near.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
         near.sendall(heard[NONCE_BYTES:])
         assert said.result() is False
 
 
-def threads(world: int, secrets: Sequence[Secret | None]) -> list[Ranks]:
+def threads(world: int, secrets: Sequence[Secret | None]) -> list[ProcessGroup]:
     """Ranks of one process, on one store."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     names = tuple("abcdef"[:world])
-    return [Ranks(r, world, store, names, secret=secrets[r]) for r in range(world)]
+    return [ProcessGroup(r, world, store, names, secret=secrets[r]) for r in range(world)]
 
 
 def proven(secrets: Sequence[Secret]) -> list[str]:
     """What each rank says, empty where it is content."""
 
-    def one(ranks: Ranks) -> str:
+    def one(ranks: ProcessGroup) -> str:
         try:
-            prove_all(ranks, "plan")
-        except UnprovenError as error:
+            authenticate_all(ranks, "plan")
+        except AuthenticationError as error:
             return str(error)
         return ""
 
@@ -203,25 +208,25 @@ def test_a_proof_in_the_store_is_good_for_one_run() -> None:
     """One that was read there is none the next time."""
     ranks = threads(2, [KNOWN, KNOWN])
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: prove_all(one, "plan"), ranks))
+        list(pool.map(lambda one: authenticate_all(one, "plan"), ranks))
     keys = ("secret/drawn/1", "secret/proof/1")
     first = {key: ranks[0].store.get(key).decode() for key in keys}
     later = threads(2, [KNOWN, None])[0]
     for key, value in first.items():
         later.store.set(key, value)
-    with pytest.raises(UnprovenError, match="device 'b' has not proven"):
-        prove_all(later, "plan")
+    with pytest.raises(AuthenticationError, match="device 'b' has not proven"):
+        authenticate_all(later, "plan")
     for text in ("", "no hexadecimal", "00"):
         later = threads(2, [KNOWN, None])[0]
         for key in keys:
             later.store.set(key, text)
-        with pytest.raises(UnprovenError, match="device 'b' has not proven"):
-            prove_all(later, "plan")
+        with pytest.raises(AuthenticationError, match="device 'b' has not proven"):
+            authenticate_all(later, "plan")
 
 
-def opened(ranks: Ranks) -> dict[tuple[Purpose, int], str]:
+def opened(ranks: ProcessGroup) -> dict[tuple[ChannelKind, int], str]:
     """Connections to all others, closed again; names at their other ends."""
-    wanted = [(Purpose.PIPELINE, other) for other in range(ranks.world) if other != ranks.rank]
+    wanted = [(ChannelKind.PIPELINE, other) for other in range(ranks.world) if other != ranks.rank]
     with connections_to(ranks, wanted, "test") as found:
         return {asked: connection.name for asked, connection in found.items()}
 
@@ -233,8 +238,8 @@ def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -
         with ThreadPoolExecutor(3) as pool:
             found = list(pool.map(opened, threads(3, [secret] * 3)))
         assert found[0] == {
-            (Purpose.PIPELINE, 1): "b",
-            (Purpose.PIPELINE, 2): "c",
+            (ChannelKind.PIPELINE, 1): "b",
+            (ChannelKind.PIPELINE, 2): "c",
         }
     said = []
     with ThreadPoolExecutor(2) as pool:
@@ -253,9 +258,9 @@ def family(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> set[int
     here = threading.local()
     monkeypatch.setattr(opening, "own_address", lambda: here.address)
 
-    def one(ranks: Ranks) -> set[int]:
+    def one(ranks: ProcessGroup) -> set[int]:
         here.address = addresses[ranks.rank]
-        wanted = [(Purpose.STATE, other) for other in range(ranks.world) if other != ranks.rank]
+        wanted = [(ChannelKind.STATE, other) for other in range(ranks.world) if other != ranks.rank]
         with connections_to(ranks, wanted, "test") as found:
             for connection in found.values():
                 send_all(connection, memoryview(bytes([ranks.rank])))
@@ -349,8 +354,8 @@ def test_another_user_of_the_machine_is_no_rank(monkeypatch: pytest.MonkeyPatch)
         ends.user = os.getuid() + 1
         with opening._reach(told, told, 60.0) as opened:
             assert opened.family == socket.AF_INET
-        asked, ranks = (Purpose.PIPELINE, 1), threads(2, [None, None])[0]
-        door = Door(servers, ranks, {asked}, "test")
+        asked, ranks = (ChannelKind.PIPELINE, 1), threads(2, [None, None])[0]
+        door = Listener(servers, ranks, {asked}, "test")
 
         def taken() -> None:
             ends.user = os.getuid() + 1
@@ -400,7 +405,7 @@ def test_a_stranger_holds_up_nobody(
     """One that says nothing, one that says what is wrong, one that comes twice."""
     monkeypatch.setattr(opening, "CONNECT_S", 600.0)  # on a busy machine as on an idle one
     ranks = threads(2, [secret, secret])[0]
-    asked = (Purpose.PIPELINE, 1)
+    asked = (ChannelKind.PIPELINE, 1)
     with ThreadPoolExecutor(1) as pool, ExitStack() as held:
         servers, told = opening._listen("127.0.0.1", 8)
         for server in servers:
@@ -413,20 +418,20 @@ def test_a_stranger_holds_up_nobody(
                 return one
             return socket.create_connection(servers[0].getsockname())
 
-        door = Door(servers, ranks, {asked}, "test")
+        door = Listener(servers, ranks, {asked}, "test")
         opened = pool.submit(door.open, 120.0)
         strangers = [knock() for _ in range(4)]
         strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
-        strangers[2].sendall(HELLO.pack(MAGIC, Purpose.STATE, 1))
+        strangers[2].sendall(HELLO.pack(MAGIC, ChannelKind.STATE, 1))
         strangers[3].sendall(HELLO.pack(MAGIC, 77, 1))
         if secret is not None:
             strangers.append(knock())
-            strangers[4].sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1) + bytes(200))
+            strangers[4].sendall(HELLO.pack(MAGIC, ChannelKind.PIPELINE, 1) + bytes(200))
         client = knock()
         client.settimeout(60.0)
-        client.sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1))
+        client.sendall(HELLO.pack(MAGIC, ChannelKind.PIPELINE, 1))
         if secret is not None:
-            assert ask(client, secret, "b", "a", "test 0")
+            assert authenticate_client(client, secret, "b", "a", "test 0")
         opened.result()
         assert list(door.found) == [asked]
         # the silent one is still waited for
@@ -633,7 +638,7 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(opening, "CONNECT_S", 0.05)
     ranks = threads(2, [KNOWN, KNOWN])[0]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        door = Door([server], ranks, {(Purpose.PIPELINE, 1)}, "test")
+        door = Listener([server], ranks, {(ChannelKind.PIPELINE, 1)}, "test")
         before = set(threading.enumerate())
         silent = socket.create_connection(server.getsockname())
         with pytest.raises(TimeoutError):

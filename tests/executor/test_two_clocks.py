@@ -30,9 +30,14 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.comm_plan import Wiring, averaging_of  # noqa: E402
-from planner.executor.comm.connections import Purpose  # noqa: E402
-from planner.executor.runtime.outer_optimizer import CHANGED, SAMPLES, CountedSamples, LocalSamples  # noqa: E402
+from planner.executor.comm.comm_plan import CommPlan, averaging_of  # noqa: E402
+from planner.executor.comm.connections import ChannelKind  # noqa: E402
+from planner.executor.runtime.outer_optimizer import (  # noqa: E402
+    CHANGED,
+    SAMPLES,
+    CountedWeights,
+    PlannedWeights,
+)
 
 RARE = Sync(5, OuterOptimizer())
 EPS = 1e-5
@@ -110,7 +115,7 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("done", [7, 10])
 def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) -> None:
     """Within a period of H = 5, and after an outer step; regions differ within, devices do not."""
-    from planner.executor.checkpoint.checkpoint import newest, read_shard
+    from planner.executor.checkpoint.checkpoint import latest_step, read_shard
 
     plan = flow()
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
@@ -121,7 +126,7 @@ def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) 
     kept = ("--checkpoint", str(folder), "--every", str(done))
     code, first, said = losses_by_step(path, ids, "--steps", str(done), *kept)
     assert code == 0, said
-    shards = [read_shard(folder, newest(folder, range(6)), rank, plan) for rank in range(6)]
+    shards = [read_shard(folder, latest_step(folder, range(6)), rank, plan) for rank in range(6)]
     for within, _, _ in plan.averaging:
         for group in within:
             one, *others = (shards[d] for d in group.members)
@@ -138,7 +143,7 @@ def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) 
 def test_whose_samples_count() -> None:
     """Those of a region's devices together, for what gradients are divided by and changes weigh."""
     plan = straight(batch=7)
-    samples = [LocalSamples(plan, rank) for rank in range(8)]
+    samples = [PlannedWeights(plan, rank) for rank in range(8)]
     visits = [sum(d in path for path in plan.schedules[0].paths) for d in range(8)]
     assert [visits[d] for d in plan.assignment.groups[0]] == [2, 2, 2, 1]
     for group in plan.assignment.groups:
@@ -146,7 +151,7 @@ def test_whose_samples_count() -> None:
         assert [samples[d].weight(4) for d in group] == pytest.approx([4 / 7, 4 / 7, 3 / 7, 3 / 7])
 
 
-def count_a_step(plan: TrainingPlan, of: dict[int, CountedSamples], *, taken: bool = True) -> None:
+def count_a_step(plan: TrainingPlan, of: dict[int, CountedWeights], *, taken: bool = True) -> None:
     """By rank in the plan, what counts; not taken: it is to be done again."""
     (schedule,) = plan.schedules
     for rank, count in of.items():
@@ -161,7 +166,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     """All count what all of the region do, also of those that are lost or come later."""
     plan = straight(batch=7)
     ranks = plan.assignment.groups[0]
-    counts = [CountedSamples(plan, rank) for rank in ranks]
+    counts = [CountedWeights(plan, rank) for rank in ranks]
 
     count_a_step(plan, dict(zip(ranks, counts, strict=True)))
     left = remove_devices(plan, [plan.cluster.network.ids[ranks[3]]])
@@ -192,7 +197,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     plan = straight(batch=7)
     ids, stage = plan.cluster.network.ids, plan.assignment.groups[0]
     regions = [{ids[d] for d in group.members} for group in plan.averaging[0][0]]
-    counts = {ids[d]: CountedSamples(plan, d) for d in stage}
+    counts = {ids[d]: CountedWeights(plan, d) for d in stage}
     there = set(counts)
     expected = [0, 0]
 
@@ -270,6 +275,6 @@ def test_what_a_rank_does_when() -> None:
             group.phase: str(wire) for group, wire in zip(rare.rounds, rare.wires, strict=True)
         }
         assert wires.get(Phase.EXCHANGE, "int8") == "int8" and wires[Phase.SPREAD] == "fp32"
-        wiring = Wiring(plan, rank, None, False)
-        talks = {d for purpose, d in wiring.connections if purpose is Purpose.AVERAGING}
+        wiring = CommPlan(plan, rank, None, False)
+        talks = {d for purpose, d in wiring.connections if purpose is ChannelKind.AVERAGING}
         assert talks == each.peers | rare.peers

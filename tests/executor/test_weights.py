@@ -25,7 +25,7 @@ from tests.executor.forks import losses_by_step
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.stage_module import StageModule
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -102,21 +102,23 @@ def plan_for(folder: Path, grid: list[list[int]], head: str = "last") -> Trainin
     return make_plan(grid, workload=workload, head=head)
 
 
-def learner_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Learner:
+def stage_module_of(plan: TrainingPlan, rank: int, folder: Path | None) -> StageModule:
     """A stage with the folder's weights."""
-    from planner.executor.runtime.optimizer import Optimizing
-    from planner.executor.runtime.stage_module import Learner
+    from planner.executor.runtime.optimizer import OptimizerConfig
+    from planner.executor.runtime.stage_module import StageModule
 
-    return Learner(plan, rank, torch.device("cpu"), Optimizing(1e-3), weights=folder)
+    return StageModule(plan, rank, torch.device("cpu"), OptimizerConfig(1e-3), weights=folder)
 
 
-def our_logits(learners: list[Learner], tokens: Tensor) -> Any:
+def our_logits(stage_modules: list[StageModule], tokens: Tensor) -> Any:
     """Of stages one after the other."""
     x = tokens
     with torch.no_grad():
-        for learner in learners:
-            x = learner.stage(x)
-        head = next(learner.head for learner in learners if learner.head is not None)
+        for stage_module in stage_modules:
+            x = stage_module.stage(x)
+        head = next(
+            stage_module.head for stage_module in stage_modules if stage_module.head is not None
+        )
         return head.project(head.norm(x))
 
 
@@ -136,14 +138,16 @@ def some_tokens() -> Any:
     return torch.randint(61, (3, SEQUENCE), generator=torch.Generator().manual_seed(5))
 
 
-def export_of(plan: TrainingPlan, learners: list[Learner], out: Path, like: Path | None) -> None:
+def export_of(
+    plan: TrainingPlan, stage_modules: list[StageModule], out: Path, like: Path | None
+) -> None:
     """What a run does at its end, of all ranks."""
     from planner.executor.huggingface.export import Export
 
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
-    for rank, learner in enumerate(learners):
-        written |= export.write(rank, learner.named())
+    for rank, stage_module in enumerate(stage_modules):
+        written |= export.write(rank, stage_module.named())
     export.finish(written)
 
 
@@ -159,20 +163,20 @@ def test_loaded_and_written_models_are_those_of_transformers(name: str, tmp_path
     for plan in (plan_for(folder, [[0]]), plan_for(folder, [[0, 1]])):
         assert plan.workload.parameters == model.num_parameters()
         ranks = range(len(plan.cluster))
-        learners = [learner_of(plan, rank, folder) for rank in ranks]
-        held = sum(p.numel() for learner in learners for p in learner.parameters)
+        stage_modules = [stage_module_of(plan, rank, folder) for rank in ranks]
+        held = sum(p.numel() for stage_module in stage_modules for p in stage_module.parameters)
         # what embedding and head share is on both stages
         assert held == model.num_parameters() + copied * plan.must_average_tied
-        torch.testing.assert_close(our_logits(learners, tokens), want, atol=1e-5, rtol=1e-5)
-        other = our_logits([learner_of(plan, rank, None) for rank in ranks], tokens)
+        torch.testing.assert_close(our_logits(stage_modules, tokens), want, atol=1e-5, rtol=1e-5)
+        other = our_logits([stage_module_of(plan, rank, None) for rank in ranks], tokens)
         assert (other - want).abs().max() > 0.1
         for like in (None, folder):
             out = tmp_path / f"out-{len(ranks)}-{like is None}"
-            export_of(plan, learners, out, like)
+            export_of(plan, stage_modules, out, like)
             torch.testing.assert_close(their_logits(out, tokens), want, atol=1e-5, rtol=1e-5)
             # what was written can be planned with, and loaded again
             again = plan_for(out, [[0]])
-            found = our_logits([learner_of(again, 0, out)], tokens)
+            found = our_logits([stage_module_of(again, 0, out)], tokens)
             torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
@@ -184,11 +188,11 @@ def test_shards_and_half_precision(name: str, tmp_path: Path) -> None:
     model.save_pretrained(folder, max_shard_size="30KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
     plan = plan_for(folder, [[0, 1, 2]])
-    learners = [learner_of(plan, rank, folder) for rank in range(3)]
+    stage_modules = [stage_module_of(plan, rank, folder) for rank in range(3)]
     tokens = some_tokens()
     want = their_logits(folder, tokens, dtype=torch.float32)
-    torch.testing.assert_close(our_logits(learners, tokens), want, atol=1e-5, rtol=1e-5)
-    export_of(plan, learners, tmp_path / "out", folder)
+    torch.testing.assert_close(our_logits(stage_modules, tokens), want, atol=1e-5, rtol=1e-5)
+    export_of(plan, stage_modules, tmp_path / "out", folder)
     torch.testing.assert_close(their_logits(tmp_path / "out", tokens), want, atol=1e-5, rtol=1e-5)
 
 
@@ -207,7 +211,7 @@ def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(weights._Files, "read", noting)
     plan = plan_for(folder, [[0, 1]])
-    learner_of(plan, 1, folder)
+    stage_module_of(plan, 1, folder)
     layers = {name.split(".")[2] for name in read if ".layers." in name}
     assert layers == {"2", "3"}
     rest = {name for name in read if ".layers." not in name}
@@ -359,7 +363,7 @@ def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
     for told in ({}, dict(given), {"model-00001-of-00002.safetensors": "0"}):
         file_digest.require_same_files(Two(told), "--weights", given)  # type: ignore[arg-type]
     with pytest.raises(
-        file_digest.OtherFilesError, match=r"--weights: model.safetensors here .* device 'a'"
+        file_digest.FileMismatchError, match=r"--weights: model.safetensors here .* device 'a'"
     ):
         file_digest.require_same_files(Two(other), "--weights", given)  # type: ignore[arg-type]
 
@@ -435,7 +439,11 @@ def test_where_nothing_can_be_written_is_said_at_once(
 
 def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     """Another config, tensors that are missing, left over, misshapen, or no safetensors."""
-    from planner.executor.checkpoint.safetensors_io import TensorFileError, read_places, read_tensor
+    from planner.executor.checkpoint.safetensors_io import (
+        TensorFileError,
+        read_entries,
+        read_tensor,
+    )
     from planner.executor.checkpoint.safetensors_io import write_tensors as write
     from planner.executor.huggingface.weights import WeightsError
 
@@ -444,7 +452,7 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
 
     def refused(match: str, error: type[ValueError] = WeightsError) -> None:
         with pytest.raises(error, match=match) as caught:
-            learner_of(plan, 0, folder)
+            stage_module_of(plan, 0, folder)
         assert "\n" not in str(caught.value)
 
     path, config = folder / "model.safetensors", folder / "config.json"
@@ -463,7 +471,7 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
         config.write_text(json.dumps(told | {field: value}))
         refused(match)
     config.write_text(json.dumps(told))
-    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     write(path, {n: t for n, t in tensors.items() if n != "model.norm.weight"})
     refused("has no 'model.norm.weight'")
     write(path, tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)})
@@ -486,28 +494,28 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
     """Both have it, in one stage it is the same; a plan that averages but stages is refused."""
     folder = saved("llama tied", tmp_path)
     plan = plan_for(folder, [[0, 1]])
-    first, last = (learner_of(plan, rank, folder) for rank in range(2))
+    first, last = (stage_module_of(plan, rank, folder) for rank in range(2))
     assert first.stage.stem is not None and last.head is not None
     assert torch.equal(last.head.project.weight, first.stage.stem.tokens.weight)
     assert first.tied_values == last.tied_values == plan.workload.tied_parameters > 0
     bare = plan.replace(averaging=plan.averaging[:2])
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with this release"):
-        learner_of(bare, 0, folder)
+        stage_module_of(bare, 0, folder)
     rare = bare.replace(sync=Sync(5))
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with --head first"):
-        learner_of(rare, 0, folder)
-    learner = learner_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
-    assert learner.head is not None and learner.stage.stem is not None
-    assert learner.head.project.weight is learner.stage.stem.tokens.weight
+        stage_module_of(rare, 0, folder)
+    stage_module = stage_module_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
+    assert stage_module.head is not None and stage_module.stage.stem is not None
+    assert stage_module.head.project.weight is stage_module.stage.stem.tokens.weight
 
 
 def test_files_of_the_bare_model(tmp_path: Path) -> None:
     """Names without the model's own prefix, and masks among the tensors, as GPT-2's first files."""
-    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
+    from planner.executor.checkpoint.safetensors_io import read_entries, read_tensor, write_tensors
 
     folder = saved("gpt2", tmp_path)
     path = folder / "model.safetensors"
-    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     with torch.no_grad():
         want = theirs("gpt2")(some_tokens()).logits
@@ -520,7 +528,7 @@ def test_files_of_the_bare_model(tmp_path: Path) -> None:
         header["h.0.attn.bias"]["dtype"] = kind
         text = json.dumps(header).encode()
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-        found = our_logits([learner_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
+        found = our_logits([stage_module_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
@@ -529,21 +537,21 @@ def test_a_tied_model_with_a_head_in_its_file(
     stages: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedding once more is fine; another matrix is refused before anything starts."""
-    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
+    from planner.executor.checkpoint.safetensors_io import read_entries, read_tensor, write_tensors
     from planner.executor.huggingface.weights import WeightsError
 
     folder = saved("llama tied", tmp_path / "model")
     plan = plan_for(folder, [list(range(stages))])
     path = folder / "model.safetensors"
-    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     tokens = tensors["model.embed_tokens.weight"]
-    want = learner_of(plan, stages - 1, folder).head.project.weight
+    want = stage_module_of(plan, stages - 1, folder).head.project.weight
     write_tensors(path, tensors | {"lm_head.weight": tokens.clone()})
-    assert torch.equal(learner_of(plan, stages - 1, folder).head.project.weight, want)
+    assert torch.equal(stage_module_of(plan, stages - 1, folder).head.project.weight, want)
     write_tensors(path, tensors | {"lm_head.weight": -50 * tokens})
     said = "'lm_head.weight' is not the embedding, although config.json says tie_word_embeddings"
     with pytest.raises(WeightsError, match=said):
-        learner_of(plan, stages - 1, folder)
+        stage_module_of(plan, stages - 1, folder)
     save_plan(plan, tmp_path / "plan.json")
     capsys.readouterr()
     assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2
@@ -555,11 +563,11 @@ def test_a_model_without_a_head_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Saved by the class without one, untied: the folder is complete, and is another model's."""
-    from planner.executor.checkpoint.safetensors_io import read_places, read_tensor, write_tensors
+    from planner.executor.checkpoint.safetensors_io import read_entries, read_tensor, write_tensors
 
     folder = saved("llama", tmp_path / "model")
     path = folder / "model.safetensors"
-    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     bare = {k.removeprefix("model."): v for k, v in tensors.items() if k != "lm_head.weight"}
     write_tensors(path, bare)
     save_plan(plan_for(folder, [[0, 1]]), tmp_path / "plan.json")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from planner.executor.launch.arguments import arguments
+from planner.executor.launch.arguments import parse_arguments
 from planner.executor.rendezvous.rank_assignment import rank_of
 from planner.exports.error import ExportError
 from planner.exports.formats import export_plan
@@ -90,7 +90,7 @@ def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
         assert (read.rdzv_backend, read.rdzv_endpoint) == ("static", "red:1234")
         assert read.module
         assert read.training_script == "planner.executor"
-        args = arguments(read.training_script_args, None)
+        args = parse_arguments(read.training_script_args, None)
         assert (args.plan, args.steps, args.checkpoint) == (
             Path("my plans/p.json"),
             7,
@@ -109,7 +109,7 @@ def test_nodes_start_their_ranks_themselves(plan: TrainingPlan, tmp_path: Path) 
     for host, words in by_host(text).items():
         settings = ["GLOO_SOCKET_IFNAME=eth0", "MASTER_ADDR=red", "MASTER_PORT=1234"]
         assert words[:6] == [*settings, "python", "-m", "planner.executor.node"]
-        args = arguments(words[6:], None)
+        args = parse_arguments(words[6:], None)
         assert args.elastic and args.steps == 7
         for local in range(len(args.devices)):
             ranks[rank_of(plan, args.devices, local)] = host

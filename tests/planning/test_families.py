@@ -141,14 +141,16 @@ def test_what_cannot_be_run_is_refused_first(
 
 def test_checkpoints_of_older_releases_are_of_the_same_model() -> None:
     """What an architecture got later is not said where it says nothing."""
-    from planner.executor.checkpoint.reshard import says
+    from planner.executor.checkpoint.reshard import description
 
     work = Workload.preset("llama-50m", batch_samples=8)
     plan = made(pl.Cluster(random_network(2), pl.Devices(1e12, 1e11)), work, stages=2)
-    assert not {"qk_norm", "experts", "priced_only", "full_layers"} & set(says(plan)["model"])
+    assert not {"qk_norm", "experts", "priced_only", "full_layers"} & set(
+        description(plan)["model"]
+    )
     with_norms = sparse_model(experts=None)
     plan = made(equal_devices(2, with_norms), with_norms, stages=2)
-    assert says(plan)["model"]["qk_norm"] is True
+    assert description(plan)["model"]["qk_norm"] is True
 
 
 def test_a_plan_says_what_its_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.reshard import differing, says, sources
+from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
 from planner.executor.rendezvous.file_digest import digest_of
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import NO_ROOM, make_writable
@@ -38,7 +38,7 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
 
 
-class Checkpoints:
+class CheckpointManager:
     """Writes what training needs to go on.
 
     Parameters
@@ -62,24 +62,32 @@ class Checkpoints:
         folder: Path,
         every: int,
         plan: TrainingPlan,
-        ranks: Ranks,
-        learner: Learner | None,
+        ranks: ProcessGroup,
+        stage_module: StageModule | None,
         settings: dict[str, Any],
         written: Callable[[int], None],
     ) -> None:
-        self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
+        self._folder, self._every, self._ranks, self._stage_module = (
+            folder,
+            every,
+            ranks,
+            stage_module,
+        )
         self._settings = settings
         self._index = {
             "version": VERSION,
             "plan": plan.content_hash,
-            **says(plan),
+            **description(plan),
             "settings": settings,
         }
         self._written = written
 
     def of(
-        self, plan: TrainingPlan, learner: Learner | None, ranks: Ranks | None = None
-    ) -> Checkpoints:
+        self,
+        plan: TrainingPlan,
+        stage_module: StageModule | None,
+        ranks: ProcessGroup | None = None,
+    ) -> CheckpointManager:
         """The same for another plan from now on.
 
         Parameters
@@ -89,8 +97,8 @@ class Checkpoints:
         ranks
             As above; None: the same.
         """
-        given = (ranks or self._ranks, learner, self._settings, self._written)
-        return Checkpoints(self._folder, self._every, plan, *given)
+        given = (ranks or self._ranks, stage_module, self._settings, self._written)
+        return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
         """Whether there is one after this step.
@@ -137,12 +145,12 @@ class Checkpoints:
 
     def _shard(self, here: Path, done: int) -> str:
         """Write this rank's; what the others are told."""
-        if self._learner is None:
+        if self._stage_module is None:
             return "{}"
         try:
             here.mkdir(parents=True, exist_ok=True)
-            path, data = here / _shard(self._ranks.rank), self._learner.data
-            told: dict[str, Any] = {"sha256": write_tensors(path, self._learner.state())}
+            path, data = here / _shard(self._ranks.rank), self._stage_module.data
+            told: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
             if data is not None:
                 told["data"] = {"says": data.says, "position": data.position(done)}
             return json.dumps(told)
@@ -172,7 +180,7 @@ class Checkpoints:
             )
 
 
-def require_free(folder: Path, resumed: Path | None) -> None:
+def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
     """Refuse a folder of another run's checkpoints, which would be taken away, or none at all.
 
     A full disk is no reason: it costs checkpoints, not the run.
@@ -208,8 +216,8 @@ def require_free(folder: Path, resumed: Path | None) -> None:
 def resume(
     folder: Path,
     plan: TrainingPlan,
-    ranks: Ranks,
-    learner: Learner | None,
+    ranks: ProcessGroup,
+    stage_module: StageModule | None,
     settings: Mapping[str, Any],
 ) -> int:
     """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
@@ -241,7 +249,7 @@ def resume(
         # the index has the sums of all shards
         (s, digest_of(_place(folder, s) / INDEX))
         for s in _complete(folder)
-        if learner is None or _has_all(folder, s, plan, ranks.rank, learner)
+        if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
     ]
     everywhere: list[set[tuple[int, str]]] = [
         set(map(tuple, json.loads(t))) for t in ranks.share("checkpoints", json.dumps(own))
@@ -262,7 +270,7 @@ def resume(
             "together"
         )
     done = max(common)[0]
-    if learner is None:
+    if stage_module is None:
         return done
     index, path = _index(folder, done)
     same = index["plan"] == plan.content_hash
@@ -275,21 +283,21 @@ def resume(
                 f"{was}"
             )
     if same:
-        learner.load_state(_read(folder, done, ranks.rank, index))
+        stage_module.load_state(_read(folder, done, ranks.rank, index))
     else:
-        learner.load_state(_gathered(folder, done, index, plan, ranks.rank, learner))
-    if learner.data is not None:
+        stage_module.load_state(_resharded(folder, done, index, plan, ranks.rank, stage_module))
+    if stage_module.data is not None:
         data = index["data"]
         try:
-            says, position = str(data["says"]), [int(number) for number in data["position"]]
+            description, position = str(data["says"]), [int(number) for number in data["position"]]
         except (KeyError, TypeError, ValueError):
             raise _unreadable(path, "no place in the data") from None
-        if says != learner.data.says:
+        if description != stage_module.data.says:
             raise CheckpointError(
-                f"{path}: was trained on {says}, this run has {learner.data.says}; give "
-                "the same --data, --tokenizer and --shuffle, with the release that wrote it"
+                f"{path}: was trained on {description}, this run has {stage_module.data.says}; "
+                "give the same --data, --tokenizer and --shuffle, with the release that wrote it"
             )
-        learner.data.seek(position)
+        stage_module.data.seek(position)
     if not same and ranks.rank == min(plan.stage_of):
         said = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
@@ -301,7 +309,7 @@ def resume(
     return done
 
 
-def require_begun(folder: Path) -> None:
+def require_checkpoint(folder: Path) -> None:
     """Refuse a folder that has no checkpoint, before anything starts.
 
     Parameters
@@ -321,7 +329,7 @@ def require_begun(folder: Path) -> None:
         )
 
 
-def newest(folder: Path, ranks: Iterable[int]) -> int:
+def latest_step(folder: Path, ranks: Iterable[int]) -> int:
     """Steps of the newest complete checkpoint that has the shards of all these ranks.
 
     Parameters
@@ -368,7 +376,7 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     Returns
     -------
     dict[str, Tensor]
-        As `planner.executor.runtime.stage_module.Learner.state` gave it.
+        As `planner.executor.runtime.stage_module.StageModule.state` gave it.
 
     Raises
     ------
@@ -390,8 +398,8 @@ def _require_same_model(
     path: Path, index: dict[str, Any], plan: TrainingPlan, done: int
 ) -> list[tuple[str, Any, Any]]:
     """Refuse what another plan cannot go on from; returns what it trains otherwise."""
-    ours = json.loads(json.dumps(says(plan)))  # as a file has it
-    for name, was, now in differing(index["model"], ours["model"]):
+    ours = json.loads(json.dumps(description(plan)))  # as a file has it
+    for name, was, now in differences(index["model"], ours["model"]):
         raise CheckpointError(
             f"{path}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this plan's "
             f"has {now}; plan the same model, batch and seed"
@@ -408,20 +416,20 @@ def _require_same_model(
                 "steps, and another plan goes on after an outer step only; write checkpoints with "
                 "--every a multiple of it"
             )
-    return differing(index["training"], ours["training"])
+    return differences(index["training"], ours["training"])
 
 
-def _gathered(
+def _resharded(
     folder: Path,
     steps: int,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    learner: Learner,
+    stage_module: StageModule,
 ) -> dict[str, Tensor]:
     """What a rank goes on from, out of the shards of another plan's devices."""
     found: dict[str, Tensor] = {}
-    for device, names in _sources(folder, steps, index, plan, rank, learner).items():
+    for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
             return not key.startswith(MEAN) and key.rpartition("/")[2] in names
@@ -429,7 +437,7 @@ def _gathered(
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             found[f"{kind}{slash}{names[name]}"] = tensor
-    for key in () if learner.outer is None else learner.outer.state():
+    for key in () if stage_module.outer is None else stage_module.outer.state():
         if key in found:
             continue
         # gradients were averaged, or changes were without momentum: the outer optimizer begins
@@ -446,15 +454,17 @@ def _sources(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    learner: Learner,
+    stage_module: StageModule,
 ) -> dict[int, dict[str, str]]:
     try:
-        return sources(index["holds"], plan, rank, learner.named())
+        return source_shards(index["holds"], plan, rank, stage_module.named())
     except ValueError as error:
         raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
 
 
-def _has_all(folder: Path, steps: int, plan: TrainingPlan, rank: int, learner: Learner) -> bool:
+def _has_all(
+    folder: Path, steps: int, plan: TrainingPlan, rank: int, stage_module: StageModule
+) -> bool:
     """Whether what a rank needs is here; what is wrong is said when it is read."""
     try:
         index, _ = _index(folder, steps)
@@ -462,9 +472,9 @@ def _has_all(folder: Path, steps: int, plan: TrainingPlan, rank: int, learner: L
         return _has(folder, steps, rank)
     if index["plan"] == plan.content_hash:
         return _has(folder, steps, rank)
-    if index["model"] != json.loads(json.dumps(says(plan)))["model"]:
+    if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _sources(folder, steps, index, plan, rank, learner)
+    needed = _sources(folder, steps, index, plan, rank, stage_module)
     return all(_has(folder, steps, device) for device in needed)
 
 

@@ -24,7 +24,7 @@ LATER = ("qk_norm", "out_bias", "ffn_bias", "post_norms", "full_layers", "expert
 """Fields of an `Architecture` that are left out where they say nothing."""
 
 
-def says(plan: TrainingPlan) -> dict[str, Any]:
+def description(plan: TrainingPlan) -> dict[str, Any]:
     """What a checkpoint tells those who go on from it, JSON-ready.
 
     Parameters
@@ -66,20 +66,20 @@ def says(plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Fields with other values: name, theirs, ours.
 
     Parameters
     ----------
     theirs, ours
-        A part of what `says` gave.
+        A part of what `description` gave.
     """
     names = sorted(set(theirs) | set(ours))
     pairs = ((name, theirs.get(name), ours.get(name)) for name in names)
     return [(name, was, now) for name, was, now in pairs if was != now]
 
 
-def sources(
+def source_shards(
     holds: Mapping[str, Any], plan: TrainingPlan, rank: int, names: Iterable[str]
 ) -> dict[int, dict[str, str]]:
     """In which shards a rank's parameters lie.
@@ -87,13 +87,13 @@ def sources(
     Parameters
     ----------
     holds
-        As `says` gave it, of the plan that wrote.
+        As `description` gave it, of the plan that wrote.
     plan
         That is run now.
     rank
         This device.
     names
-        Of its parameters, as `planner.executor.runtime.stage_module.Learner.named` has them.
+        Of its parameters, as `planner.executor.runtime.stage_module.StageModule.named` has them.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def sources(
     Raises
     ------
     ValueError
-        A part of the model lies nowhere, or ``holds`` is not what `says` gives.
+        A part of the model lies nowhere, or ``holds`` is not what `description` gives.
     """
     try:
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())

@@ -43,7 +43,7 @@ class TensorFileError(ValueError):
     """A file that does not hold what it should."""
 
 
-class Place(NamedTuple):
+class TensorEntry(NamedTuple):
     """Where a tensor lies in a file: type, shape, first byte and the one after the last."""
 
     dtype: torch.dtype
@@ -147,11 +147,13 @@ def read_tensors(
             f"{path}: its {size} bytes are not those that were written; delete this checkpoint, so "
             "that an earlier one is taken"
         )
-    places = read_places(path).items()
+    places = read_entries(path).items()
     return {n: read_tensor(path, place) for n, place in places if wanted is None or wanted(n)}
 
 
-def read_places(path: Path, leave_out: Callable[[str], object] | None = None) -> dict[str, Place]:
+def read_entries(
+    path: Path, leave_out: Callable[[str], object] | None = None
+) -> dict[str, TensorEntry]:
     """What is in a file, and where; its tensors are not read.
 
     Parameters
@@ -193,7 +195,7 @@ def read_places(path: Path, leave_out: Callable[[str], object] | None = None) ->
     return {name: _place(path, name, entry, start, size) for name, entry in told.items()}
 
 
-def read_tensor(path: Path, place: Place) -> Tensor:
+def read_tensor(path: Path, place: TensorEntry) -> Tensor:
     """One tensor of a file.
 
     Parameters
@@ -201,7 +203,7 @@ def read_tensor(path: Path, place: Place) -> Tensor:
     path
         Of the file.
     place
-        As `read_places` gave it.
+        As `read_entries` gave it.
 
     Returns
     -------
@@ -225,7 +227,7 @@ def read_tensor(path: Path, place: Place) -> Tensor:
     return torch.from_numpy(data).view(place.dtype).view(place.shape)
 
 
-def _place(path: Path, name: str, told: Any, start: int, size: int) -> Place:
+def _place(path: Path, name: str, told: Any, start: int, size: int) -> TensorEntry:
     try:
         kind, shape = told["dtype"], tuple(int(n) for n in told["shape"])
         begin, end = (start + int(n) for n in told["data_offsets"])
@@ -238,4 +240,4 @@ def _place(path: Path, name: str, told: Any, start: int, size: int) -> Place:
     fits = start <= begin <= end <= size and min(shape, default=0) >= 0
     if not fits or end - begin != math.prod(shape) * TYPES[kind].itemsize:
         raise TensorFileError(f"{path}: does not hold {name!r} as it says; give a whole file")
-    return Place(TYPES[kind], shape, begin, end)
+    return TensorEntry(TYPES[kind], shape, begin, end)

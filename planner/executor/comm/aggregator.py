@@ -45,7 +45,7 @@ class Aggregator:
         self._vector = torch.zeros(values)
 
     @property
-    def kept_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Of the vector."""
         return self._vector.nbytes
 
@@ -83,7 +83,7 @@ class Aggregator:
         """As `gradients`."""
         return self._vector
 
-    def outer_update(self) -> None:
+    def outer_step(self) -> None:
         """Nothing to update."""
 
     def loss(self) -> float | None:

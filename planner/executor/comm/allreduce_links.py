@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.comm.connections import Streams, send_all, send_now
-from planner.executor.comm.p2p import Lane
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.connections import DuplexChannels, send_all, send_nowait
+from planner.executor.comm.p2p import WorkerThread
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
 HEAD = struct.Struct("!I")
 """In front of a chunk: its number, and `RETURN` if it is a sum."""
@@ -24,7 +24,7 @@ READY = (1 << 32) - 1
 NOTHING = memoryview(b"")
 
 
-class Way:
+class SendQueue:
     """The way to one member: sends at once what the connection takes, and the rest by a thread.
 
     Parameters
@@ -37,9 +37,9 @@ class Way:
         Where its errors go.
     """
 
-    def __init__(self, connection: socket.socket, name: str, failure: Failure) -> None:
+    def __init__(self, connection: socket.socket, name: str, failure: ErrorLatch) -> None:
         self._connection = connection
-        self._lane = Lane(name, failure)
+        self._lane = WorkerThread(name, failure)
         self._lock = threading.Lock()
         self._waiting = 0
 
@@ -48,7 +48,7 @@ class Way:
         left = [memoryview(HEAD.pack(word)), message]
         with self._lock:
             if not self._waiting:
-                left = send_now(self._connection, *left)
+                left = send_nowait(self._connection, *left)
             if left:
                 self._later(partial(send_all, self._connection, *left))
 
@@ -85,7 +85,7 @@ class Way:
         self._lane.submit(one_less)
 
 
-class Memory:
+class BufferPool:
     """Pieces of memory that are used again and again: as many as are needed at a time.
 
     Parameters
@@ -110,7 +110,7 @@ class Memory:
         self._spare.append(piece)
 
 
-class Peers:
+class AllReduceLinks:
     """A rank's connections for averaging, with a thread for each direction of each.
 
     Parameters
@@ -128,22 +128,22 @@ class Peers:
         Guards what threads count; told when something is complete.
     """
 
-    def __init__(self, streams: Streams, failure: Failure) -> None:
-        self.incoming = streams.of
+    def __init__(self, channels: DuplexChannels, failure: ErrorLatch) -> None:
+        self.incoming = channels.of
         self.failure = failure
         self.changed = threading.Condition()
         self.failure.on_failure(self._wake)
         self.to = {
-            d: Way(connection, f"averaging to {d}", self.failure)
-            for d, connection in streams.to.items()
+            d: SendQueue(connection, f"averaging to {d}", self.failure)
+            for d, connection in channels.to.items()
         }
-        self.of = {d: Lane(f"averaging from {d}", self.failure) for d in streams.of}
-        self._memory = Memory(0)
+        self.of = {d: WorkerThread(f"averaging from {d}", self.failure) for d in channels.of}
+        self._memory = BufferPool(0)
 
-    def memory(self, length: int) -> Memory:
+    def memory(self, length: int) -> BufferPool:
         """For contributions; kept from round to round as long as they have the same length."""
         if self._memory.length != length:
-            self._memory = Memory(length)
+            self._memory = BufferPool(length)
         return self._memory
 
     def tell(self, rank: int) -> None:

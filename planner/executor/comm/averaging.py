@@ -13,19 +13,19 @@ from functools import partial
 
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import Peers
-from planner.executor.comm.chunking import Pace
-from planner.executor.comm.codec import Wire
-from planner.executor.comm.device_allreduce import DirectExchange
-from planner.executor.comm.direct import Direct
-from planner.executor.comm.p2p import Outbox
-from planner.executor.comm.sharded_allreduce import Exchange
-from planner.executor.runtime.device_backend import HOST, Side
+from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.chunking import Chunking
+from planner.executor.comm.codec import WireFormat
+from planner.executor.comm.device_allreduce import DeviceAllReduce
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.p2p import Sender
+from planner.executor.comm.sharded_allreduce import ShardedAllReduce
+from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.training_plan.averaging_group import AveragingGroup, is_hierarchical
 
 
 @dataclass(frozen=True)
-class Averaging:
+class StageAverager:
     """What one rank averages with whom.
 
     Attributes
@@ -49,8 +49,8 @@ class Averaging:
 
     rank: int
     rounds: Sequence[AveragingGroup]
-    paces: Sequence[Pace]
-    wires: Sequence[Wire]
+    chunkings: Sequence[Chunking]
+    wires: Sequence[WireFormat]
     devices: int
     upload_bytes_per_s: float
     ahead_s: Mapping[int, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Averaging:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def reached(self, direct: Direct) -> set[int]:
+    def reached(self, direct: DeviceTransfers) -> set[int]:
         """The ranks with which it averages without the host.
 
         Parameters
@@ -71,7 +71,7 @@ class Averaging:
         groups = [group.members for group in self.rounds if direct.reaches(group.members)]
         return {member for members in groups for member in members} - {self.rank}
 
-    def begins_here(self, direct: Direct | None) -> bool | None:
+    def begins_here(self, direct: DeviceTransfers | None) -> bool | None:
         """Whether the first round wants its vector where operations compute; None: there is none.
 
         Parameters
@@ -86,11 +86,11 @@ class Averaging:
     def run(
         self,
         values: Callable[[bool | None], Tensor],
-        peers: Peers,
-        outbox: Outbox,
+        peers: AllReduceLinks,
+        sender: Sender,
         told: Collection[int] | None = None,
-        direct: Direct | None = None,
-        side: Side = HOST,
+        direct: DeviceTransfers | None = None,
+        side: DeviceBackend = HOST,
     ) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
@@ -123,25 +123,25 @@ class Averaging:
             A member is gone.
         """
         end = time.monotonic()
-        steps = zip(self.rounds, self.paces, self.wires, strict=True)
-        for number, (group, pace, wire) in enumerate(steps):
+        steps = zip(self.rounds, self.chunkings, self.wires, strict=True)
+        for number, (group, chunking, wire) in enumerate(steps):
             scale = self._scale(number)
             if len(group.members) > 1:
-                room = partial(self._room, outbox)
+                room = partial(self._room, sender)
                 if direct is not None and direct.reaches(group.members):
                     how = (peers, direct, side, wire, scale)
-                    end = DirectExchange(values(True), group, self.rank, *how).run()
+                    end = DeviceAllReduce(values(True), group, self.rank, *how).run()
                 else:
                     ahead = told if number == 0 else None
-                    paced = (peers, wire, pace, scale, room, ahead)
-                    end = Exchange(values(False), group, self.rank, *paced).run()
+                    paced = (peers, wire, chunking, scale, room, ahead)
+                    end = ShardedAllReduce(values(False), group, self.rank, *paced).run()
             elif scale != 1.0:
                 values(None).mul_(scale)
         return end
 
-    def _room(self, outbox: Outbox) -> tuple[float, float]:
+    def _room(self, sender: Sender) -> tuple[float, float]:
         """Leave the pipeline's last messages their rate: other devices wait for them."""
-        size, until_s = outbox.under_way(self.upload_bytes_per_s)
+        size, until_s = sender.in_flight(self.upload_bytes_per_s)
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)
         busy = size / (until_s - now) if until_s > now else 0.0

@@ -33,7 +33,7 @@ SLACK = 8
 
 
 @dataclass(frozen=True)
-class Pace:
+class Chunking:
     """How a group averages.
 
     Attributes
@@ -56,7 +56,7 @@ class Pace:
     spare_s: float | None = None
 
 
-def pace_of(
+def chunking_of(
     group: AveragingGroup,
     vector_bytes: float,
     cluster: Cluster,
@@ -64,7 +64,7 @@ def pace_of(
     speed: float = 1.0,
     shrink: float = 1.0,
     crowd: float = 1.0,
-) -> Pace:
+) -> Chunking:
     """The pace of a group, the same for all its members.
 
     Parameters
@@ -86,7 +86,7 @@ def pace_of(
         Chunks and window.
     """
     if len(group.members) == 1:
-        return Pace(1, 1)
+        return Chunking(1, 1)
     # as many chunks as the plan has without shrinking
     largest = max(group.shares) * group.width * vector_bytes * shrink
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
@@ -94,14 +94,14 @@ def pace_of(
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
-    under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
+    in_flight = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
     spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
     # what is sent early takes links from messages that others wait for: no more than a way's worth
     early = late_s > spared_s and seconds < EARLY * delay
     early_s = spared_s / speed if early else None
     late = late_s > TOLD * planned_s(group, vector_bytes * shrink, cluster)
-    window = min(chunks, 2 * under_way + SLACK)
-    return Pace(chunks, window, early_s, spared_s / speed if late else None)
+    window = min(chunks, 2 * in_flight + SLACK)
+    return Chunking(chunks, window, early_s, spared_s / speed if late else None)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:

@@ -24,7 +24,7 @@ LEVELS = {"int8": 127, "int4": 7}
 """On either side of 0."""
 
 
-class Wire(enum.StrEnum):
+class WireFormat(enum.StrEnum):
     """What is on the wire; sums are made in fp32 from whatever comes."""
 
     FP32 = "fp32"
@@ -34,12 +34,12 @@ class Wire(enum.StrEnum):
     INT4 = "int4"
 
     @classmethod
-    def of(cls, codec: Codec, gradients: Dtype) -> Wire:
+    def of(cls, codec: Codec, gradients: Dtype) -> WireFormat:
         """As a plan has it: its codec, or else the format of its gradients."""
         return cls(codec.value) if codec is not Codec.NONE else cls(gradients.value)
 
 
-def message_length(values: int, wire: Wire) -> int:
+def message_length(values: int, wire: WireFormat) -> int:
     """Bytes of a message of so many values.
 
     Parameters
@@ -55,11 +55,11 @@ def message_length(values: int, wire: Wire) -> int:
         Bytes.
     """
     if wire in LEVELS:
-        return (values if wire is Wire.INT8 else -(-values // 2)) + _head(values)
+        return (values if wire is WireFormat.INT8 else -(-values // 2)) + _head(values)
     return (2 if wire in SHORT else 4) * values
 
 
-def encode(vector: Tensor, wire: Wire) -> Tensor:
+def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     """A ``uint8`` message from a ``float32`` vector.
 
     Parameters
@@ -74,11 +74,11 @@ def encode(vector: Tensor, wire: Wire) -> Tensor:
     Tensor
         ``uint8[message_length]``.
     """
-    if wire is Wire.FP32:
+    if wire is WireFormat.FP32:
         return vector.contiguous().view(torch.uint8)
     if wire in SHORT:
         # beyond its largest number fp16 has infinity, and what follows from it is no number
-        held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is Wire.FP16 else vector
+        held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is WireFormat.FP16 else vector
         return held.to(SHORT[wire]).view(torch.uint8)
     blocks = _blocks(vector)
     largest = blocks.abs().amax(dim=1)
@@ -87,10 +87,12 @@ def encode(vector: Tensor, wire: Wire) -> Tensor:
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
     rounded = (blocks / steps[:, None]).round_().to(torch.int8)
     levels = rounded.reshape(-1)[: len(vector)].view(torch.uint8)
-    return torch.cat([scale.view(torch.uint8), _paired(levels) if wire is Wire.INT4 else levels])
+    return torch.cat(
+        [scale.view(torch.uint8), _paired(levels) if wire is WireFormat.INT4 else levels]
+    )
 
 
-def decode(message: Tensor, values: int, wire: Wire) -> Tensor:
+def decode(message: Tensor, values: int, wire: WireFormat) -> Tensor:
     """The vector that `encode` was given, up to what rounding takes.
 
     Parameters
@@ -107,14 +109,14 @@ def decode(message: Tensor, values: int, wire: Wire) -> Tensor:
     Tensor
         ``float32[values]``.
     """
-    if wire is Wire.FP32:
+    if wire is WireFormat.FP32:
         return message.view(torch.float32)
     if wire in SHORT:
         return message.view(SHORT[wire]).to(torch.float32)
     head = _head(values)
     scale = message[:head].clone().view(torch.float32)
     rest = message[head:]
-    levels = (_apart(rest, values) if wire is Wire.INT4 else rest.view(torch.int8)).float()
+    levels = (_apart(rest, values) if wire is WireFormat.INT4 else rest.view(torch.int8)).float()
     return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
 
 

@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from planner.executor.comm.averaging import Averaging
-from planner.executor.comm.chunking import pace_of
-from planner.executor.comm.codec import Wire
-from planner.executor.comm.connections import Purpose, both_ways
-from planner.executor.comm.p2p import Expected
-from planner.executor.runtime.clipping import Clipping
-from planner.executor.runtime.p2p_schedule import Traffic
-from planner.executor.runtime.simulated_compute import Imposed
-from planner.executor.swarm.stochastic_pipeline import Places
+from planner.executor.comm.averaging import StageAverager
+from planner.executor.comm.chunking import chunking_of
+from planner.executor.comm.codec import WireFormat
+from planner.executor.comm.connections import ChannelKind, duplex_of
+from planner.executor.comm.p2p import ExpectedMessage
+from planner.executor.runtime.clipping import NormClipper
+from planner.executor.runtime.p2p_schedule import P2PSchedule
+from planner.executor.runtime.simulated_compute import TimeScale
+from planner.executor.swarm.stochastic_pipeline import Neighbourhood
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import StageAveraging, within
-from planner.training_plan.choices import Wiring as Kind
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 
-class Wiring:
+class CommPlan:
     """The plan as one rank sees it.
 
     Parameters
@@ -63,47 +63,47 @@ class Wiring:
         self,
         plan: TrainingPlan,
         rank: int,
-        imposed: Imposed | None,
+        time_scale: TimeScale | None,
         own_pace: bool,
         *,
         tells: bool = True,
     ) -> None:
-        self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
+        self._plan, self._rank, self._time_scale = plan, rank, time_scale or TimeScale()
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
-        routes = plan.wiring is Kind.STOCHASTIC
+        routes = plan.wiring is Wiring.STOCHASTIC
         planned = {} if routes else used
-        self.traffic = {k: Traffic(schedule, rank) for k, schedule in planned.items()}
-        self.places = Places(plan, rank) if routes and rank in plan.stage_of else None
-        self.averaging = averaging_of(plan, rank, imposed)
-        self.within = averaging_of(plan, rank, imposed, every_step=True)
-        self.tied = tied_of(plan, rank, imposed)
+        self.traffic = {k: P2PSchedule(schedule, rank) for k, schedule in planned.items()}
+        self.places = Neighbourhood(plan, rank) if routes and rank in plan.stage_of else None
+        self.averaging = averaging_of(plan, rank, time_scale)
+        self.within = averaging_of(plan, rank, time_scale, every_step=True)
+        self.tied = tied_of(plan, rank, time_scale)
         clips = plan.clip is not None and rank in plan.stage_of
-        self.clipping = Clipping(plan, rank) if clips else None
+        self.clipping = NormClipper(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
         everybody = set(plan.stage_of)
         self._tells = tells
-        self.tellers = set() if imposed is not None else everybody if own_pace else heads
+        self.tellers = set() if time_scale is not None else everybody if own_pace else heads
 
     @property
-    def connections(self) -> set[tuple[Purpose, int]]:
+    def connections(self) -> set[tuple[ChannelKind, int]]:
         """Purpose and other rank of each connection that this rank needs."""
         beside = {d for t in self.traffic.values() for d in t.peers}
         if self.places is not None:
             beside |= set(self.places.neighbours)
-        wanted = both_ways(Purpose.PIPELINE, beside)
+        wanted = duplex_of(ChannelKind.PIPELINE, beside)
         averages = self.averaging.peers | self.within.peers | self.tied.peers
-        wanted |= both_ways(Purpose.AVERAGING, averages)
+        wanted |= duplex_of(ChannelKind.AVERAGING, averages)
         if self.clipping is not None:
-            wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
+            wanted |= {(ChannelKind.NORM, d) for d in self.clipping.peers}
         if not self._tells:
             return wanted
         if self._rank == 0:
-            wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
+            wanted |= {(ChannelKind.LOSSES, d) for d in self.tellers - {0}}
         elif self._rank in self.tellers:
-            wanted.add((Purpose.LOSSES, 0))
+            wanted.add((ChannelKind.LOSSES, 0))
         return wanted
 
-    def expected(self, walk: Sequence[int]) -> dict[int, Iterator[Expected]]:
+    def expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
         """What each source sends to this rank, in its order.
 
         Parameters
@@ -117,22 +117,22 @@ class Wiring:
             By source.
         """
 
-        def messages(source: int) -> Iterator[Expected]:
+        def messages(source: int) -> Iterator[ExpectedMessage]:
             for serial, k in enumerate(walk):
                 for message in self.traffic[k].incoming.get(source, ()):
-                    yield Expected(serial, message)
+                    yield ExpectedMessage(serial, message)
 
         used = [self.traffic[k] for k in set(walk) & set(self.traffic)]
         return {source: messages(source) for t in used for source in t.incoming}
 
-    def flight_bytes(self) -> Mapping[int, float]:
+    def bandwidth_delay_bytes(self) -> Mapping[int, float]:
         """By rank, what is on the way there, or back, while news of it comes."""
         network = self._plan.cluster.network
         latency, bandwidth, me = network.latency_s, network.bandwidth_bytes_per_s, self._rank
         return {
             d: float(latency[me, d] + latency[d, me])
             * float(max(bandwidth[me, d], bandwidth[d, me]))
-            / self._imposed.shrink
+            / self._time_scale.shrink
             for d in range(len(network))
             if d != me
         }
@@ -140,7 +140,7 @@ class Wiring:
     def round_trips_s(self) -> Mapping[int, float]:
         """By rank, seconds there and back, as this run takes them."""
         latency, me = self._plan.cluster.network.latency_s, self._rank
-        both = (latency[me] + latency[:, me]) / self._imposed.speed
+        both = (latency[me] + latency[:, me]) / self._time_scale.speed
         return {d: float(seconds) for d, seconds in enumerate(both) if d != me}
 
     def rates(self) -> Mapping[int, float]:
@@ -149,13 +149,13 @@ class Wiring:
         up, down = device_limits(cluster)
         limit = np.minimum(up[me], down)
         row = np.minimum(cluster.network.bandwidth_bytes_per_s[me], limit)
-        scale = self._imposed.speed / self._imposed.shrink
+        scale = self._time_scale.speed / self._time_scale.shrink
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
 
 def averaging_of(
-    plan: TrainingPlan, rank: int, imposed: Imposed | None = None, *, every_step: bool = False
-) -> Averaging:
+    plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None, *, every_step: bool = False
+) -> StageAverager:
     """A rank's part in averaging.
 
     Parameters
@@ -177,10 +177,10 @@ def averaging_of(
     stage = plan.averaged_stage(rank)
     inner = within(plan.averaging[stage])
     asked = inner if every_step else plan.averaging[stage][len(inner) :]
-    return _averaging(plan, rank, imposed, stage, asked)
+    return _averaging(plan, rank, time_scale, stage, asked)
 
 
-def tied_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+def tied_of(plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None) -> StageAverager:
     """A rank's part in averaging the matrix that embedding and head share.
 
     Parameters
@@ -199,23 +199,23 @@ def tied_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Av
     """
     entry = len(plan.stage_layers)
     asked = plan.averaging[entry] if plan.averages_tied else ()
-    return _averaging(plan, rank, imposed, entry, asked)
+    return _averaging(plan, rank, time_scale, entry, asked)
 
 
 def _averaging(
-    plan: TrainingPlan, rank: int, imposed: Imposed | None, entry: int, asked: StageAveraging
-) -> Averaging:
+    plan: TrainingPlan, rank: int, time_scale: TimeScale | None, entry: int, asked: StageAveraging
+) -> StageAverager:
     """Some rounds of an entry of the plan's averaging, as a rank takes part in them."""
-    scale = imposed or Imposed()
+    scale = time_scale or TimeScale()
     # in two levels not all exchange
     rounds = [g for groups in asked for g in groups if rank in g.members]
     if not rounds:
-        return Averaging(rank, (), (), (), 1, 0.0)
+        return StageAverager(rank, (), (), (), 1, 0.0)
     gradient = plan.vector_bytes()[entry]
     # imposed runs are of one machine, whose processors all ranks share
-    crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
-    paces = [
-        pace_of(
+    crowd = 1.0 if time_scale is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
+    chunkings = [
+        chunking_of(
             group,
             gradient * group.codec(plan.codec).wire_ratio / scale.shrink,
             plan.cluster,
@@ -228,14 +228,14 @@ def _averaging(
     devices = len(plan.averaged_by(entry))
     upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
     # an imposed vector is as long as the plan's bytes, whatever they are made of
-    gradients = plan.workload.precision.gradients if imposed is None else Dtype.FP32
-    wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
+    gradients = plan.workload.precision.gradients if time_scale is None else Dtype.FP32
+    wires = [WireFormat.of(group.codec(plan.codec), gradients) for group in rounds]
     way_s = plan.cluster.network.latency_s[rank] / scale.speed
     ahead_s = {
-        d: float(way_s[d]) - pace.spare_s
-        for group, pace in zip(rounds[:1], paces, strict=False)
+        d: float(way_s[d]) - chunking.spare_s
+        for group, chunking in zip(rounds[:1], chunkings, strict=False)
         for d in group.members
-        if d != rank and pace.spare_s is not None
+        if d != rank and chunking.spare_s is not None
     }
     ahead_s = {d: seconds for d, seconds in ahead_s.items() if seconds > 0}
-    return Averaging(rank, rounds, paces, wires, devices, float(upload), ahead_s)
+    return StageAverager(rank, rounds, chunkings, wires, devices, float(upload), ahead_s)

@@ -26,7 +26,7 @@ OUTPUT_QUEUE = 0x5411
 """ioctl SIOCOUTQ of Linux."""
 
 
-class Purpose(enum.IntEnum):
+class ChannelKind(enum.IntEnum):
     """What a connection carries."""
 
     PIPELINE = 0
@@ -41,8 +41,8 @@ class Purpose(enum.IntEnum):
 
 
 BACK = {
-    Purpose.PIPELINE: Purpose.PIPELINE_BACK,
-    Purpose.AVERAGING: Purpose.AVERAGING_BACK,
+    ChannelKind.PIPELINE: ChannelKind.PIPELINE_BACK,
+    ChannelKind.AVERAGING: ChannelKind.AVERAGING_BACK,
 }
 """Of a stream from the lower rank to the higher, the way back."""
 
@@ -55,11 +55,11 @@ class Connection(socket.socket):
     sent_bytes = 0
 
 
-Connections = dict[tuple[Purpose, int], Connection]
+Connections = dict[tuple[ChannelKind, int], Connection]
 """By purpose and the other rank."""
 
 
-class Streams(NamedTuple):
+class DuplexChannels(NamedTuple):
     """Both ways between this rank and others.
 
     Attributes
@@ -72,7 +72,7 @@ class Streams(NamedTuple):
     of: dict[int, Connection]
 
 
-def both_ways(purpose: Purpose, others: Iterable[int]) -> set[tuple[Purpose, int]]:
+def duplex_of(purpose: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
     """What streams to and from other ranks need.
 
     Parameters
@@ -90,13 +90,13 @@ def both_ways(purpose: Purpose, others: Iterable[int]) -> set[tuple[Purpose, int
     return {(way, other) for other in others for way in (purpose, BACK[purpose])}
 
 
-def streams_of(connections: Connections, purpose: Purpose, rank: int) -> Streams:
+def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> DuplexChannels:
     """The streams among open connections.
 
     Parameters
     ----------
     connections
-        With what `both_ways` said.
+        With what `duplex_of` said.
     purpose
         One with a way back.
     rank
@@ -107,12 +107,12 @@ def streams_of(connections: Connections, purpose: Purpose, rank: int) -> Streams
     Streams
         For all ranks that have such connections with this one.
     """
-    to, of = Streams({}, {})
+    to, of = DuplexChannels({}, {})
     for (way, other), connection in connections.items():
         if way in (purpose, BACK[purpose]):
             leaves = (way is purpose) is (rank < other)
             (to if leaves else of)[other] = connection
-    return Streams(to, of)
+    return DuplexChannels(to, of)
 
 
 class ConnectionLost(RuntimeError):
@@ -131,7 +131,7 @@ class ConnectionLost(RuntimeError):
         self.device = device
 
 
-class TornError(ConnectionLost):
+class ConnectionReset(ConnectionLost):
     """An open connection has ended, whether or not the other end lives."""
 
 
@@ -155,10 +155,12 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
             connection.sendall(part)
             count_sent(connection, len(part))
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
+        raise ConnectionReset(
+            f"{named(connection)} is gone ({error})", device_of(connection)
+        ) from None
 
 
-def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
+def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     """Send what the connection takes without waiting.
 
     Parameters
@@ -184,7 +186,9 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     except BlockingIOError:
         sent = 0
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
+        raise ConnectionReset(
+            f"{named(connection)} is gone ({error})", device_of(connection)
+        ) from None
     left = []
     for part in parts:
         if sent < len(part):
@@ -213,10 +217,14 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             # waiting in the kernel for all of it costs one call and no interpreter time
             size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
-                raise TornError(f"{named(connection)} closed its connection", device_of(connection))
+                raise ConnectionReset(
+                    f"{named(connection)} closed its connection", device_of(connection)
+                )
             view = view[size:]
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
+        raise ConnectionReset(
+            f"{named(connection)} is gone ({error})", device_of(connection)
+        ) from None
 
 
 def unacknowledged_bytes(connection: socket.socket) -> int:

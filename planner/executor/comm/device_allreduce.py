@@ -17,11 +17,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import Peers
-from planner.executor.comm.codec import BLOCK, Wire, decode, encode, message_length
-from planner.executor.comm.direct import Direct
-from planner.executor.comm.group_roles import Roles, chunk_ranges, ranges_of
-from planner.executor.runtime.device_backend import Side
+from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.codec import BLOCK, WireFormat, decode, encode, message_length
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, ranges_of
+from planner.executor.runtime.device_backend import DeviceBackend
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.shares import Range
 
@@ -31,7 +31,7 @@ HELD = 2
 """Pieces of each contributor that wait at a reducer to be summed."""
 
 
-def pieces_of(part: Range, most: int = PIECE_VALUES) -> list[Range]:
+def split_share(part: Range, most: int = PIECE_VALUES) -> list[Range]:
     """A share in nearly equal pieces.
 
     Parameters
@@ -50,7 +50,7 @@ def pieces_of(part: Range, most: int = PIECE_VALUES) -> list[Range]:
     return chunk_ranges(part, math.ceil((stop - start) / most)) if stop > start else []
 
 
-class DirectExchange:
+class DeviceAllReduce:
     """One member's part of a round.
 
     Parameters
@@ -80,18 +80,18 @@ class DirectExchange:
         vector: Tensor,
         group: AveragingGroup,
         rank: int,
-        peers: Peers,
-        direct: Direct,
-        side: Side,
-        wire: Wire,
+        peers: AllReduceLinks,
+        direct: DeviceTransfers,
+        side: DeviceBackend,
+        wire: WireFormat,
         scale: float = 1.0,
         most: int = PIECE_VALUES,
     ) -> None:
         self._vector, self._members = vector, group.members
-        self._roles = Roles.of(group, rank)
+        self._roles = GroupRoles.of(group, rank)
         self._peers, self._direct, self._side = peers, direct, side
         self._wire, self._scale = wire, scale
-        self._pieces = [pieces_of(part, most) for part in ranges_of(group, len(vector))]
+        self._pieces = [split_share(part, most) for part in ranges_of(group, len(vector))]
         self._parts: dict[tuple[int, int], Tensor] = {}
         self._summed = 0
         self._sums: dict[int, Tensor] = {}
@@ -172,7 +172,7 @@ class DirectExchange:
 
     def _take_sum(self, connection: socket.socket, member: int, part: Range) -> None:
         total = self._vector[part[0] : part[1]]
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             self._direct.receive(connection, member, total)
             return
         message = self._room(part)
@@ -187,7 +187,9 @@ class DirectExchange:
         empty = not self._roles.gives
         for k in self._roles.givers:
             piece = self._side.enter(self._parts.pop((k, c)))
-            part = piece if self._wire is Wire.FP32 else decode(piece, stop - start, self._wire)
+            part = (
+                piece if self._wire is WireFormat.FP32 else decode(piece, stop - start, self._wire)
+            )
             if empty:
                 total.copy_(part)
             else:
@@ -197,7 +199,7 @@ class DirectExchange:
             total *= self._scale
         self._side.made(total)()
         written = self._written(total)
-        if self._roles.takers and self._wire is not Wire.FP32:
+        if self._roles.takers and self._wire is not WireFormat.FP32:
             # the reducer too takes what everybody else gets
             self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
         with self._peers.changed:
@@ -208,7 +210,7 @@ class DirectExchange:
 
     def _written(self, part: Tensor) -> Tensor:
         """A complete part of the vector as it travels."""
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             return part
         found: list[Tensor] = []
         self._side.across(lambda: found.append(encode(part, self._wire)))
@@ -217,6 +219,6 @@ class DirectExchange:
     def _room(self, part: Range) -> Tensor:
         """For a piece as it travels, in fp32 as numbers and else as bytes."""
         values = part[1] - part[0]
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             return self._side.own((values,), torch.float32)
         return self._side.own((message_length(values, self._wire),), torch.uint8)

@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from planner.executor.comm.connections import (
     ConnectionLost,
-    TornError,
+    ConnectionReset,
     count_sent,
     named,
     receive_into,
@@ -36,8 +36,8 @@ from planner.executor.comm.connections import (
 )
 from planner.executor.launch.options import Library
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
-from planner.executor.rendezvous.process_group import TIMEOUT, WATCHED, Ranks
-from planner.executor.runtime.device_backend import Side
+from planner.executor.rendezvous.process_group import TIMEOUT, WATCHED, ProcessGroup
+from planner.executor.runtime.device_backend import DeviceBackend
 from planner.executor.runtime.device_identity import gpu_of, machine, network
 
 LOCAL = "127.0.0.1"
@@ -49,7 +49,7 @@ KEPT: list[object] = []
 """Groups of libraries: ended with the process, since ending one by itself waits for the others."""
 
 
-class Transfers(Protocol):
+class TransferBackend(Protocol):
     """What is asked of a process group of PyTorch: ranks count within it."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
@@ -59,7 +59,7 @@ class Transfers(Protocol):
         """Begin to receive; what it returns waits."""
 
 
-class Word(enum.IntEnum):
+class TurnMessage(enum.IntEnum):
     """What both ends of a connection tell each other around a transfer."""
 
     ROOM = 1
@@ -69,7 +69,7 @@ class Word(enum.IntEnum):
     LATER = 5
 
 
-class Direct:
+class DeviceTransfers:
     """A rank's transfers to and from the others of its machine, one at a time.
 
     Parameters
@@ -95,10 +95,10 @@ class Direct:
 
     def __init__(
         self,
-        group: Transfers,
+        group: TransferBackend,
         members: Sequence[int],
         rank: int,
-        side: Side,
+        side: DeviceBackend,
         name: Callable[[int], str] = str,
         carrier: str = "",
     ) -> None:
@@ -128,8 +128,8 @@ class Direct:
         ConnectionLost
             The member is gone, or the library fails.
         """
-        _hear(connection, Word.ROOM)
-        _say(connection, Word.MADE)
+        _hear(connection, TurnMessage.ROOM)
+        _say(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
             self._carry(other, self._group.send, made)
         count_sent(connection, made.nbytes)
@@ -144,15 +144,15 @@ class Direct:
         other
             Its rank.
         room
-            Where it goes, of `Side.own`, or with nothing under way there.
+            Where it goes, of `DeviceBackend.own`, or with nothing under way there.
 
         Raises
         ------
         ConnectionLost
             The member is gone, or the library fails.
         """
-        _say(connection, Word.ROOM)
-        _hear(connection, Word.MADE)
+        _say(connection, TurnMessage.ROOM)
+        _hear(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
             self._carry(other, self._group.recv, room)
 
@@ -190,8 +190,8 @@ class Direct:
         times = 0
         while True:
             self._turn.acquire()
-            _say(connection, Word.TURN)
-            if _hear(connection, Word.GO, Word.LATER) is Word.GO:
+            _say(connection, TurnMessage.TURN)
+            if _hear(connection, TurnMessage.GO, TurnMessage.LATER) is TurnMessage.GO:
                 return
             self._turn.release()
             time.sleep(AGAIN_S[min(times, len(AGAIN_S) - 1)])
@@ -200,11 +200,11 @@ class Direct:
     def _answers(self, connection: socket.socket) -> None:
         """Give one's turn to who asks for it while it is free."""
         while True:
-            _hear(connection, Word.TURN)
+            _hear(connection, TurnMessage.TURN)
             if self._turn.acquire(blocking=False):
-                _say(connection, Word.GO)
+                _say(connection, TurnMessage.GO)
                 return
-            _say(connection, Word.LATER)
+            _say(connection, TurnMessage.LATER)
 
     def _carry(self, other: int, way: Callable[..., Any], tensor: Tensor) -> None:
         try:
@@ -218,23 +218,23 @@ class Direct:
             raise ConnectionLost(f"{self.carrier} between {pair} has failed ({said})") from None
 
 
-def _say(connection: socket.socket, word: Word) -> None:
+def _say(connection: socket.socket, word: TurnMessage) -> None:
     send_all(connection, memoryview(bytes([word])))
 
 
-def _hear(connection: socket.socket, *due: Word) -> Word:
+def _hear(connection: socket.socket, *due: TurnMessage) -> TurnMessage:
     found = bytearray(1)
     receive_into(connection, memoryview(found))
     for word in due:
         if found[0] == word:
             return word
     names = " or ".join(word.name for word in due)
-    raise TornError(f"{named(connection)} said {found[0]} where {names} was due")
+    raise ConnectionReset(f"{named(connection)} said {found[0]} where {names} was due")
 
 
-def open_direct(
-    library: Library, ranks: Ranks, device: torch.device, side: Side, store: Store
-) -> Direct | None:
+def open_device_transfers(
+    library: Library, ranks: ProcessGroup, device: torch.device, side: DeviceBackend, store: Store
+) -> DeviceTransfers | None:
     """What carries between this rank and others; all ranks come here together.
 
     Parameters
@@ -262,7 +262,7 @@ def open_direct(
     """
     if library is Library.NCCL and not is_nccl_available():
         raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
-    told = ranks.share("direct/place", json.dumps(place_of(library, ranks.rank, device)))
+    told = ranks.share("direct/place", json.dumps(gpu_location(library, ranks.rank, device)))
     places = [None if place is None else tuple(place) for place in map(json.loads, told)]
     own = [r for r, place in enumerate(places) if place is not None and places.count(place) == 1]
     machines = {r: places[r][0] for r in own}  # type: ignore[index]
@@ -279,10 +279,10 @@ def open_direct(
     store.set_timeout(WATCHED)
     group = _group(library, PrefixStore(f"direct/{members[0]}", store), members, ranks.rank)
     KEPT.append(group)
-    return Direct(group, members, ranks.rank, side, ranks.name, library)
+    return DeviceTransfers(group, members, ranks.rank, side, ranks.name, library)
 
 
-def place_of(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
+def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
     """The machine of a rank, and its GPU there.
 
     Parameters
@@ -306,7 +306,7 @@ def place_of(library: Library, rank: int, device: torch.device) -> tuple[str, st
     return (here, gpu_of(device)[1]) if device.type == "cuda" else None
 
 
-def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> Transfers:
+def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> TransferBackend:
     number, size = list(members).index(rank), len(members)
     # PyTorch's types leave out much of what its backends have, and builds without one its class;
     # ranks meet within the machine
@@ -315,11 +315,11 @@ def _group(library: Library, store: Store, members: Sequence[int], rank: int) ->
 
         how: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=LOCAL)], TIMEOUT
-        return cast(Transfers, ProcessGroupGloo(store, number, size, how))
+        return cast(TransferBackend, ProcessGroupGloo(store, number, size, how))
     os.environ.setdefault(NCCL_INTERFACE, "=lo")
     require_nccl_interface()
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = TIMEOUT
-    return cast(Transfers, ProcessGroupNCCL(store, number, size, options))
+    return cast(TransferBackend, ProcessGroupNCCL(store, number, size, options))

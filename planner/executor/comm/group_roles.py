@@ -10,7 +10,7 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
 
-class Roles(NamedTuple):
+class GroupRoles(NamedTuple):
     """Of one member; all are numbered within the group.
 
     Attributes
@@ -37,7 +37,7 @@ class Roles(NamedTuple):
     gives: bool
 
     @classmethod
-    def of(cls, group: AveragingGroup, rank: int) -> Roles:
+    def of(cls, group: AveragingGroup, rank: int) -> GroupRoles:
         """A rank's in its group.
 
         Parameters

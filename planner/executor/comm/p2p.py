@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
-from planner.executor.comm.direct import Direct
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.runtime.device_backend import HOST, Side
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.executor.runtime.p2p_schedule import Message
 
 EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
@@ -29,7 +29,7 @@ EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
 Job = Callable[[], None]
 
 
-class Lane(threading.Thread):
+class WorkerThread(threading.Thread):
     """A thread that does what it is given, in order.
 
     Parameters
@@ -41,7 +41,7 @@ class Lane(threading.Thread):
         on for long.
     """
 
-    def __init__(self, name: str, failure: Failure) -> None:
+    def __init__(self, name: str, failure: ErrorLatch) -> None:
         super().__init__(name=name, daemon=True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._failure = failure
@@ -76,7 +76,7 @@ class Lane(threading.Thread):
         return True
 
 
-class Outbox:
+class Sender:
     """Sends to other devices, to each in the order of `send`.
 
     Parameters
@@ -98,11 +98,11 @@ class Outbox:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        failure: Failure,
+        failure: ErrorLatch,
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
-        side: Side = HOST,
-        direct: Direct | None = None,
+        side: DeviceBackend = HOST,
+        direct: DeviceTransfers | None = None,
     ) -> None:
         self._side, self._direct = side, direct
         self._connections, self._rates = connections, rates
@@ -110,7 +110,7 @@ class Outbox:
         self._leaves_s = dict.fromkeys(connections, 0.0)
         self._given = dict.fromkeys(connections, 0)
         self._taken = dict.fromkeys(connections, 0)
-        self._lanes = {d: Lane(f"to {d}", failure) for d in connections}
+        self._lanes = {d: WorkerThread(f"to {d}", failure) for d in connections}
 
     def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
         """Hand a message over; returns at once.
@@ -177,7 +177,7 @@ class Outbox:
         connection = self._connections[destination]
         self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
 
-    def under_way(self, upload_bytes_per_s: float) -> tuple[float, float]:
+    def in_flight(self, upload_bytes_per_s: float) -> tuple[float, float]:
         """What is still leaving, and is not known to have arrived.
 
         Parameters
@@ -218,7 +218,7 @@ class Outbox:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ReceivedMessage:
     """A message that has arrived.
 
     Attributes
@@ -226,7 +226,7 @@ class Arrival:
     message
         Which.
     tensor
-        What was sent, in memory of `Inbox`'s buffer.
+        What was sent, in memory of `Receiver`'s buffer.
     arrived_s
         Monotonic clock, when its last byte was there.
     """
@@ -236,21 +236,21 @@ class Arrival:
     arrived_s: float
 
 
-class Buffer(Protocol):
-    """Makes memory for messages; as `planner.executor.runtime.stage_runtime.Compute` has it."""
+class MakeBuffer(Protocol):
+    """Makes memory for messages, like `StageRuntime.buffer`."""
 
     def __call__(self, message: Message, *, own: bool = False) -> Tensor:
         """For one of them."""
 
 
-class Expected(NamedTuple):
+class ExpectedMessage(NamedTuple):
     """A message that will come: the number of its step, and what it is."""
 
     serial: int
     message: Message
 
 
-class Inbox:
+class Receiver:
     """Receives what other devices send.
 
     Parameters
@@ -272,21 +272,21 @@ class Inbox:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        expected: Mapping[int, Iterable[Expected]],
-        buffer: Buffer,
-        failure: Failure,
+        expected: Mapping[int, Iterable[ExpectedMessage]],
+        buffer: MakeBuffer,
+        failure: ErrorLatch,
         early_bytes: int = EARLY_BYTES,
-        direct: Direct | None = None,
+        direct: DeviceTransfers | None = None,
     ) -> None:
         self._buffer, self._failure, self._early = buffer, failure, early_bytes
         self._direct = direct
         self._changed = threading.Condition()
-        self._arrived: dict[Expected, Arrival] = {}
+        self._arrived: dict[ExpectedMessage, ReceivedMessage] = {}
         self._held = 0
-        self._wanted: Expected | None = None
+        self._wanted: ExpectedMessage | None = None
         failure.on_failure(self._wake)
         for source, messages in expected.items():
-            lane = Lane(f"from {source}", failure)
+            lane = WorkerThread(f"from {source}", failure)
             lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
 
     def has(self, serial: int, message: Message) -> bool:
@@ -297,9 +297,9 @@ class Inbox:
         serial, message
             As for `take`.
         """
-        return Expected(serial, message) in self._arrived
+        return ExpectedMessage(serial, message) in self._arrived
 
-    def take(self, serial: int, message: Message) -> Arrival:
+    def take(self, serial: int, message: Message) -> ReceivedMessage:
         """A message, as soon as it is there.
 
         Parameters
@@ -319,7 +319,7 @@ class Inbox:
         ConnectionLost
             Its source is gone.
         """
-        wanted = Expected(serial, message)
+        wanted = ExpectedMessage(serial, message)
         with self._changed:
             if wanted not in self._arrived:
                 self._wanted = wanted
@@ -334,7 +334,7 @@ class Inbox:
                 self._changed.notify_all()
         return arrival
 
-    def _receive(self, connection: socket.socket, messages: Iterable[Expected]) -> None:
+    def _receive(self, connection: socket.socket, messages: Iterable[ExpectedMessage]) -> None:
         for expected in messages:
             source, direct = expected.message.source, self._direct
             if direct is not None and direct.reaches([source]):
@@ -347,7 +347,7 @@ class Inbox:
                 receive_into(connection, as_bytes(tensor))
             arrived = time.monotonic()
             with self._changed:
-                self._arrived[expected] = Arrival(expected.message, tensor, arrived)
+                self._arrived[expected] = ReceivedMessage(expected.message, tensor, arrived)
                 self._held += tensor.nbytes
                 if self._wanted == expected:
                     self._changed.notify_all()

@@ -6,7 +6,7 @@ with a slice of the vector.
 A round begins when its last member is ready, which each tells the others: what is sent earlier
 would take links from the pipeline's messages that others still wait for. Word is sent ahead where
 it can be (`planner.executor.swarm.ready_hint`); where it cannot, and would come too late, a member
-does not wait for it (`Pace.early_s`). Shares travel in chunks; all reducers' chunks with
+does not wait for it (`Chunking.early_s`). Shares travel in chunks; all reducers' chunks with
 the same number travel together, so that contributions, sums and returns overlap and rates keep in
 proportion to shares. A member contributes up to a window of chunks beyond those that came back
 whole: an answer is at the same time leave to go on, and its reducers hold no more of it than the
@@ -27,17 +27,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, Peers
-from planner.executor.comm.chunking import Pace
-from planner.executor.comm.codec import Wire, decode, encode, message_length
+from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, AllReduceLinks
+from planner.executor.comm.chunking import Chunking
+from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.comm.connections import as_bytes, receive_into
-from planner.executor.comm.group_roles import Roles, chunk_ranges, ranges_of
+from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, ranges_of
 from planner.training_plan.averaging_group import AveragingGroup
 
 TICK_S = 1e-3
 
 
-class Exchange:
+class ShardedAllReduce:
     """One member's part of a round.
 
     Parameters
@@ -68,9 +68,9 @@ class Exchange:
         vector: Tensor,
         group: AveragingGroup,
         rank: int,
-        peers: Peers,
-        wire: Wire,
-        pace: Pace,
+        peers: AllReduceLinks,
+        wire: WireFormat,
+        chunking: Chunking,
         scale: float = 1.0,
         room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
         told: Collection[int] | None = None,
@@ -78,20 +78,22 @@ class Exchange:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
-        self._members, self._roles = group.members, Roles.of(group, rank)
-        self._peers, self._wire, self._pace, self._scale = peers, wire, pace, scale
+        self._members, self._roles = group.members, GroupRoles.of(group, rank)
+        self._peers, self._wire, self._chunking, self._scale = peers, wire, chunking, scale
         self._room = room
         self._told = () if told is None else told
-        self._early_s = pace.early_s if told is None else None
+        self._early_s = chunking.early_s if told is None else None
         parts = ranges_of(group, len(vector))
-        self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
+        self._chunks = [chunk_ranges(part, chunking.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
         roles = self._roles
         own = self._sizes[roles.me]
         self._unready = len(roles.others)
         # by chunk: contributions to come, and sums to come back
         self._missing = [len(roles.givers) if size else 0 for size in own]
-        self._due = [sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(pace.chunks)]
+        self._due = [
+            sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(chunking.chunks)
+        ]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
         self._answers = self._open > 0
@@ -118,12 +120,12 @@ class Exchange:
                 self._peers.tell(self._members[k])
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
         self._peers.wait_until(lambda: not self._unready, self._early_s)
-        window = self._pace.window if self._answers else self._pace.chunks
-        contributions = deque(range(min(window, self._pace.chunks)))
+        window = self._chunking.window if self._answers else self._chunking.chunks
+        contributions = deque(range(min(window, self._chunking.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._roles.me]) if size)
         self._begin_slowly(contributions, sums, *self._room())
         for c in contributions:
-            self._contribute(c)
+            self._scatter(c)
         for c in sums:
             self._peers.wait_until(partial(self._complete, c))
             self._reduce(c)
@@ -144,17 +146,17 @@ class Exchange:
             elif sums and self._complete(sums[0]):
                 free_s = now + self._reduce(sums.popleft()) / bytes_per_s
             elif contributions:
-                free_s = now + self._contribute(contributions.popleft()) / bytes_per_s
+                free_s = now + self._scatter(contributions.popleft()) / bytes_per_s
             else:
                 time.sleep(min(TICK_S, until_s - now))
 
     def _complete(self, c: int) -> bool:
         return not self._missing[c]
 
-    def _contribute(self, c: int) -> int:
+    def _scatter(self, c: int) -> int:
         """Give chunk c away, and what else needs no answer to it; returns bytes."""
         values = 0
-        while c < self._pace.chunks:
+        while c < self._chunking.chunks:
             if self._roles.gives:
                 for k in self._roles.others:
                     if self._sizes[k][c]:
@@ -162,13 +164,13 @@ class Exchange:
                         values += self._sizes[k][c]
             if self._answered[c] or not self._answers:
                 break
-            c += self._pace.window
+            c += self._chunking.window
         return message_length(values, self._wire)
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
         way = self._peers.to[self._members[k]]
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             way.send(c, self._bytes[4 * start : 4 * stop])
         else:
             part = self._vector[start:stop]
@@ -199,7 +201,7 @@ class Exchange:
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
         if not self._roles.takers:
-            self._peers.wait_until(lambda: c < self._unsummed[0] + self._pace.window)
+            self._peers.wait_until(lambda: c < self._unsummed[0] + self._chunking.window)
         length = message_length(self._sizes[self._roles.me][c], self._wire)
         piece = self._memory.take()
         receive_into(connection, piece[:length].data)
@@ -211,7 +213,7 @@ class Exchange:
 
     def _take_sum(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             receive_into(connection, self._bytes[4 * start : 4 * stop])
         else:
             message = torch.empty(message_length(stop - start, self._wire), dtype=torch.uint8)
@@ -224,7 +226,7 @@ class Exchange:
             if not self._open:
                 self._peers.changed.notify_all()
         if whole:
-            self._contribute(c + self._pace.window)
+            self._scatter(c + self._chunking.window)
 
     def _reduce(self, c: int) -> int:
         """Sum chunk c of this member's share and return it to all who get it; returns bytes."""
@@ -248,7 +250,7 @@ class Exchange:
                 self._unsummed.popleft()
                 self._peers.changed.notify_all()
             return 0
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             message = self._bytes[4 * start : 4 * stop]
         else:
             encoded = encode(self._vector[start:stop], self._wire)
@@ -261,7 +263,7 @@ class Exchange:
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
         message = piece[: message_length(values, self._wire)]
-        if self._wire is Wire.FP32:
+        if self._wire is WireFormat.FP32:
             return message.view(np.float32)
         return decode(torch.from_numpy(message), values, self._wire).numpy()
 

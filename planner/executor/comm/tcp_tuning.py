@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planner.executor.comm.connections import Streams, receive_into, send_all
+from planner.executor.comm.connections import DuplexChannels, receive_into, send_all
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
@@ -28,7 +28,7 @@ LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
 
 
 @contextmanager
-def kept_warm(
+def disable_slow_start_after_idle(
     file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
 ) -> Iterator[None]:
     """No slow start after a pause, as long as the block runs.
@@ -65,7 +65,9 @@ def kept_warm(
         undo()
 
 
-def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]) -> None:
+def grow_windows(
+    channels: Collection[DuplexChannels], bandwidth_delay_bytes: Mapping[int, float]
+) -> None:
     """Send and receive as much as fills each connection's way, all at the same time.
 
     Where `leaves_the_machine` is not so there is nothing to grow. Both ends see that alike of each
@@ -80,10 +82,10 @@ def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]
     """
     size = {
         other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
-        for other, flight in flight_bytes.items()
+        for other, flight in bandwidth_delay_bytes.items()
     }
-    to = [one for way in streams for one in way.to.items() if leaves_the_machine(one[1])]
-    of = [one for way in streams for one in way.of.items() if leaves_the_machine(one[1])]
+    to = [one for way in channels for one in way.to.items() if leaves_the_machine(one[1])]
+    of = [one for way in channels for one in way.of.items() if leaves_the_machine(one[1])]
     with ThreadPoolExecutor(max_workers=max(len(to) + len(of), 1)) as pool:
         tasks = []
         for other, connection in to:

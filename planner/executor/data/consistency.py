@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.data.sources import DataError
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 
 
-def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> None:
+def require_same_data(ranks: ProcessGroup, option: str, mine: Microbatches | None) -> None:
     """Raise if this rank would make other samples than another.
 
     All ranks come here together, and a late one by itself.

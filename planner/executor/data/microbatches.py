@@ -13,7 +13,7 @@ from planner.executor.data.options import Data
 from planner.executor.data.sources import Items, Source, TextFiles
 from planner.executor.data.stream import Position, Samples
 from planner.executor.data.synthetic import Synthetic
-from planner.executor.data.tokenizer import Bytes, HuggingFace
+from planner.executor.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from planner.training_plan.model import TrainingPlan
 
 
@@ -75,7 +75,7 @@ def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
     assert arch is not None
     if data.text is None:
         return Synthetic(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed)
-    tokenizer = Bytes() if data.tokenizer is None else HuggingFace(data.tokenizer)
+    tokenizer = ByteTokenizer() if data.tokenizer is None else HuggingFaceTokenizer(data.tokenizer)
     source: Source
     if isinstance(data.text, Path):
         source = TextFiles(data.text, tokenizer, arch.vocabulary)

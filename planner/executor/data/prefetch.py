@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """Goes through an iterator in a thread of its own, one item ahead of who takes them.
 
     The first item is begun when it is asked for. The thread ends with this object, or with the

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.data.tokenizer import Bytes, Tokenizer
+from planner.executor.data.tokenizer import ByteTokenizer, Tokenizer
 from planner.utils.input_files import is_utf_16
 
 Place = tuple[int, int]
@@ -68,7 +68,7 @@ class TextFiles:
                 f"{path}: is no text file or folder of them, hidden ones left out; check the path"
             )
         # a file that was named itself may hold any bytes, where each is a token
-        self._any_bytes = path.is_file() and isinstance(tokenizer, Bytes)
+        self._any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
         for one in self._paths:  # what is no text often shows at once
             with one.open("rb") as file:
                 text = file.read(PIECE_BYTES)

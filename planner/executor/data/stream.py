@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.data.prefetch import Ahead
+from planner.executor.data.prefetch import Prefetcher
 from planner.executor.data.sources import BEGIN, DataError, Source
 
 
@@ -124,7 +124,7 @@ class Samples:
         self._begins: dict[int, Position] = {}
         self._blocks.clear()
         read = _blocks(self._source, position, self._sequence, self._buffer, self._seed)
-        self._ahead = Ahead(read)
+        self._ahead = Prefetcher(read)
 
     def _next(self) -> NDArray[np.int32]:
         """The next block."""

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """
 
 
-class Bytes:
+class ByteTokenizer:
     """Every byte is a token."""
 
     says = "bytes"
@@ -46,7 +46,7 @@ class Bytes:
         return np.frombuffer(text, np.uint8).astype(np.int32)
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """A ``tokenizer.json``, read by the package tokenizers.
 
     Parameters

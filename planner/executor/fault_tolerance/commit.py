@@ -6,15 +6,15 @@ import threading
 from collections.abc import Collection
 
 from planner.executor.comm.connections import ConnectionLost
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.fault_tolerance.membership import AGAIN, CAUSE_S, NEW, LostError, Roll
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.fault_tolerance.membership import AGAIN, CAUSE_S, NEW, DeviceLost, Membership
+from planner.executor.rendezvous.process_group import ProcessGroup
 
 GO, GROW = "go", "grow"
 """Take the update; and then begin anew, with those who wait to come in."""
 
 
-class Commit:
+class CommitProtocol:
     """Ranks' votes on their steps, and the losses that they tell with them.
 
     The store's atomic operations decide: the last of all to vote says yes, who sees a loss before
@@ -40,17 +40,19 @@ class Commit:
         less than any.
     """
 
-    def __init__(self, roll: Roll, ranks: Ranks, tellers: Collection[int], last: int) -> None:
-        self._roll, self._ranks, self._last = roll, ranks, last
+    def __init__(
+        self, membership: Membership, ranks: ProcessGroup, tellers: Collection[int], last: int
+    ) -> None:
+        self._membership, self._ranks, self._last = membership, ranks, last
         self._tellers = sorted(tellers)
         self._votes = 0
         self.grows = False
         self.taken = self.agreed = NEW
         self._outer: list[int] = []
-        self._failure: Failure | None = None
+        self._failure: ErrorLatch | None = None
         self._asked = ""
 
-    def heed(self, failure: Failure) -> None:
+    def heed(self, failure: ErrorLatch) -> None:
         """Have a connection that ends end a vote, too: others may wait for what was to be sent.
 
         Parameters
@@ -67,8 +69,8 @@ class Commit:
             return
 
         def report() -> None:
-            if self._asked == asked and self._roll.loss.error is None:
-                self._roll.report(error)
+            if self._asked == asked and self._membership.loss.error is None:
+                self._membership.report(error)
 
         # it may only follow from a loss that is told soon
         later = threading.Timer(CAUSE_S, report)
@@ -92,7 +94,7 @@ class Commit:
         """
         if self._ranks.rank in self._tellers:
             self._ranks.store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
-        self.grows = self._vote(f"step/{step}", bool(self._roll.comers) and step < self._last)
+        self.grows = self._vote(f"step/{step}", bool(self._membership.comers) and step < self._last)
         self.taken = step
         if self._ranks.rank == 0 and self._votes > 2:
             self._forget(step - 2)
@@ -112,7 +114,7 @@ class Commit:
         """
         self._vote(f"outer/{step}", False)
         # before anybody goes on into another generation
-        self._roll.tell_agreed(step)
+        self._membership.tell_agreed(step)
         self.agreed = step
         self._outer.append(step)
 
@@ -146,11 +148,11 @@ class Commit:
             self._votes += 1
             if store.add("votes", 1) == self._votes * self._ranks.world:
                 store.compare_set(name, "", GROW if grows else GO)
-            answer = self._roll.answer(name)
+            answer = self._membership.answer(name)
         finally:
             self._asked = ""
         if answer == AGAIN:
-            raise self._roll.loss.error or LostError(f"{name} is done again")
+            raise self._membership.loss.error or DeviceLost(f"{name} is done again")
         return answer == GROW
 
     def _forget(self, step: int) -> None:
@@ -159,4 +161,4 @@ class Commit:
         for outer in [one for one in self._outer if one <= step]:
             self._outer.remove(outer)
             names += [f"outer/{outer}", *(f"samples/{outer}/{r}" for r in range(self._ranks.world))]
-        self._roll.forget(names)
+        self._membership.forget(names)

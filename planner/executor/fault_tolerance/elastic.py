@@ -20,19 +20,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from planner.executor.checkpoint.checkpoint import Checkpoints
+from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.comm.aggregator import Aggregator
-from planner.executor.comm.connections import ConnectionLost, TornError
-from planner.executor.fault_tolerance.commit import Commit
-from planner.executor.fault_tolerance.membership import CAUSE_S, NEW, Generation, LostError, Roll
-from planner.executor.fault_tolerance.shutdown import EndedError
-from planner.executor.fault_tolerance.state_transfer import hand_over
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.comm.connections import ConnectionLost, ConnectionReset
+from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.fault_tolerance.membership import (
+    CAUSE_S,
+    NEW,
+    DeviceLost,
+    Generation,
+    Membership,
+)
+from planner.executor.fault_tolerance.shutdown import RunAborted
+from planner.executor.fault_tolerance.state_transfer import transfer_state
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import ring
-from planner.executor.runtime.evaluate import Evaluation, HeldOut
+from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import Learner, has_head
+from planner.executor.runtime.stage_module import StageModule, has_head
 from planner.executor.runtime.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
@@ -50,10 +56,10 @@ class _Told:
     """The last step that this rank took, for whoever has to tell of it."""
 
     record: StepRecord
-    commit: Commit
+    commit: CommitProtocol
 
 
-class Elastic:
+class ElasticRun:
     """One rank of an elastic run.
 
     Parameters
@@ -71,7 +77,7 @@ class Elastic:
     held_out
         What is evaluated on, and when; None: nothing is.
     wait_s
-        As `planner.executor.fault_tolerance.membership.Roll` has it.
+        As `planner.executor.fault_tolerance.membership.Membership` has it.
 
     Attributes
     ----------
@@ -82,24 +88,24 @@ class Elastic:
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: Ranks,
-        works: Learner | Aggregator,
+        ranks: ProcessGroup,
+        works: StageModule | Aggregator,
         progress: Progress,
-        checkpoints: Checkpoints | None,
-        held_out: HeldOut | None,
+        checkpoints: CheckpointManager | None,
+        held_out: EvaluationData | None,
         wait_s: float,
     ) -> None:
         self.plan, self.ranks = plan, ranks
         self.worker: Worker | None = None
         self._whole, self._all, self._works = plan, ranks, works
-        self._learner = works if isinstance(works, Learner) else None
+        self._stage_module = works if isinstance(works, StageModule) else None
         self._progress, self._checkpoints = progress, checkpoints
         self._held_out = held_out
-        self._roll = Roll(ranks, wait_s)
+        self._membership = Membership(ranks, wait_s)
         self._step = NEW
         self._began_s = time.monotonic()
         self._told: _Told | None = None
-        self._commit: Commit | None = None
+        self._commit: CommitProtocol | None = None
         self._owes = False
         self._held: list[ExitStack] = []
         self._lifelines: Mapping[socket.socket, str] | None = None
@@ -127,30 +133,30 @@ class Elastic:
             A stage has nobody left.
         """
         if self._all.late:
-            if not self._roll.come():
+            if not self._membership.come():
                 return None
         else:
             self._step = first
-            self._roll.open(first)
+            self._membership.open(first)
         while True:
             try:
                 if self._generation(steps):
                     break
-            except LostError:
+            except DeviceLost:
                 pass
             except ConnectionLost as error:
                 self._await_cause(error)
             except OSError as error:
                 # a connection may be shut before it is looked at for the first time
-                if self._roll.loss.error is None:
+                if self._membership.loss.error is None:
                     if error.errno != errno.ENOTCONN:
                         raise
-                    self._await_cause(TornError(str(error)))
+                    self._await_cause(ConnectionReset(str(error)))
             self._note_owed()
             if self._step >= steps and self._held_out is None and not self._awaits_outer():
                 break  # the others may have left already
-            self._roll.next(self._step, self._owes)
-        self._roll.close()
+            self._membership.next(self._step, self._owes)
+        self._membership.close()
         return None if self._told is None else self._told.record
 
     @contextmanager
@@ -174,26 +180,26 @@ class Elastic:
         """
         try:
             yield
-        except (LostError, ConnectionLost) as error:
+        except (DeviceLost, ConnectionLost) as error:
             if otherwise:
                 raise EmptyStageError(f"{error}; all steps were done, but {otherwise}") from None
-            assert self._all.watch is not None
-            self._all.watch.finish()
+            assert self._all.detector is not None
+            self._all.detector.finish()
 
     def _generation(self, steps: int) -> bool:
         """Until all steps are done; False if another generation begins before."""
-        now = self._roll.now
+        now = self._membership.now
         self.plan = self._plan_of(now)
-        self.ranks = self._roll.ranks(now.members.index(self._roll.name))
+        self.ranks = self._membership.ranks(now.members.index(self._membership.name))
         self._connect()
         self._owes = now.owes
-        if self._learner is not None:
-            self._learner.follow(self.plan, self.ranks.rank)
+        if self._stage_module is not None:
+            self._stage_module.follow(self.plan, self.ranks.rank)
         self._hand_over(now)
         self._tell_before()
         if self._checkpoints is not None:
-            self._checkpoints = self._checkpoints.of(self.plan, self._learner, self.ranks)
-        commit = Commit(self._roll, self.ranks, _heads(self.plan), steps - 1)
+            self._checkpoints = self._checkpoints.of(self.plan, self._stage_module, self.ranks)
+        commit = CommitProtocol(self._membership, self.ranks, _heads(self.plan), steps - 1)
         self._commit = commit
         self.worker = Worker(self.plan, self.ranks, self._works, commit=commit)
         if self.ranks.rank == 0 and now.number:
@@ -226,14 +232,14 @@ class Elastic:
         again = now.evaluated < now.step or (not now.number and now.step == steps)
         after = range(now.step - again, steps)
         how = (self.worker.wiring, self._held_out, after)
-        return Evaluation(self.plan, self.ranks, self._learner, *how)
+        return Evaluation(self.plan, self.ranks, self._stage_module, *how)
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
         found = [] if evaluation is None else evaluation.after(step)
         if found and self.ranks.rank == 0:
             for one in found:
                 self._progress.evaluated(one)
-            self._roll.tell_evaluated(step + 1)
+            self._membership.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
         """The same on all who are there."""
@@ -241,23 +247,27 @@ class Elastic:
             plan = remove_devices(self._whole, set(self._all.names) - set(now.members))
         except PlanError as error:
             raise EmptyStageError(_because(now, str(error))) from None
-        rank = now.members.index(self._roll.name)
-        if self._learner is not None and has_head(plan, rank) and self._learner.head is None:
-            name = self._roll.name
+        rank = now.members.index(self._membership.name)
+        if (
+            self._stage_module is not None
+            and has_head(plan, rank)
+            and self._stage_module.head is None
+        ):
+            name = self._membership.name
             raise EmptyStageError(_because(now, f"device {name!r} has no head to go on with"))
         return plan
 
     def _connect(self) -> None:
         """Lifelines to the neighbours of this generation in place of the last one's."""
-        watch = self._all.watch
-        assert watch is not None
+        detector = self._all.detector
+        assert detector is not None
         if self._lifelines is not None:
             # all of this generation let go of older ones before any of them closes those
-            watch.only(self._lifelines)
+            detector.only(self._lifelines)
         self._held.append(self.ranks.held)
         self._lifelines = {}
         self._lifelines = ring(self.ranks)
-        watch.only(self._lifelines)
+        detector.only(self._lifelines)
         for held in self._held[:-2]:
             held.close()
         del self._held[:-2]
@@ -275,9 +285,13 @@ class Elastic:
                 if giver is None:
                     said = f"stage {stage} has no device left that has its parameters"
                     raise EmptyStageError(_because(now, said))
-                hand_over(self.ranks, giver, taker, self._learner, now.step)
-                if taker == self.ranks.rank and giver not in near and self._learner is not None:
-                    self._learner.begin_as_agreed()
+                transfer_state(self.ranks, giver, taker, self._stage_module, now.step)
+                if (
+                    taker == self.ranks.rank
+                    and giver not in near
+                    and self._stage_module is not None
+                ):
+                    self._stage_module.restart_from_global()
             if taker == self.ranks.rank:
                 self._step = now.step
 
@@ -300,7 +314,7 @@ class Elastic:
             # others may have gone on: nothing of it is left but to begin an outer step
             self._step = step + 1
 
-    def _after(self, record: StepRecord, commit: Commit) -> None:
+    def _after(self, record: StepRecord, commit: CommitProtocol) -> None:
         self._step = record.step + 1
         self._began_s = time.monotonic()
         if self._owes:
@@ -315,29 +329,29 @@ class Elastic:
 
     def _tell(self, last: _Told) -> None:
         self._progress.step(last.record, last.commit)
-        self._roll.tell(last.record.step)
+        self._membership.tell(last.record.step)
 
     def _tell_before(self) -> None:
         """What the first rank of the generation before could not tell any more."""
-        last, now = self._told, self._roll.now
+        last, now = self._told, self._membership.now
         first = next((m for m in now.members if m not in now.new), None)
-        mine = self._roll.name == first
-        if mine and last is not None and self._roll.told() < last.record.step:
+        mine = self._membership.name == first
+        if mine and last is not None and self._membership.told() < last.record.step:
             self._tell(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
         """Until it is known who is lost."""
-        watch, loss = self._all.watch, self._roll.loss
-        assert watch is not None
-        for wait_s in (CAUSE_S, watch.patience_s):
+        detector, loss = self._all.detector, self._membership.loss
+        assert detector is not None
+        for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
-                if watch.ending.line is not None:
-                    raise EndedError
+                if detector.shutdown_.line is not None:
+                    raise RunAborted
                 if loss.error is not None:
                     return
                 time.sleep(LOOK_S)
-            if not self._roll.report(error):
+            if not self._membership.report(error):
                 break
         raise error
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Failure:
+class ErrorLatch:
     """The first error of any thread, raised where the operations run."""
 
     def __init__(self) -> None:

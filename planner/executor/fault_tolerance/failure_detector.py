@@ -1,9 +1,10 @@
-"""Seeing that others are gone, and ending when the run is over: a thread that blocks nowhere.
+"""Failure detection, and orderly shutdown: a thread that never blocks.
 
-Two kinds of signs. Numbers in the store (`pulse`) say that a process lives. Lifelines, connections
-that carry a byte a second and nothing else, say that two ranks reach each other; one that closes
-without a farewell says at once that a process has ended. Time is counted in this thread's own
-short looks: a machine that is busy, or a process that was stopped, takes none of it for silence.
+There are two kinds of heartbeats. Counters in the store (`heartbeat`) show that a process is alive.
+Heartbeat connections, which carry one byte a second, show that two ranks reach each other; one that
+closes without a shutdown message shows at once that a process has ended. Time is counted in this
+thread's own short polls, so a busy machine, or a process that was stopped, is not taken for
+silence.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 
 from torch.distributed import DistError
 
-from planner.executor.fault_tolerance.heartbeat import Pulse, publish
-from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Ending
+from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
 from planner.executor.rendezvous.store import BEGUN, StoreAddress, StoreMissingError
 
-PATIENCE_S = 10.0
+HEARTBEAT_TIMEOUT_S = 10.0
 LATENCIES = 25.0
 """By default no less than so many times the plan's longest latency."""
 TICK_S = 0.25
@@ -52,7 +53,7 @@ class _Lifeline:
     silent_s: float = 0.0
 
 
-class Watch(threading.Thread):
+class FailureDetector(threading.Thread):
     """Of one process, from when it meets the others until it leaves.
 
     Parameters
@@ -71,14 +72,16 @@ class Watch(threading.Thread):
         the others go on without them; None: then the run ends.
     """
 
-    def __init__(self, name: str, ending: Ending, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, name: str, shutdown_: Shutdown, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+    ) -> None:
         super().__init__(name="watch", daemon=True)
         self.missed: Callable[[Sequence[str], str, bool], None] | None = None
-        self.device, self.ending, self.patience_s = name, ending, patience_s
+        self.device, self.shutdown_, self.heartbeat_timeout_s = name, shutdown_, heartbeat_timeout_s
         self.server = "whoever started the ranks"
         self._serves = False
         self._address: StoreAddress | None = None
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
         self._lifelines: dict[socket.socket, _Lifeline] = {}
         self._lock = threading.Lock()
         self._proposed_s: float | None = None
@@ -104,22 +107,22 @@ class Watch(threading.Thread):
             Whether this process serves it.
         """
         self._address, self._serves = address, serves
-        store = address.connect(self.patience_s)
-        self._pulse = Pulse(
+        store = address.connect(self.heartbeat_timeout_s)
+        self._heartbeat = Heartbeat(
             store, self._end, self._store_gone, lambda: address.connect(RECONNECT_S)
         )
         # written by the system itself, even while the main thread is blocked
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
-        self._pulse.start()
+        self._heartbeat.start()
         self.start()
 
     @property
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> Heartbeat:
         """Of this process, once it has begun."""
-        assert self._pulse is not None
-        return self._pulse
+        assert self._heartbeat is not None
+        return self._heartbeat
 
     def look_after(self, rank: int, other: int, name: str) -> None:
         """Give signs of life as this rank, and watch another one's.
@@ -131,7 +134,7 @@ class Watch(threading.Thread):
         other, name
             Whom to watch, and how its device is called.
         """
-        self.pulse.look_after(rank, other, lambda s: self._judge([name], s))
+        self.heartbeat.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
@@ -177,8 +180,8 @@ class Watch(threading.Thread):
             if self._proposed_s is not None:
                 return
             self._proposed_s, self._proposal = time.monotonic(), (line, code)
-        if self._pulse is not None and self._pulse.is_alive():
-            self._pulse.propose(line)
+        if self._heartbeat is not None and self._heartbeat.is_alive():
+            self._heartbeat.propose(line)
 
     def fail(self, line: str) -> int:
         """End after an error of the main thread that follows from something else, if it does.
@@ -194,9 +197,9 @@ class Watch(threading.Thread):
             Exit code.
         """
         self._leaving = True
-        if not self.ending.wait(CAUSE_S):
+        if not self.shutdown_.wait(CAUSE_S):
             self.propose(line)
-            self.ending.wait(PUBLISH_S)
+            self.shutdown_.wait(PUBLISH_S)
         return self.leave(line)
 
     def depart(self, line: str) -> int:
@@ -213,7 +216,7 @@ class Watch(threading.Thread):
             Exit code.
         """
         self._leaving = True
-        self.ending.because(line, LEFT)
+        self.shutdown_.because(line, LEFT)
         return self.leave()
 
     def part(self, line: str) -> int:
@@ -230,10 +233,10 @@ class Watch(threading.Thread):
             Exit code.
         """
         self._leaving = True
-        rounds, until = self.pulse.rounds, time.monotonic() + self.patience_s
+        rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
         # by another connection it answers, or does not
-        while self.pulse.rounds < rounds + 2 and time.monotonic() < until:
-            if self.ending.wait(TICK_S):
+        while self.heartbeat.rounds < rounds + 2 and time.monotonic() < until:
+            if self.shutdown_.wait(TICK_S):
                 return self.leave()
         return self.depart(line)
 
@@ -255,11 +258,11 @@ class Watch(threading.Thread):
         if self.missed is not None:
             return self.depart(line)
         self._leaving = True
-        self.ending.because(line, code)
-        self.ending.leave()
-        if self._pulse is not None and self._pulse.is_alive():
-            self._pulse.propose(line)
-            self._pulse.join(PUBLISH_S)
+        self.shutdown_.because(line, code)
+        self.shutdown_.leave()
+        if self._heartbeat is not None and self._heartbeat.is_alive():
+            self._heartbeat.propose(line)
+            self._heartbeat.join(PUBLISH_S)
         else:
             telling = threading.Thread(target=_tell, args=(line,), daemon=True)
             telling.start()
@@ -275,8 +278,8 @@ class Watch(threading.Thread):
             The reason if there is none.
         """
         self._leaving = True
-        self.ending.because(line)
-        code = self.ending.leave()
+        self.shutdown_.because(line)
+        code = self.shutdown_.leave()
         if self._serves:
             time.sleep(LINGER_S)
         return code
@@ -286,28 +289,28 @@ class Watch(threading.Thread):
         self._over = True
         with self._lock:
             self._lifelines.clear()
-        if self._pulse is not None:
-            self._pulse.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
 
     def run(self) -> None:
         """Until `finish`, or until the process has to end."""
         looked = pinged = ended = time.monotonic()
         rounds, silent_s = 0, 0.0
-        pulse = self._pulse
-        assert pulse is not None
+        heartbeat = self._heartbeat
+        assert heartbeat is not None
         while not self._over:
             self._listen()
             now = time.monotonic()
             passed, looked = min(now - looked, 2 * TICK_S), now
-            if self.ending.line is not None:
+            if self.shutdown_.line is not None:
                 if now - ended > (LEAVE_S if self._leaving else GRACE_S):
-                    self.ending.force()
+                    self.shutdown_.force()
                 continue
             ended = now
-            silent_s = 0.0 if pulse.rounds != rounds else silent_s + passed
-            rounds = pulse.rounds
-            if silent_s > self.patience_s:
-                self._store_gone(f"has not answered for {self.patience_s:g} s")
+            silent_s = 0.0 if heartbeat.rounds != rounds else silent_s + passed
+            rounds = heartbeat.rounds
+            if silent_s > self.heartbeat_timeout_s:
+                self._store_gone(f"has not answered for {self.heartbeat_timeout_s:g} s")
             if now - pinged >= PING_S:
                 pinged = now
                 self._ping()
@@ -367,13 +370,13 @@ class Watch(threading.Thread):
     def _judge(
         self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
     ) -> None:
-        if silent_s > self.patience_s:
+        if silent_s > self.heartbeat_timeout_s:
             said = ", ".join(map(repr, names[:MOST_NAMES]))
             said += ", ..." if len(names) > MOST_NAMES else ""
             self._miss(
                 names,
-                f"device {said} gave no sign of life {whom}for {self.patience_s:g} s: stopped, or "
-                "cut off; --patience allows for longer",
+                f"device {said} gave no sign of life {whom}for {self.heartbeat_timeout_s:g} s: "
+                "stopped, or cut off; --patience allows for longer",
                 alone,
             )
 
@@ -399,17 +402,17 @@ class Watch(threading.Thread):
             if self.missed is None:
                 self.propose(line, code)
             else:
-                self.ending.because("" if number == signal.SIGINT else line, code)
+                self.shutdown_.because("" if number == signal.SIGINT else line, code)
 
     def _end(self, reason: str) -> None:
         """For a reason that counts; who interrupted this process need not be told."""
         line, code = self._proposal
         mine = reason == line
         silent = mine and code == 128 + signal.SIGINT
-        self.ending.because("" if silent else reason, code if mine else FAILED)
+        self.shutdown_.because("" if silent else reason, code if mine else FAILED)
 
     def _store_gone(self, how: str = "is gone") -> None:
-        self.ending.because(f"{self._address}, which {self.server} serves, {how}")
+        self.shutdown_.because(f"{self._address}, which {self.server} serves, {how}")
 
 
 def _send(connection: socket.socket, what: bytes) -> None:

@@ -43,7 +43,7 @@ def publish(store: Store, line: str) -> str:
     return store.compare_set(ABORT, RUNNING, line).decode()
 
 
-class Pulse(threading.Thread):
+class Heartbeat(threading.Thread):
     """This rank's signs of life, and its look at the next rank's.
 
     Parameters
@@ -96,7 +96,7 @@ class Pulse(threading.Thread):
         silent
             Takes the seconds since its last sign of life, at every look.
         """
-        self._silent, self._next, self._own = silent, beat_key(other), beat_key(rank)
+        self._silent, self._next, self._own = silent, heartbeat_key(other), heartbeat_key(rank)
 
     def heed(self, keys: Mapping[str, Callable[[str], None]]) -> None:
         """Read these too at every look, and no others than these.
@@ -164,7 +164,7 @@ class Pulse(threading.Thread):
             if watched is not None and (self._seen or self._store.check([watched])):
                 keys.append(watched)
             reason, *said = [value.decode() for value in self._store.multi_get(keys)]
-            told, beats = said[: len(heeded)], said[len(heeded) :]
+            told, heartbeats = said[: len(heeded)], said[len(heeded) :]
             self.rounds += 1
             if reason != RUNNING:
                 self._ended(reason)
@@ -174,9 +174,9 @@ class Pulse(threading.Thread):
             now = time.monotonic()
             self._silent_s += min(now - self._looked, MOST_CREDIT_S)
             self._looked = now
-            if beats:
-                if beats[0] != self._seen:
-                    self._seen, self._silent_s = beats[0], 0.0
+            if heartbeats:
+                if heartbeats[0] != self._seen:
+                    self._seen, self._silent_s = heartbeats[0], 0.0
                 self._silent(self._silent_s)
             self._look.wait(PERIOD_S)
             self._look.clear()
@@ -193,7 +193,7 @@ class Pulse(threading.Thread):
             self._job = None
 
 
-def beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
+def heartbeats(store: Store, ranks: Sequence[int]) -> list[bytes]:
     """What the last sign of life of each rank says.
 
     Parameters
@@ -208,10 +208,10 @@ def beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
     list[bytes]
         Empty: none was given.
     """
-    keys = [beat_key(rank) for rank in ranks]
+    keys = [heartbeat_key(rank) for rank in ranks]
     return [store.get(key) if store.check([key]) else b"" for key in keys]
 
 
-def beat_key(rank: int) -> str:
+def heartbeat_key(rank: int) -> str:
     """Where a rank's signs of life are."""
-    return f"beat/{rank}"
+    return f"heartbeat/{rank}"

@@ -4,10 +4,10 @@ A generation begins with a list of devices and ends when one of them is lost, or
 come is let in. Whoever goes on into the next one says so there, with the number of steps that it
 has done; the first list that is made of them counts. A device that comes says so beforehand.
 
-Keys, by the number of the generation: ``roll/G`` is its list, ``came/G`` has a line a device that
-wants to be in it, ``lost/G`` a line a device that was missed in it, or for a connection that tore
-between two that live: then all of them go on. What ranks of a generation
-share among themselves begins with ``generation/G/``.
+Keys, by number of the generation: ``membership/G`` is its list of devices; ``came/G`` has one line
+for each device that wants to join; ``lost/G`` one line for each lost device, or for a connection
+that closed between two live ones: then all of them continue. What ranks of a generation share among
+themselves begins with ``generation/G/``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from planner.executor.comm.connections import ConnectionLost, TornError
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.fault_tolerance.heartbeat import beats
-from planner.executor.rendezvous.process_group import WATCHED, Ranks
+from planner.executor.comm.connections import ConnectionLost, ConnectionReset
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.fault_tolerance.heartbeat import heartbeats
+from planner.executor.rendezvous.process_group import WATCHED, ProcessGroup
 from planner.executor.rendezvous.store import BEGUN, OVER
 
-TOLD, EVALUATED, AGREED = "roll/told", "roll/evaluated", "roll/agreed"
+TOLD, EVALUATED, AGREED = "membership/told", "membership/evaluated", "membership/agreed"
 AGAIN = "again"
 """In the place of what was waited for when a device was lost."""
 NEW = -1
@@ -45,11 +45,11 @@ MOST_CREDIT_S = 1.0
 """Of silence between two looks: who was stopped itself must not take that for others' silence."""
 
 
-class LostError(RuntimeError):
+class DeviceLost(RuntimeError):
     """A device of this generation is lost, and the others go on in the next one."""
 
 
-class LeftError(RuntimeError):
+class Evicted(RuntimeError):
     """The others go on without this device."""
 
 
@@ -114,7 +114,7 @@ class Generation:
         )
 
 
-class Roll:
+class Membership:
     """One device's view of it.
 
     Parameters
@@ -136,9 +136,9 @@ class Roll:
         Names of those who wait to come in.
     """
 
-    def __init__(self, ranks: Ranks, wait_s: float) -> None:
-        assert ranks.watch is not None
-        self._ranks, self._watch, self._wait_s = ranks, ranks.watch, wait_s
+    def __init__(self, ranks: ProcessGroup, wait_s: float) -> None:
+        assert ranks.detector is not None
+        self._ranks, self._detector, self._wait_s = ranks, ranks.detector, wait_s
         self._ids, self.name = ranks.names, ranks.name(ranks.rank)
         self._store = ranks.store
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Roll:
         self._doubted = NEW
         self._awaited: tuple[str, ...] = ()
         self.now = Generation(0, (), 0)
-        self.loss = Failure()
+        self.loss = ErrorLatch()
         self.lost: dict[str, str] = {}
         self.comers: tuple[str, ...] = ()
 
@@ -175,19 +175,19 @@ class Roll:
         LeftError
             Nobody is left, or somebody else has this device's name.
         """
-        self._watch.missed = self.accuse
+        self._detector.missed = self.accuse
         number, asked, silence = 0, -1, _Silence(self._store)
         until = time.monotonic() + self._wait_s
         while not self._store.check([OVER]):
-            while self._store.check([f"roll/{number + 1}"]):
+            while self._store.check([f"membership/{number + 1}"]):
                 number += 1
-            found = Generation.of_text(self._store.get(f"roll/{number}").decode())
+            found = Generation.of_text(self._store.get(f"membership/{number}").decode())
             if self.name in found.members and asked == number:
                 self._begin(found)
                 return True
             # a process of this name that has ended is still to be missed
             if self.name in found.members and time.monotonic() > until:
-                raise LeftError(
+                raise Evicted(
                     f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
                     "another process has its name; --wait allows for longer"
                 )
@@ -195,8 +195,8 @@ class Roll:
                 asked = number + 1
                 self._say(f"came/{asked}", {"name": self.name, "step": NEW, "owes": False})
             others = [self._ids.index(name) for name in found.members if name != self.name]
-            if min(silence.of(others), default=0.0) > self._watch.patience_s:
-                raise LeftError(f"device {self.name!r} came, and nobody is left to go on with")
+            if min(silence.of(others), default=0.0) > self._detector.heartbeat_timeout_s:
+                raise Evicted(f"device {self.name!r} came, and nobody is left to go on with")
             time.sleep(LOOK_S)
         return False
 
@@ -216,7 +216,11 @@ class Roll:
             The others go on without this device.
         """
         number, silence = self.now.number + 1, _Silence(self._store)
-        key, came_key, lost_key = f"roll/{number}", f"came/{number}", f"lost/{self.now.number}"
+        key, came_key, lost_key = (
+            f"membership/{number}",
+            f"came/{number}",
+            f"lost/{self.now.number}",
+        )
         self._say(came_key, {"name": self.name, "step": step, "owes": owes})
         while not self._store.check([key]):
             came, lost = (self._lines(name) for name in (came_key, lost_key))
@@ -231,19 +235,19 @@ class Roll:
             # who computes comes when that is done; a device that was missed before may be no more
             silent_s = silence.of([self._ids.index(name) for name in late])
             for name, seconds in zip(late, silent_s, strict=True):
-                if seconds > self._watch.patience_s:
+                if seconds > self._detector.heartbeat_timeout_s:
                     self.accuse([name], f"device {name!r} did not go on with the others")
             # its own word does not count any more: it would wait for ever for those who vanished
-            if self.name in gone and min(silent_s) > self._watch.patience_s:
-                raise LeftError(f"{gone[self.name]}; and nobody is left to go on with")
+            if self.name in gone and min(silent_s) > self._detector.heartbeat_timeout_s:
+                raise Evicted(f"{gone[self.name]}; and nobody is left to go on with")
             time.sleep(LOOK_S)
         found = Generation.of_text(self._store.get(key).decode())
         if self.name not in found.members:
             why = (found.lost or {}).get(self.name, "it was not there")
-            raise LeftError(f"the others go on without device {self.name!r}: {why}")
+            raise Evicted(f"the others go on without device {self.name!r}: {why}")
         self._begin(found)
 
-    def ranks(self, rank: int) -> Ranks:
+    def ranks(self, rank: int) -> ProcessGroup:
         """This process among those of the generation.
 
         Parameters
@@ -251,12 +255,12 @@ class Roll:
         rank
             Its place among the members.
         """
-        return Ranks(
+        return ProcessGroup(
             rank,
             len(self.now.members),
             PrefixStore(self._prefix(), self._store),
             self.now.members,
-            self._watch,
+            self._detector,
             loss=self.loss,
             waiting=self.waiting,
             secret=self._ranks.secret,
@@ -285,7 +289,7 @@ class Roll:
             key = f"lost/{self.now.number}"
         if found:
             text = json.dumps({"by": self.name, "lost": found, "why": why}) + "\n"
-            self._watch.pulse.later(lambda store: _append(store, key, text))
+            self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def _doubt(self, names: Sequence[str], why: str) -> None:
         """Look twice whether devices live, and then accuse them or this one."""
@@ -298,20 +302,20 @@ class Roll:
         seen: list[bytes] = []
 
         def first(store: Store) -> None:
-            seen.extend(beats(store, ranks))
-            again = threading.Timer(DOUBT_S, self._watch.pulse.later, (second,))
+            seen.extend(heartbeats(store, ranks))
+            again = threading.Timer(DOUBT_S, self._detector.heartbeat.later, (second,))
             again.daemon = True
             again.start()
 
         def second(store: Store) -> None:
             if number != self.now.number:
                 return
-            if beats(store, ranks) == seen:
+            if heartbeats(store, ranks) == seen:
                 self.accuse(names, why)
             else:
                 self.accuse([self.name], f"device {self.name!r} hears nobody any more")
 
-        self._watch.pulse.later(first)
+        self._detector.heartbeat.later(first)
 
     def tear(self, name: str, why: str) -> None:
         """Begin again with all who are there: a connection has ended, and both its ends may live.
@@ -325,7 +329,7 @@ class Roll:
         """
         key = f"lost/{self.now.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
-        self._watch.pulse.later(lambda store: _append(store, key, text))
+        self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def report(self, error: ConnectionLost) -> bool:
         """Say what a connection's end means for all, when no cause of it has been told.
@@ -340,7 +344,7 @@ class Roll:
         bool
             False: there is nobody to name.
         """
-        if isinstance(error, TornError) and (error.device or self.now.tears < MOST_TORN):
+        if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MOST_TORN):
             # neither end need be gone, whatever the system says of it here
             where = f"its connection to {error.device!r}" if error.device else "a connection"
             self.tear(error.device, f"device {self.name!r} lost {where}")
@@ -377,7 +381,7 @@ class Roll:
         # another rank may have seen the loss, and ended this wait with its own
         found = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
         if AGAIN.encode() in found:
-            raise LostError("a device is lost")
+            raise DeviceLost("a device is lost")
 
     def answer(self, key: str) -> str:
         """What the generation's store has at a key, once it has something: `AGAIN` after a loss."""
@@ -397,7 +401,7 @@ class Roll:
             for name in names:
                 store.delete_key(name)
 
-        self._watch.pulse.later(delete)
+        self._detector.heartbeat.later(delete)
 
     def tell(self, step: int) -> None:
         """Note that a step's loss was told."""
@@ -425,13 +429,13 @@ class Roll:
         for key in heeded:
             self._store.compare_set(key, "", "\n")
         with self._lock:
-            self.now, self.loss, self.lost, self.comers = generation, Failure(), {}, ()
+            self.now, self.loss, self.lost, self.comers = generation, ErrorLatch(), {}, ()
             self._accused = set()
         others = [self._ids.index(name) for name in generation.members]
         beside = others[(others.index(me) + 1) % len(others)]
-        self._watch.missed = self.accuse
-        self._watch.look_after(me, beside, self._ids[beside])
-        self._watch.pulse.heed({key: partial(hear, number) for key, hear in heeded.items()})
+        self._detector.missed = self.accuse
+        self._detector.look_after(me, beside, self._ids[beside])
+        self._detector.heartbeat.heed({key: partial(hear, number) for key, hear in heeded.items()})
 
     def _prefix(self) -> str:
         return f"generation/{self.now.number}"
@@ -474,10 +478,10 @@ class Roll:
             if not (gone or torn) or number != self.now.number or self.loss.error is not None:
                 return
             self.lost, loss = gone, self.loss
-        loss(LostError(next(iter(gone.values()), torn["why"] if torn else "")))
+        loss(DeviceLost(next(iter(gone.values()), torn["why"] if torn else "")))
         for key in self._awaited:
             whole = f"generation/{number}/{key}"
-            self._watch.pulse.later(partial(_set_again, whole))
+            self._detector.heartbeat.later(partial(_set_again, whole))
 
     def _hear_came(self, number: int, text: str) -> None:
         names = (line["name"] for line in _read(text))
@@ -548,7 +552,7 @@ class _Silence:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
-        for rank, beat in zip(ranks, beats(self._store, ranks), strict=True):
+        for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0
             self._seen[rank] = beat

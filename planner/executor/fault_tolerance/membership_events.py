@@ -10,12 +10,14 @@ from planner.training_plan.model import TrainingPlan
 if TYPE_CHECKING:
     from planner.executor.fault_tolerance.membership import Generation
 
-CHANGES = ("lost", "came", "torn")
+MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Events."""
 MOST_NAMES = 8
 
 
-def changes(now: Generation, plan: TrainingPlan, lost_s: float) -> Iterator[dict[str, Any]]:
+def membership_events(
+    now: Generation, plan: TrainingPlan, lost_s: float
+) -> Iterator[dict[str, Any]]:
     """Events of the begin of a generation.
 
     Parameters
@@ -50,13 +52,13 @@ def changes(now: Generation, plan: TrainingPlan, lost_s: float) -> Iterator[dict
         yield {"event": "came", "devices": list(now.new), **said}
 
 
-def change_line(event: Mapping[str, Any]) -> str:
+def event_line(event: Mapping[str, Any]) -> str:
     """The line of an event.
 
     Parameters
     ----------
     event
-        Of `changes`.
+        Of `membership_events`.
 
     Returns
     -------

@@ -11,7 +11,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 @dataclass(frozen=True)
-class Piece:
+class RunSegment:
     """Steps with one plan.
 
     Attributes
@@ -42,7 +42,7 @@ class Piece:
         return next(d for d in group if d != self.taker)
 
 
-def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piece]:
+def segments_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[RunSegment]:
     """A run's pieces.
 
     Parameters
@@ -64,7 +64,7 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
     PlanError
         A move cannot be.
     """
-    found = [Piece(plan, 0, steps)]
+    found = [RunSegment(plan, 0, steps)]
     for move in sorted((Migration.of(text) for text in moves), key=lambda move: move.after):
         last = found[-1]
         if not last.begin < move.after < steps:
@@ -73,5 +73,5 @@ def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piec
                 "apart; correct it"
             )
         found[-1] = replace(last, end=move.after)
-        found.append(Piece(migrated(last.plan, move), move.after, steps, move))
+        found.append(RunSegment(migrated(last.plan, move), move.after, steps, move))
     return found

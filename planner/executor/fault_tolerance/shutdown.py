@@ -17,11 +17,11 @@ LEFT = 4
 """Exit code where others may go on without this process, which may be started again."""
 
 
-class EndedError(RuntimeError):
-    """The run is over; `Ending` has the reason."""
+class RunAborted(RuntimeError):
+    """The run is over; `Shutdown` has the reason."""
 
 
-class Ending:
+class Shutdown:
     """The first reason counts; whoever waits is woken.
 
     Attributes

@@ -12,10 +12,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import Connection, Purpose, as_bytes, receive_into, send_all
+from planner.executor.comm.connections import (
+    ChannelKind,
+    Connection,
+    as_bytes,
+    receive_into,
+    send_all,
+)
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.stage_module import StageModule
 
 LENGTH = struct.Struct("!Q")
 DTYPES = {
@@ -23,7 +29,9 @@ DTYPES = {
 }
 
 
-def hand_over(ranks: Ranks, giver: int, taker: int, learner: Learner | None, steps: int) -> None:
+def transfer_state(
+    ranks: ProcessGroup, giver: int, taker: int, stage_module: StageModule | None, steps: int
+) -> None:
     """Give a device's parameters, optimizer state and place in the data to another; all come here.
 
     Parameters
@@ -43,21 +51,21 @@ def hand_over(ranks: Ranks, giver: int, taker: int, learner: Learner | None, ste
         The other one is gone.
     """
     other = {giver: taker, taker: giver}.get(ranks.rank)
-    wanted = [] if other is None else [(Purpose.STATE, other)]
+    wanted = [] if other is None else [(ChannelKind.STATE, other)]
     with connections_to(ranks, wanted, f"move/{steps}/{taker}") as connections:
-        if other is None or learner is None:
+        if other is None or stage_module is None:
             return
-        connection = connections[Purpose.STATE, other]
+        connection = connections[ChannelKind.STATE, other]
         if ranks.rank == giver:
-            data = learner.data
+            data = stage_module.data
             place = None if data is None else list(data.position(steps))
-            _send(connection, learner.state(), place)
+            _send(connection, stage_module.state(), place)
             receive_into(connection, memoryview(bytearray(1)))  # until all is there
         else:
             state, place = _receive(connection)
-            learner.load_state(state)
-            if learner.data is not None and place is not None:
-                learner.data.seek(place)
+            stage_module.load_state(state)
+            if stage_module.data is not None and place is not None:
+                stage_module.data.seek(place)
             send_all(connection, memoryview(b"!"))
 
 

@@ -8,14 +8,14 @@ import time
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, beats
+from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeats
 from planner.executor.rendezvous.store import BEGUN, OVER, StoreAddress, StoreMissingError
 
 LOOK_S, CONNECT_S = 0.5, 10.0
 """Between two looks, and for a connection."""
 
 
-class StoreView(threading.Thread):
+class StoreMonitor(threading.Thread):
     """Asks again and again, by a connection of its own, which may block for ever.
 
     Parameters
@@ -78,7 +78,7 @@ class StoreView(threading.Thread):
         self.begun = self.begun or store.check([BEGUN])
         self.over = self.over or store.check([OVER]) or store.check(["parted/all"])
         self.ended = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
-        found = beats(store, range(self.ranks))
+        found = heartbeats(store, range(self.ranks))
         if found != self._seen:
             self._seen, self.stirred_s = found, time.monotonic()
         self.answered_s = asked

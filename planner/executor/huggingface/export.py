@@ -13,13 +13,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.checkpoint import newest, read_shard
+from planner.executor.checkpoint.checkpoint import latest_step, read_shard
 from planner.executor.checkpoint.safetensors_io import write_tensors
-from planner.executor.huggingface.names import PROJECTION, pieces
+from planner.executor.huggingface.names import PROJECTION, tensor_parts
 from planner.executor.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime import outer_optimizer as outer
-from planner.executor.runtime.stage_module import Learner, has_head, require_executable
+from planner.executor.runtime.stage_module import StageModule, has_head, require_executable
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes, write_text
 from planner.utils.output_files import NO_ROOM, make_writable
@@ -101,7 +101,7 @@ class Export:
         rank
             The first device of a stage.
         parameters
-            By the names of `planner.executor.runtime.stage_module.Learner.named`.
+            By the names of `planner.executor.runtime.stage_module.StageModule.named`.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class Export:
         stage = self._plan.stage_of[rank]
         start, stop = self._plan.stage_layers[stage]
         tensors: dict[str, Tensor] = {}
-        found = pieces(self._arch, start, stop, head=has_head(self._plan, rank))
+        found = tensor_parts(self._arch, start, stop, head=has_head(self._plan, rank))
         for name, parts in found.items():
             if name == PROJECTION and self._arch.tied:
                 continue  # who has the embedding writes it
@@ -151,7 +151,7 @@ class Export:
         return SINGLE if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
 
 
-def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> None:
+def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
     """At the end of a run: each stage's first rank writes it; all ranks come here together.
 
     Parameters
@@ -168,10 +168,10 @@ def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> Non
     OSError
         There is no room, or no permission.
     """
-    writes = learner is not None and export.writes(ranks.rank)
+    writes = stage_module is not None and export.writes(ranks.rank)
     mine: dict[str, list[int]] = {}
-    if writes and learner is not None:
-        rank, trained = ranks.rank, learner.agreed()
+    if writes and stage_module is not None:
+        rank, trained = ranks.rank, stage_module.agreed()
         export, mine = _where_room(export, lambda place: place.write(rank, trained))
     told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
     if writes:
@@ -220,7 +220,7 @@ def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
         There is none, a shard is missing or damaged, or it is of another plan.
     """
     firsts = [group[0] for group in plan.assignment.groups]
-    steps = newest(folder, firsts)
+    steps = latest_step(folder, firsts)
     written: dict[str, list[int]] = {}
     for rank in firsts:
         state = read_shard(folder, steps, rank, plan)

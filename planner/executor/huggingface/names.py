@@ -13,7 +13,7 @@ EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
 """Of ours, those that are one matrix where they are tied."""
 
 
-class Piece(NamedTuple):
+class TensorPart(NamedTuple):
     """A tensor of a file, and what it is of one of our parameters.
 
     Attributes
@@ -31,9 +31,9 @@ class Piece(NamedTuple):
     transposed: bool = False
 
 
-def pieces(
+def tensor_parts(
     arch: Architecture, start: int, stop: int, *, head: bool
-) -> dict[str, tuple[Piece, ...]]:
+) -> dict[str, tuple[TensorPart, ...]]:
     """Of each parameter of a stage, and of its head, the tensors that it is made of.
 
     Parameters
@@ -48,33 +48,33 @@ def pieces(
     Returns
     -------
     dict[str, tuple[Piece, ...]]
-        By the name that a `planner.executor.runtime.stage_module.Learner` gives the parameter.
+        By the name that a `planner.executor.runtime.stage_module.StageModule` gives the parameter.
     """
     gpt2 = arch.kind is Family.GPT2
     prefix = PREFIX[arch.kind]
-    found: dict[str, tuple[Piece, ...]] = {}
-    embedding = (Piece(prefix + ("wte.weight" if gpt2 else "embed_tokens.weight")),)
+    found: dict[str, tuple[TensorPart, ...]] = {}
+    embedding = (TensorPart(prefix + ("wte.weight" if gpt2 else "embed_tokens.weight")),)
     if start == 0:
         found[EMBEDDING] = embedding
         if gpt2:
-            found["stage.stem.positions.weight"] = (Piece(f"{prefix}wpe.weight"),)
+            found["stage.stem.positions.weight"] = (TensorPart(f"{prefix}wpe.weight"),)
     for k in range(start, stop):
         layer = _gpt2_layer(k) if gpt2 else _llama_layer(arch, k)
         found |= {f"stage.layers.{k - start}.{name}": parts for name, parts in layer.items()}
     if head:
         if gpt2:
-            found["head.norm.weight"] = (Piece(f"{prefix}ln_f.weight"),)
-            found["head.norm.bias"] = (Piece(f"{prefix}ln_f.bias"),)
+            found["head.norm.weight"] = (TensorPart(f"{prefix}ln_f.weight"),)
+            found["head.norm.bias"] = (TensorPart(f"{prefix}ln_f.bias"),)
         else:
-            found["head.norm.weight"] = (Piece(f"{prefix}norm.weight"),)
+            found["head.norm.weight"] = (TensorPart(f"{prefix}norm.weight"),)
         if not arch.tied:
-            found[PROJECTION] = (Piece("lm_head.weight"),)
+            found[PROJECTION] = (TensorPart("lm_head.weight"),)
         elif start > 0:
             found[PROJECTION] = embedding  # a copy
     return found
 
 
-def _gpt2_layer(k: int) -> dict[str, tuple[Piece, ...]]:
+def _gpt2_layer(k: int) -> dict[str, tuple[TensorPart, ...]]:
     theirs = {
         "norm1": "ln_1",
         "attention.qkv": "attn.c_attn",
@@ -86,14 +86,14 @@ def _gpt2_layer(k: int) -> dict[str, tuple[Piece, ...]]:
     return {
         # its Conv1D multiplies from the other side
         f"{ours}.{what}": (
-            Piece(f"transformer.h.{k}.{name}.{what}", None, what == "weight" and "c_" in name),
+            TensorPart(f"transformer.h.{k}.{name}.{what}", None, what == "weight" and "c_" in name),
         )
         for ours, name in theirs.items()
         for what in ("weight", "bias")
     }
 
 
-def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[Piece, ...]]:
+def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[TensorPart, ...]]:
     place = f"model.layers.{k}."
     theirs = {
         "norm1": "input_layernorm",
@@ -103,15 +103,17 @@ def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[Piece, ...]]:
         "feed_forward.up": "mlp.up_proj",
         "feed_forward.down": "mlp.down_proj",
     }
-    found: dict[str, tuple[Piece, ...]] = {
-        f"{ours}.weight": (Piece(f"{place}{name}.weight"),) for ours, name in theirs.items()
+    found: dict[str, tuple[TensorPart, ...]] = {
+        f"{ours}.weight": (TensorPart(f"{place}{name}.weight"),) for ours, name in theirs.items()
     }
     q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
     rows = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
     for what in ("weight", "bias") if arch.qkv_bias else ("weight",):
         found[f"attention.qkv.{what}"] = tuple(
-            Piece(f"{place}self_attn.{part}_proj.{what}", span) for part, span in rows.items()
+            TensorPart(f"{place}self_attn.{part}_proj.{what}", span) for part, span in rows.items()
         )
     for part in "qk" if arch.qk_norm else "":
-        found[f"attention.norm_{part}.weight"] = (Piece(f"{place}self_attn.{part}_norm.weight"),)
+        found[f"attention.norm_{part}.weight"] = (
+            TensorPart(f"{place}self_attn.{part}_norm.weight"),
+        )
     return found

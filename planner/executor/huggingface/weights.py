@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner.executor.checkpoint.safetensors_io import Place, read_places, read_tensor
-from planner.executor.huggingface.names import EMBEDDING, PREFIX, Piece, pieces
+from planner.executor.checkpoint.safetensors_io import TensorEntry, read_entries, read_tensor
+from planner.executor.huggingface.names import EMBEDDING, PREFIX, TensorPart, tensor_parts
 from planner.executor.rendezvous.file_digest import digest_of
 from planner.utils.input_files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
@@ -44,7 +44,7 @@ def load_weights(
     start, stop
         Layers of the stage.
     parameters
-        By name, as `planner.executor.runtime.stage_module.Learner.named` gives them.
+        By name, as `planner.executor.runtime.stage_module.StageModule.named` gives them.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def load_weights(
     files = _Files(folder, arch)
     head = any(name.startswith("head.") for name in parameters)
     if arch.tied and head:
-        files.require_tied_head(pieces(arch, 0, 0, head=False)[EMBEDDING][0])
+        files.require_tied_head(tensor_parts(arch, 0, 0, head=False)[EMBEDDING][0])
     with torch.no_grad():
-        for name, parts in pieces(arch, start, stop, head=head).items():
+        for name, parts in tensor_parts(arch, start, stop, head=head).items():
             target = parameters[name]
             for part in parts:
                 rows = target if part.rows is None else target[slice(*part.rows)]
@@ -75,7 +75,7 @@ def require_weights(folder: Path, arch: Architecture) -> None:
     require_same_model(folder, arch)
     files = _Files(folder, arch)
     if arch.tied:
-        files.require_tied_head(pieces(arch, 0, 0, head=False)[EMBEDDING][0])
+        files.require_tied_head(tensor_parts(arch, 0, 0, head=False)[EMBEDDING][0])
 
 
 def require_same_model(folder: Path, arch: Architecture) -> None:
@@ -142,7 +142,7 @@ def weight_digests(
         By name, for `planner.executor.rendezvous.file_digest.require_same_files`.
     """
     read = _Files(folder, arch).read_by(
-        part for parts in pieces(arch, start, stop, head=head).values() for part in parts
+        part for parts in tensor_parts(arch, start, stop, head=head).values() for part in parts
     )
     return {path.name: digest_of(path) for path in sorted(read)}
 
@@ -152,12 +152,12 @@ class _Files:
 
     def __init__(self, folder: Path, arch: Architecture) -> None:
         self._folder = folder
-        self._places: dict[Path, dict[str, Place]] = {}
+        self._places: dict[Path, dict[str, TensorEntry]] = {}
         self._file_of = self._found()
         prefix = PREFIX[arch.kind]
         bare = not any(name.startswith(prefix) for name in self._file_of)
         self._left_out = prefix if bare else ""
-        parts = pieces(arch, 0, arch.layers, head=True).values()
+        parts = tensor_parts(arch, 0, arch.layers, head=True).values()
         known = {self._name(part) for several in parts for part in several}
         if arch.tied:
             known.add(HEAD)  # written twice by some
@@ -173,7 +173,7 @@ class _Files:
                 "have; take another model"
             )
 
-    def read(self, part: Piece, shape: torch.Size) -> Tensor:
+    def read(self, part: TensorPart, shape: torch.Size) -> Tensor:
         """A piece, as it lies in our parameter."""
         name = self._name(part)
         path = self._file_of.get(name)
@@ -190,7 +190,7 @@ class _Files:
             )
         return tensor
 
-    def require_tied_head(self, embedding: Piece) -> None:
+    def require_tied_head(self, embedding: TensorPart) -> None:
         """Refuse a head that is stored beside the embedding and is not equal to it."""
         path = self._file_of.get(HEAD)
         if path is None or HEAD not in (places := self._in(path)):
@@ -204,16 +204,16 @@ class _Files:
                 "false there, and plan again"
             )
 
-    def read_by(self, parts: Iterable[Piece]) -> set[Path]:
+    def read_by(self, parts: Iterable[TensorPart]) -> set[Path]:
         """Files that have these."""
         return {self._file_of[self._name(part)] for part in parts}
 
-    def _name(self, part: Piece) -> str:
+    def _name(self, part: TensorPart) -> str:
         return part.name.removeprefix(self._left_out)
 
-    def _in(self, path: Path) -> dict[str, Place]:
+    def _in(self, path: Path) -> dict[str, TensorEntry]:
         if path not in self._places:
-            self._places[path] = read_places(path, NO_WEIGHTS.fullmatch)
+            self._places[path] = read_entries(path, NO_WEIGHTS.fullmatch)
         return self._places[path]
 
     def _found(self) -> dict[str, Path]:

@@ -8,7 +8,7 @@ import math
 import os
 from pathlib import Path
 
-from planner.executor.fault_tolerance.failure_detector import PATIENCE_S
+from planner.executor.fault_tolerance.failure_detector import HEARTBEAT_TIMEOUT_S
 from planner.executor.launch.options import ALONE, EVERY, FILES, NUMBERS, add_device, add_training
 from planner.executor.rendezvous.address import INTERFACE
 from planner.executor.rendezvous.rank_assignment import WAIT_S
@@ -43,7 +43,7 @@ NO_MODEL = (
 """Options for a model that is trained."""
 
 
-def arguments(
+def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> argparse.Namespace:
     """Words of the command line.
@@ -84,8 +84,8 @@ def arguments(
     parser.add_argument(
         "--patience",
         type=float,
-        help=f"seconds of a device's silence that end the run; default {PATIENCE_S:g}, and more "
-        "where the plan has long latencies",
+        help=f"seconds of a device's silence that end the run; default {HEARTBEAT_TIMEOUT_S:g}, "
+        "and more where the plan has long latencies",
     )
     parser.add_argument(
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
@@ -129,11 +129,11 @@ def arguments(
     add_force(parser)
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
-    imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
-    imposed.add_argument("--impose", action="store_true")
-    imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
-    imposed.add_argument("--shrink", type=float, default=1.0, help="bytes are divided by it")
-    imposed.add_argument("--rest", type=int, default=0, help="steps before, each begun together")
+    time_scale = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
+    time_scale.add_argument("--impose", action="store_true")
+    time_scale.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
+    time_scale.add_argument("--shrink", type=float, default=1.0, help="bytes are divided by it")
+    time_scale.add_argument("--rest", type=int, default=0, help="steps before, each begun together")
     parser.add_argument(
         "--record",
         type=Path,
@@ -187,13 +187,13 @@ def trust_of(args: argparse.Namespace) -> Secret | None:
     return Secret.of_environment(args.secret_file)
 
 
-def require_sensible(args: argparse.Namespace) -> None:
+def validate(args: argparse.Namespace) -> None:
     """Raise `ValueError` for options that go without each other, or for values that are none.
 
     Parameters
     ----------
     args
-        Of `arguments`.
+        Of `parse_arguments`.
 
     Raises
     ------
@@ -232,13 +232,13 @@ def require_sensible(args: argparse.Namespace) -> None:
             )
 
 
-def require_planned(args: argparse.Namespace, plan: TrainingPlan) -> None:
+def validate_for_plan(args: argparse.Namespace, plan: TrainingPlan) -> None:
     """Raise `ValueError` for options that go without what the plan has.
 
     Parameters
     ----------
     args
-        Of `arguments`.
+        Of `parse_arguments`.
     plan
         That is to be run.
 
@@ -253,13 +253,13 @@ def require_planned(args: argparse.Namespace, plan: TrainingPlan) -> None:
         )
 
 
-def require_files(args: argparse.Namespace) -> None:
+def validate_files(args: argparse.Namespace) -> None:
     """Refuse files that would be written over others.
 
     Parameters
     ----------
     args
-        Of `arguments`.
+        Of `parse_arguments`.
 
     Raises
     ------
@@ -275,13 +275,13 @@ def require_files(args: argparse.Namespace) -> None:
     )
 
 
-def told_alike(args: argparse.Namespace) -> str:
+def shared_settings(args: argparse.Namespace) -> str:
     """What all ranks must be told alike: numbers, and what they do together or not at all.
 
     Parameters
     ----------
     args
-        Of `arguments`.
+        Of `parse_arguments`.
 
     Returns
     -------

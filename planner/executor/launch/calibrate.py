@@ -18,25 +18,25 @@ from typing import Any
 import torch
 
 from planner.executor.comm.connections import (
-    Purpose,
-    Streams,
+    ChannelKind,
+    DuplexChannels,
     as_bytes,
-    both_ways,
+    channels_of,
+    duplex_of,
     receive_into,
     send_all,
-    streams_of,
 )
-from planner.executor.comm.direct import Direct
-from planner.executor.comm.p2p import Expected, Inbox, Outbox
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
-from planner.executor.runtime.device_backend import HOST, Side
+from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.executor.runtime.device_identity import gpu_of, machine
-from planner.executor.runtime.p2p_schedule import Message, Traffic
+from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -53,10 +53,10 @@ EMPTY_OPERATIONS = 999
 
 def calibrate(
     plan: TrainingPlan,
-    ranks: Ranks,
-    learner: Learner | None,
+    ranks: ProcessGroup,
+    stage_module: StageModule | None,
     device: torch.device,
-    direct: Direct | None = None,
+    direct: DeviceTransfers | None = None,
 ) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
@@ -85,15 +85,15 @@ def calibrate(
     places = _places(ranks, device)
     turns = _turns(places)
     mine: dict[str, Any] | None = None
-    group = () if learner is None else plan.assignment.groups[plan.stage_of[rank]]
+    group = () if stage_module is None else plan.assignment.groups[plan.stage_of[rank]]
     averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
         ranks.meet(f"calibration/{turn}")
-        if turns[rank] == turn and learner is not None:
+        if turns[rank] == turn and stage_module is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            mine = {"layers": layers, **measure_compute(learner, averages=averages)}
+            mine = {"layers": layers, **measure_compute(stage_module, averages=averages)}
     ranks.meet("calibration/link")
-    side = HOST if learner is None else learner.side
+    side = HOST if stage_module is None else stage_module.side
     link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
     told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
@@ -128,7 +128,7 @@ def calibrate(
     )
 
 
-def _places(ranks: Ranks, device: torch.device) -> list[tuple[str, int]]:
+def _places(ranks: ProcessGroup, device: torch.device) -> list[tuple[str, int]]:
     """Of every rank, the GPU or machine that it computes on, and how many can so at a time."""
     own = machine(), max(1, cores() // torch.get_num_threads())
     if device.type == "cuda":
@@ -148,7 +148,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_compute(learner: Learner, *, averages: bool = False) -> dict[str, float]:
+def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
 
     Parameters
@@ -167,14 +167,14 @@ def measure_compute(learner: Learner, *, averages: bool = False) -> dict[str, fl
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def timed(field: str, work: Callable[[], None]) -> None:
-        _synchronise(learner.device)
+        _synchronise(stage_module.device)
         start = time.perf_counter()
         work()
-        _synchronise(learner.device)
+        _synchronise(stage_module.device)
         samples[field].append(time.perf_counter() - start)
 
-    boundary, first = learner.boundary, learner.stage.stem is not None
-    message = learner.side.room(*boundary.message)
+    boundary, first = stage_module.boundary, stage_module.stage.stem is not None
+    message = stage_module.side.room(*boundary.message)
     message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
@@ -182,43 +182,45 @@ def measure_compute(learner: Learner, *, averages: bool = False) -> dict[str, fl
         # making or reading what comes in, and writing what goes out, are part of the operation
         def forward(state: dict[str, torch.Tensor] = state) -> None:
             if first:
-                state["input"] = learner.tokens(0, 0)[:, :-1]
+                state["input"] = stage_module.tokens(0, 0)[:, :-1]
             else:
-                state["input"] = learner.read("F", message).detach().requires_grad_()
-            state["output"] = learner.run_stage(state["input"])
-            if learner.head is None:
+                state["input"] = stage_module.read("F", message).detach().requires_grad_()
+            state["output"] = stage_module.run_stage(state["input"])
+            if stage_module.head is None:
                 boundary.write(state["output"].detach(), gradient=False)
 
         def head(state: dict[str, torch.Tensor] = state) -> None:
             leaf = state["output"].detach().requires_grad_()
-            targets = learner.tokens(0, 0)[:, 1:]
-            torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
+            targets = stage_module.tokens(0, 0)[:, 1:]
+            torch.autograd.backward(
+                stage_module.run_loss(leaf, targets) / stage_module.batch_tokens
+            )
             assert leaf.grad is not None
             state["gradient"] = leaf.grad
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             own = state.get("gradient")
-            gradient = learner.read("B", message) if own is None else own
+            gradient = stage_module.read("B", message) if own is None else own
             torch.autograd.backward(state["output"], gradient)
             if not first and (made := state["input"].grad) is not None:
                 boundary.write(made, gradient=True)
 
         timed("forward_s", forward)
-        if learner.head is not None:
+        if stage_module.head is not None:
             timed("head_s", head)
         timed("backward_s", backward)
     # on a copy, so that training starts from untouched weights and moments
-    copies = [p.detach().clone().requires_grad_() for p in learner.parameters]
+    copies = [p.detach().clone().requires_grad_() for p in stage_module.parameters]
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
-    probe = learner.optimizing.make(copies)  # type: ignore[arg-type]
+    probe = stage_module.optimizing.make(copies)  # type: ignore[arg-type]
 
     def update() -> None:
         if averages:
-            learner.gradients(here=False)
-            learner.gradients(here=True)
+            stage_module.gradients(here=False)
+            stage_module.gradients(here=True)
         probe.step()
-        learner.round()
+        stage_module.round()
 
     for _ in range(REPEATS):
         timed("update_s", update)
@@ -249,7 +251,9 @@ class Link:
     direct: str | None = None
 
 
-def measure_link(ranks: Ranks, side: Side, direct: Direct | None = None) -> Link:
+def measure_link(
+    ranks: ProcessGroup, side: DeviceBackend, direct: DeviceTransfers | None = None
+) -> Link:
     """Messages of two sizes by themselves, and small ones as the pipeline sends them.
 
     Parameters
@@ -272,11 +276,11 @@ def measure_link(ranks: Ranks, side: Side, direct: Direct | None = None) -> Link
         direct.meet(others)
     else:
         direct = None
-    wanted = both_ways(Purpose.PIPELINE, others)
+    wanted = duplex_of(ChannelKind.PIPELINE, others)
     with connections_to(ranks, wanted, "calibration") as connections:
         if others:
-            streams = streams_of(connections, Purpose.PIPELINE, ranks.rank)
-            link = _measure(streams, ranks.rank, side, direct)
+            channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
+            link = _measure(channels, ranks.rank, side, direct)
     ranks.meet("calibration/measured")
     return link
 
@@ -292,13 +296,13 @@ def measure_operation() -> float:
     path, kinds = (0,), "FHB"
     order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
-    traffic, nothing = Traffic(schedule, 0), _Nothing()
-    failure = Failure()
-    inbox, outbox = Inbox({}, {}, nothing.buffer, failure), Outbox({}, failure, {})
+    traffic, nothing = P2PSchedule(schedule, 0), _Nothing()
+    failure = ErrorLatch()
+    receiver, sender = Receiver({}, {}, nothing.buffer, failure), Sender({}, failure, {})
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        run_operations(order, traffic, nothing, inbox, outbox, 0, 0, StepRecord(0, False))
+        run_operations(order, traffic, nothing, receiver, sender, 0, 0, StepRecord(0, False))
         seconds.append((time.perf_counter() - start) / len(order))
     return statistics.median(seconds)
 
@@ -312,7 +316,7 @@ class _Nothing:
         Where.
     """
 
-    def __init__(self, side: Side = HOST) -> None:
+    def __init__(self, side: DeviceBackend = HOST) -> None:
         self.side = side
         self._made = side.enter(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
@@ -326,9 +330,11 @@ class _Nothing:
         return make((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> Link:
+def _measure(
+    channels: DuplexChannels, rank: int, side: DeviceBackend, direct: DeviceTransfers | None
+) -> Link:
     other = 1 - rank
-    to, of = streams.to[other], streams.of[other]
+    to, of = channels.to[other], channels.of[other]
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
         values = torch.zeros(size, dtype=torch.uint8)
@@ -351,19 +357,19 @@ def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> 
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    nothing, failure = _Nothing(side), Failure()
+    nothing, failure = _Nothing(side), ErrorLatch()
     message = Message("F", 0, other, rank)
-    coming = (Expected(serial, message) for serial in range(PINGS))
-    inbox = Inbox(streams.of, {other: coming}, nothing.buffer, failure, direct=direct)
-    outbox = Outbox(streams.to, failure, {other: bandwidth}, side=side, direct=direct)
+    coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
+    receiver = Receiver(channels.of, {other: coming}, nothing.buffer, failure, direct=direct)
+    sender = Sender(channels.to, failure, {other: bandwidth}, side=side, direct=direct)
     numbers = count()
     ours = _one_way(
         rank,
         PINGS,
-        lambda: outbox.send(nothing.operate("F", 0, None), other),
-        lambda: side.enter(inbox.take(next(numbers), message).tensor),
+        lambda: sender.send(nothing.operate("F", 0, None), other),
+        lambda: side.enter(receiver.take(next(numbers), message).tensor),
     )
-    outbox.finish()
+    sender.finish()
     carrier = None if direct is None else direct.carrier
     return Link(latency, bandwidth, max(ours - small, 0.0), carrier)
 

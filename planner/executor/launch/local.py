@@ -19,9 +19,9 @@ from typing import IO
 
 from planner.executor.fault_tolerance.heartbeat import publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
-from planner.executor.fault_tolerance.store_monitor import CONNECT_S, LOOK_S, StoreView
+from planner.executor.fault_tolerance.store_monitor import CONNECT_S, LOOK_S, StoreMonitor
 from planner.executor.launch.process import STARTER
-from planner.executor.rendezvous.store import SERVED, StoreAddress, served, within
+from planner.executor.rendezvous.store import SERVED, StoreAddress, call_with_timeout, served
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
@@ -52,7 +52,7 @@ def run_local(
     said: Callable[[str], None],
     *,
     restarts: int | None = None,
-    view: StoreView | None = None,
+    view: StoreMonitor | None = None,
     address: StoreAddress | None = None,
     who: str = "planner run",
 ) -> tuple[int, str | None]:
@@ -105,7 +105,7 @@ def run_local(
         )
 
     ranks: list[_Rank] = []
-    own = StoreView(meet, len(names)) if restarts is not None and view is None else None
+    own = StoreMonitor(meet, len(names)) if restarts is not None and view is None else None
     view = view or own
     others = view is not None and len(names) < view.ranks
     run = _Run(ranks, meet, told, said, started, restarts, who, view, others=others)
@@ -121,13 +121,13 @@ def run_local(
             rank.process.kill()
         for rank in ranks:
             rank.process.wait()
-            for stream in _streams(rank):
+            for stream in _channels(rank):
                 stream.close()
         if own is not None:
             own.stop()
 
 
-def _streams(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
+def _channels(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
     """What it says, and what it says when something is wrong."""
     out, error = rank.process.stdout, rank.process.stderr
     assert out is not None and error is not None
@@ -146,7 +146,7 @@ class _Run:
         started: Callable[[int], subprocess.Popen[bytes]],
         restarts: int | None,
         who: str,
-        view: StoreView | None,
+        view: StoreMonitor | None,
         *,
         others: bool,
     ) -> None:
@@ -164,7 +164,7 @@ class _Run:
         failed_s: float | None = None
         with selectors.DefaultSelector() as ready:
             for rank in self._ranks:
-                for stream in _streams(rank):
+                for stream in _channels(rank):
                     ready.register(stream, selectors.EVENT_READ, rank)
             while ready.get_map() or any(self._may_return(rank) for rank in self._ranks):
                 for key, _ in ready.select(TICK_S) if ready.get_map() else ():
@@ -256,7 +256,7 @@ class _Run:
         if any(key.data is rank for key in ready.get_map().values()):
             return
         code = rank.process.returncode
-        for stream in _streams(rank):
+        for stream in _channels(rank):
             stream.close()
         how = f"by {_signal(-code)}" if code < 0 else f"with {code}"
         self._said(f"{self._who}: device {rank.name!r} has ended {how} and is started again")
@@ -264,7 +264,7 @@ class _Run:
         rank.begun.clear()
         rank.ended_s = None
         rank.process = self._started(self._ranks.index(rank))
-        for stream in _streams(rank):
+        for stream in _channels(rank):
             ready.register(stream, selectors.EVENT_READ, rank)
 
     def interrupt(self) -> None:
@@ -307,7 +307,7 @@ class _Run:
         )
         line = self._killed
         with suppress(RuntimeError):  # no store any more: nobody to tell
-            within(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
+            call_with_timeout(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
 
 
 def _signal(number: int) -> str:

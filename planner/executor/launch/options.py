@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.executor.data.options import BUFFER, Data
-from planner.executor.runtime.optimizer import Optimizer, Optimizing, RateSchedule
+from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
 
-OPTIMIZING = tuple(field.name for field in fields(Optimizing))
-"""Options that are settings of an `Optimizing`, by their names."""
+OPTIMIZING = tuple(field.name for field in fields(OptimizerConfig))
+"""Options that are settings of an `OptimizerConfig`, by their names."""
 FILES = ("data", "tokenizer", "eval_data", "weights", "export")
 """Given to all ranks or to none; they may have other names elsewhere."""
 NUMBERS = (*OPTIMIZING, "shuffle", "eval_every", "eval_batches")
@@ -112,10 +112,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
     )
     group = parser.add_argument_group("what updates the parameters")
-    usual = Optimizing()
+    usual = OptimizerConfig()
     group.add_argument(
         "--optimizer",
-        choices=[o.value for o in Optimizer],
+        choices=[o.value for o in OptimizerKind],
         default="adamw",
         help="AdamW, or plain gradient descent; default %(default)s",
     )
@@ -152,7 +152,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def optimizing_of(args: argparse.Namespace) -> Optimizing:
+def optimizing_of(args: argparse.Namespace) -> OptimizerConfig:
     """What updates the parameters.
 
     Parameters
@@ -173,7 +173,7 @@ def optimizing_of(args: argparse.Namespace) -> Optimizing:
     said = {name: getattr(args, name) for name in OPTIMIZING}
     if said["schedule_steps"] is None:
         said["schedule_steps"] = args.steps
-    return Optimizing(**said)
+    return OptimizerConfig(**said)
 
 
 def data_of(args: argparse.Namespace) -> Data:

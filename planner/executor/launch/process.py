@@ -14,10 +14,10 @@ from torch.distributed import DistError
 
 from planner.executor.comm.connections import ConnectionLost
 from planner.executor.fault_tolerance.elastic import EmptyStageError
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.membership import LeftError
-from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, EndedError
-from planner.executor.rendezvous.rank_assignment import MissingError
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.membership import Evicted
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
+from planner.executor.rendezvous.rank_assignment import RendezvousTimeout
 from planner.executor.rendezvous.store import StoreMissingError
 from planner.utils.output_files import NO_ROOM
 
@@ -31,7 +31,7 @@ SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
 
 
-def begin_rank() -> None:
+def init_process() -> None:
     """Make this process a rank's: threads that do not wait for each other, and connections."""
     sys.setswitchinterval(SWITCH_S)
     allow_descriptors()
@@ -46,7 +46,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def end_with_starter() -> None:
+def die_with_parent() -> None:
     """Be told to end when the process that says to have started this one is gone; Linux only."""
     starter = os.environ.get(STARTER)
     if starter is None or sys.platform != "linux":
@@ -59,7 +59,7 @@ def end_with_starter() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
+def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> int:
     """Do a rank's work.
 
     Parameters
@@ -78,34 +78,34 @@ def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
     """
     try:
         return run()
-    except EndedError:
-        return watch.leave()
-    except LeftError as error:
-        return watch.depart(str(error))
+    except RunAborted:
+        return detector.leave()
+    except Evicted as error:
+        return detector.depart(str(error))
     except (ConnectionLost, EmptyStageError) as error:
-        return watch.fail(str(error))
+        return detector.fail(str(error))
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]
         line = f"device {name!r} lost the store ({said})"
         # the others may have it still, and go on
-        return watch.fail(line) if watch.missed is None else watch.part(line)
-    except (StoreMissingError, MissingError) as error:
-        return watch.refuse(str(error), FAILED)
+        return detector.fail(line) if detector.missed is None else detector.part(line)
+    except (StoreMissingError, RendezvousTimeout) as error:
+        return detector.refuse(str(error), FAILED)
     except ValueError as error:
-        return watch.refuse(_of(name, str(error)), REFUSED)
+        return detector.refuse(_of(name, str(error)), REFUSED)
     except OSError as error:
         if error.errno in NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
-            return watch.refuse(_of(name, f"{where}{error.strerror}; free some room"), FAILED)
-        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+            return detector.refuse(_of(name, f"{where}{error.strerror}; free some room"), FAILED)
+        return detector.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
     except Exception as error:
         traceback.print_exc()
-        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+        return detector.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End at once: threads that wait for others are not waited for."""
     with suppress(OSError):  # nobody may read any more
         sys.stdout.flush()

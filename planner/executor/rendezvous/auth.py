@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret, nonce
 
 if TYPE_CHECKING:
-    from planner.executor.rendezvous.process_group import Ranks
+    from planner.executor.rendezvous.process_group import ProcessGroup
 
 MOST_NAMES = 8
 
 
-class UnprovenError(ValueError):
+class AuthenticationError(ValueError):
     """Somebody among the ranks does not know the secret."""
 
 
-def prove_all(ranks: Ranks, about: str) -> None:
+def authenticate_all(ranks: ProcessGroup, about: str) -> None:
     """Prove the secret to all ranks, and have all prove it; all come here together.
 
     Parameters
@@ -54,17 +54,19 @@ def prove_all(ranks: Ranks, about: str) -> None:
         return
     remedy = "give every node the same --secret-file"
     if len(wrong) > 1 and len(wrong) == len(names) - 1:
-        raise UnprovenError(
+        raise AuthenticationError(
             f"device {names[rank]!r} has another secret than the other devices; {remedy}"
         )
     who = ", ".join(map(repr, wrong[:MOST_NAMES])) + (", ..." if len(wrong) > MOST_NAMES else "")
-    raise UnprovenError(
+    raise AuthenticationError(
         f"device {who} has not proven the secret that device {names[rank]!r} has; {remedy}, and "
         "see who else reaches the store"
     )
 
 
-def ask(connection: socket.socket, secret: Secret, client: str, server: str, about: str) -> bool:
+def authenticate_client(
+    connection: socket.socket, secret: Secret, client: str, server: str, about: str
+) -> bool:
     """The side that connects: prove the secret, and have the other side prove it first.
 
     Parameters
@@ -99,13 +101,15 @@ def ask(connection: socket.socket, secret: Secret, client: str, server: str, abo
     return True
 
 
-def answer(connection: socket.socket, secret: Secret, client: str, server: str, about: str) -> bool:
-    """The side that was connected to; as `ask`.
+def authenticate_server(
+    connection: socket.socket, secret: Secret, client: str, server: str, about: str
+) -> bool:
+    """The side that was connected to; as `authenticate_client`.
 
     Parameters
     ----------
     connection, secret, client, server, about
-        As `ask` has them.
+        As `authenticate_client` has them.
 
     Returns
     -------

@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from planner.executor.comm.connections import Connection, ConnectionLost, Connections, Purpose
+from planner.executor.comm.connections import ChannelKind, Connection, ConnectionLost, Connections
 from planner.executor.rendezvous.address import INTERFACE, own_address
-from planner.executor.rendezvous.auth import answer, ask
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.auth import authenticate_client, authenticate_server
+from planner.executor.rendezvous.process_group import ProcessGroup
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
@@ -47,7 +47,7 @@ NEAR_BYTES = 1 << 22
 
 @contextmanager
 def connections_to(
-    ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str
+    ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: str
 ) -> Iterator[Connections]:
     """Connect with all of ``wanted``, who must want this rank too; closed after the block.
 
@@ -75,13 +75,13 @@ def connections_to(
     connections = _open(ranks, wanted, name)
     if ranks.loss is not None:
         # who waits at one of them must not wait for ever; at a lifeline nobody does
-        used = [c for (purpose, _), c in connections.items() if purpose is not Purpose.LIFELINE]
+        used = [c for (purpose, _), c in connections.items() if purpose is not ChannelKind.LIFELINE]
         ranks.loss.on_failure(lambda: _shut(*used))
     try:
         yield connections
     finally:
         for (purpose, _), connection in connections.items():
-            if purpose is Purpose.LIFELINE:
+            if purpose is ChannelKind.LIFELINE:
                 # closed with something unread it would be reset, and the farewell lost on its way
                 ranks.held.callback(connection.close)
                 continue
@@ -96,7 +96,7 @@ def _shut(*connections: socket.socket) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
+def _open(ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: str) -> Connections:
     asked = sorted(set(wanted))
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
     limit_s = CONNECT_S + RANK_S * ranks.world
@@ -109,7 +109,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
             ranks.loss.on_failure(lambda: _shut(*servers))
         found: Connections = {}
 
-        def connect(asked: tuple[Purpose, int]) -> None:
+        def connect(asked: tuple[ChannelKind, int]) -> None:
             purpose, other = asked
             ends = (address, addresses[other])
             found[purpose, other] = _connect(*ends, purpose, ranks, other, name)
@@ -118,7 +118,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
             with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
                 opened = pool.map(connect, higher)
                 lower = set(asked) - set(higher)
-                door = Door(servers, ranks, lower, name)
+                door = Listener(servers, ranks, lower, name)
                 try:
                     door.open(limit_s)
                 except OSError as error:
@@ -186,7 +186,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _connect(
-    mine: str, others: str, purpose: Purpose, ranks: Ranks, other: int, name: str
+    mine: str, others: str, purpose: ChannelKind, ranks: ProcessGroup, other: int, name: str
 ) -> Connection:
     host = others.split()[0]
     try:
@@ -194,7 +194,7 @@ def _connect(
         connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
         about = f"{name} {int(purpose)}"
         ends = (ranks.name(ranks.rank), ranks.name(other), about)
-        known = ranks.secret is None or ask(connection, ranks.secret, *ends)
+        known = ranks.secret is None or authenticate_client(connection, ranks.secret, *ends)
     except OSError as error:
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
@@ -212,7 +212,7 @@ def _connect(
     return _ready(connection)
 
 
-class Door:
+class Listener:
     """Takes in those that are waited for, once each; whoever else knocks is sent away.
 
     Parameters
@@ -235,8 +235,8 @@ class Door:
     def __init__(
         self,
         servers: Sequence[socket.socket],
-        ranks: Ranks,
-        wanted: set[tuple[Purpose, int]],
+        ranks: ProcessGroup,
+        wanted: set[tuple[ChannelKind, int]],
         name: str,
     ) -> None:
         self.found: Connections = {}
@@ -307,7 +307,7 @@ class Door:
             self._sent_away += 1
         connection.close()
 
-    def _asked(self, connection: socket.socket) -> tuple[Purpose, int] | None:
+    def _asked(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
         """What a connection is for, if it is wanted and whoever it is knows the secret."""
         greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
         if len(greeting) < HELLO.size:
@@ -317,7 +317,7 @@ class Door:
         if magic != MAGIC or asked is None:
             return None
         ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {purpose}")
-        known = ranks.secret is None or answer(connection, ranks.secret, *ends)
+        known = ranks.secret is None or authenticate_server(connection, ranks.secret, *ends)
         return asked if known else None
 
 

@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 256
 """Of a larger file as many are read, evenly spread: differing weights differ nearly everywhere."""
 
 
-class OtherFilesError(ValueError):
+class FileMismatchError(ValueError):
     """Two ranks would begin from different files."""
 
 
@@ -42,7 +42,7 @@ def digest_of(path: Path) -> str:
     return found.hexdigest()
 
 
-def require_same_files(ranks: Ranks, option: str, mine: Mapping[str, str]) -> None:
+def require_same_files(ranks: ProcessGroup, option: str, mine: Mapping[str, str]) -> None:
     """Raise if files of one name differ between this rank and another; all ranks come together.
 
     Parameters
@@ -63,7 +63,7 @@ def require_same_files(ranks: Ranks, option: str, mine: Mapping[str, str]) -> No
     for rank, theirs in enumerate(told):
         for name in sorted(mine.keys() & theirs.keys()):
             if mine[name] != theirs[name]:
-                raise OtherFilesError(
+                raise FileMismatchError(
                     f"{option}: {name} here is another than on device {ranks.name(rank)!r}; give "
                     "all nodes the same files"
                 )

@@ -13,9 +13,9 @@ from datetime import timedelta
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.fault_tolerance.error_latch import Failure
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.shutdown import EndedError
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.secret import Secret
 
 TIMEOUT = timedelta(minutes=10)
@@ -26,7 +26,7 @@ PARTING = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessGroup:
     """One rank of many.
 
     Attributes
@@ -59,9 +59,9 @@ class Ranks:
     world: int
     store: Store
     names: tuple[str, ...] = ()
-    watch: Watch | None = None
+    detector: FailureDetector | None = None
     held: ExitStack = field(default_factory=ExitStack, compare=False)
-    loss: Failure | None = None
+    loss: ErrorLatch | None = None
     waiting: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: nullcontext()
     late: bool = False
     secret: Secret | None = None
@@ -69,10 +69,10 @@ class Ranks:
 
     @property
     def _timeout(self) -> timedelta:
-        return TIMEOUT if self.watch is None else WATCHED
+        return TIMEOUT if self.detector is None else WATCHED
 
     @contextmanager
-    def failing(self) -> Iterator[Failure]:
+    def failing(self) -> Iterator[ErrorLatch]:
         """What threads of a block share: it fails with the run, with a rank, and with the block.
 
         Yields
@@ -80,22 +80,22 @@ class Ranks:
         Failure
             No thread that heeds it outlives the block's connections.
         """
-        failure, loss = Failure(), self.loss
-        ending = None if self.watch is None else self.watch.ending
+        failure, loss = ErrorLatch(), self.loss
+        shutdown_ = None if self.detector is None else self.detector.shutdown_
 
         def end() -> None:
-            failure(EndedError())
+            failure(RunAborted())
 
-        if ending is not None:
-            ending.on_end(end)
+        if shutdown_ is not None:
+            shutdown_.on_end(end)
         if loss is not None:
-            loss.on_failure(lambda: failure(loss.error or EndedError()))
+            loss.on_failure(lambda: failure(loss.error or RunAborted()))
         try:
             yield failure
         finally:
             end()
-            if ending is not None:
-                ending.forget(end)
+            if shutdown_ is not None:
+                shutdown_.forget(end)
 
     def name(self, rank: int) -> str:
         """Of a rank's device."""
@@ -147,8 +147,8 @@ class Ranks:
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""
         self.meet("parting")
-        if self.watch is not None:
-            self.watch.finish()
+        if self.detector is not None:
+            self.detector.finish()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
         # nothing is closed while somebody still listens; all work is done, so that who has gone

@@ -18,18 +18,22 @@ import numpy as np
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.comm.connections import Purpose
-from planner.executor.fault_tolerance.failure_detector import LATENCIES, PATIENCE_S, Watch
-from planner.executor.fault_tolerance.shutdown import Ending
+from planner.executor.comm.connections import ChannelKind
+from planner.executor.fault_tolerance.failure_detector import (
+    HEARTBEAT_TIMEOUT_S,
+    LATENCIES,
+    FailureDetector,
+)
+from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.rendezvous.address import (
     INTERFACE,
     address_among,
     address_of,
     tell_address_of_store,
 )
-from planner.executor.rendezvous.auth import prove_all
+from planner.executor.rendezvous.auth import authenticate_all
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.secret import Secret
 from planner.executor.rendezvous.store import PortTakenError, StoreAddress, StoreMissingError
 from planner.training_plan.model import TrainingPlan
@@ -42,11 +46,11 @@ MOST_NAMES = 8
 TAKEN_S = 3.0
 
 
-class BindingError(ValueError):
+class RankAssignmentError(ValueError):
     """Processes and plan do not fit together."""
 
 
-class MissingError(RuntimeError):
+class RendezvousTimeout(RuntimeError):
     """Not all ranks came."""
 
 
@@ -70,7 +74,7 @@ def local_rank(devices: Sequence[str]) -> int:
     """
     said = os.environ.get("LOCAL_RANK")
     if said is None and len(devices) > 1:
-        raise BindingError(
+        raise RankAssignmentError(
             f"--devices names {len(devices)} devices and this is one process; name its own, or "
             "start all of the node with torchrun"
         )
@@ -119,14 +123,16 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     ids = plan.cluster.network.ids
     unknown = [name for name in devices if name not in ids]
     if unknown:
-        raise BindingError(
+        raise RankAssignmentError(
             f"--devices: the plan has no device {unknown[0]!r}; it has {', '.join(ids[:8])}"
             + (", ..." if len(ids) > 8 else "")
         )
     if len(set(devices)) < len(devices):
-        raise BindingError(f"--devices: a device is named twice in {list(devices)}; name each once")
+        raise RankAssignmentError(
+            f"--devices: a device is named twice in {list(devices)}; name each once"
+        )
     if local_rank >= len(devices):
-        raise BindingError(
+        raise RankAssignmentError(
             f"--devices names {len(devices)} devices but this is local process {local_rank}; set "
             "torchrun's --nproc-per-node to the number of devices"
         )
@@ -139,14 +145,14 @@ def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
     if not interface or os.environ.get(INTERFACE):
         return
     if address_of(interface) is None:
-        raise BindingError(
+        raise RankAssignmentError(
             f"device {plan.cluster.network.ids[rank]!r}: the plan has it listen on {interface}, "
             f"which this machine has not, or without an address; name another in {INTERFACE}"
         )
     os.environ[INTERFACE] = interface
 
 
-def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
+def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
     """What silence ends a run by default: 10 s, and more where news takes long to come.
 
     A sign of life may wait behind all that its pair sends of an averaging, in routers' queues.
@@ -164,7 +170,7 @@ def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
         Seconds.
     """
     latency = plan.cluster.network.latency_s
-    queue_s = PATIENCE_S + plan.predicted.averaging_s / speed
+    queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
     away_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
     return float(round(max(queue_s, away_s)))
 
@@ -174,12 +180,12 @@ def join(
     devices: Sequence[str],
     settings: str = "",
     *,
-    watch: Watch | None = None,
+    detector: FailureDetector | None = None,
     wait_s: float = WAIT_S,
-    patience_s: float = PATIENCE_S,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     begun: str = "",
     secret: Secret | None = None,
-) -> Ranks:
+) -> ProcessGroup:
     """Meet the other processes as the named device.
 
     Parameters
@@ -223,30 +229,30 @@ def join(
     world, name = len(names), names[rank]
     started = int(os.environ.get("WORLD_SIZE", world))
     if started != world:
-        raise BindingError(
+        raise RankAssignmentError(
             f"the plan has {world} devices but torchrun starts {started} processes; start one a "
             "device"
         )
-    watch = watch or Watch(name, Ending())
-    watch.patience_s = patience_s
+    detector = detector or FailureDetector(name, Shutdown())
+    detector.heartbeat_timeout_s = heartbeat_timeout_s
     told = {"plan": plan.content_hash[:12], "settings": settings}
     told["secret"] = _whether(secret)
     entered = _enter(rank, names[0], wait_s)
     if begun and entered.store.check([begun]):
-        return _come_late(entered, rank, names, told, watch, secret)
+        return _rejoin(entered, rank, names, told, detector, secret)
     about = f"plan {plan.content_hash} settings {settings}"
-    return _meet(entered, rank, names, told, watch, wait_s, secret, about)
+    return _rendezvous(entered, rank, names, told, detector, wait_s, secret, about)
 
 
 def join_by_name(
     name: str,
     settings: str = "",
     *,
-    watch: Watch,
+    detector: FailureDetector,
     wait_s: float = WAIT_S,
-    patience_s: float = PATIENCE_S,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     secret: Secret | None = None,
-) -> Ranks:
+) -> ProcessGroup:
     """Meet the other processes where there is no plan yet: ranks are torchrun's.
 
     Parameters
@@ -282,7 +288,7 @@ def join_by_name(
         raise ValueError(
             f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
         ) from None
-    watch.patience_s = patience_s
+    detector.heartbeat_timeout_s = heartbeat_timeout_s
     entered = _enter(rank, "rank 0", wait_s)
     store = entered.store
     store.set(f"name/{rank}", name)
@@ -290,9 +296,11 @@ def join_by_name(
     names = tuple(store.get(f"name/{r}").decode() for r in range(world))
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice is not None:
-        raise BindingError(f"device {twice!r} is claimed by two processes; name each device once")
+        raise RankAssignmentError(
+            f"device {twice!r} is claimed by two processes; name each device once"
+        )
     told = {"settings": settings, "secret": _whether(secret)}
-    return _meet(entered, rank, names, told, watch, wait_s, secret, f"settings {settings}")
+    return _rendezvous(entered, rank, names, told, detector, wait_s, secret, f"settings {settings}")
 
 
 class _Entered(NamedTuple):
@@ -310,60 +318,62 @@ def _enter(rank: int, first: str, wait_s: float) -> _Entered:
     return _Entered(address, *_connect(address, wait_s, serves, first))
 
 
-def _meet(
+def _rendezvous(
     entered: _Entered,
     rank: int,
     names: tuple[str, ...],
     told: Mapping[str, str],
-    watch: Watch,
+    detector: FailureDetector,
     wait_s: float,
     secret: Secret | None,
     about: str,
-) -> Ranks:
+) -> ProcessGroup:
     """All ranks that have names, each watched by another one."""
     address, store, serves = entered
     world, name = len(names), names[rank]
-    watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
-    watch.begin(address, serves=serves)
+    detector.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
+    detector.begin(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
-        raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
-    watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
+        raise RankAssignmentError(
+            f"device {name!r} is claimed by two processes; name each device once"
+        )
+    detector.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
     _require_alike(store, name, told)
     tell_address_of_store(store, rank)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
-        watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    ranks = Ranks(
-        rank, world, store, names, watch, secret=secret, address=address_among(store, world)
+        detector.server = f"the node of device {on_first[0]!r}" if on_first else detector.server
+    ranks = ProcessGroup(
+        rank, world, store, names, detector, secret=secret, address=address_among(store, world)
     )
     if secret is not None:
-        prove_all(ranks, about)
+        authenticate_all(ranks, about)
     ring(ranks)
     return ranks
 
 
-def _come_late(
+def _rejoin(
     entered: _Entered,
     rank: int,
     names: tuple[str, ...],
     told: Mapping[str, str],
-    watch: Watch,
+    detector: FailureDetector,
     secret: Secret | None,
-) -> Ranks:
+) -> ProcessGroup:
     """Give signs of life, and nothing else yet."""
-    watch.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
-    watch.begin(entered.address, serves=entered.serves)
-    watch.missed = lambda *_: None  # whatever happens to this process, the others go on
+    detector.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
+    detector.begin(entered.address, serves=entered.serves)
+    detector.missed = lambda *_: None  # whatever happens to this process, the others go on
     _require_alike(entered.store, names[rank], told)
-    watch.look_after(rank, rank, names[rank])
+    detector.look_after(rank, rank, names[rank])
     at = address_among(entered.store, len(names))
-    return Ranks(
-        rank, len(names), entered.store, names, watch, late=True, secret=secret, address=at
+    return ProcessGroup(
+        rank, len(names), entered.store, names, detector, late=True, secret=secret, address=at
     )
 
 
-def ring(ranks: Ranks) -> dict[socket.socket, str]:
+def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
     """Lifelines to the ranks beside this one, for as long as it is held.
 
     Parameters
@@ -382,11 +392,11 @@ def ring(ranks: Ranks) -> dict[socket.socket, str]:
         One cannot be reached.
     """
     beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
-    wanted = {(Purpose.LIFELINE, other) for other in beside}
+    wanted = {(ChannelKind.LIFELINE, other) for other in beside}
     opened = ranks.held.enter_context(connections_to(ranks, wanted, "ring"))
     lifelines: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
-    assert ranks.watch is not None
-    ranks.held.enter_context(ranks.watch.over(lifelines))
+    assert ranks.detector is not None
+    ranks.held.enter_context(ranks.detector.over(lifelines))
     return lifelines
 
 
@@ -420,7 +430,7 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
         ("secret", "give every node the same --secret-file"),
     ):
         if what in mine and first[what] != mine[what]:
-            raise BindingError(
+            raise RankAssignmentError(
                 f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
                 f"{first[what]}; {remedy}"
             )
@@ -429,7 +439,7 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
         # as texts: nan is no other than nan
         if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
             word = f"--{option.replace('_', '-')}"
-            raise BindingError(
+            raise RankAssignmentError(
                 f"device {name!r} was given {_as_given(word, ours.get(option))} but device "
                 f"{first['device']!r} {_as_given(word, theirs.get(option))}; start every node with "
                 "the same options"
@@ -464,7 +474,7 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
         ]
         if missing:
             more = ", ..." if len(missing) > MOST_NAMES else ""
-            raise MissingError(
+            raise RendezvousTimeout(
                 f"device {', '.join(missing[:MOST_NAMES])}{more} did not come within {wait_s:g} s "
                 f"({len(missing)} of {len(names)} missing); start all, and see what they print; "
                 "--wait allows for longer"

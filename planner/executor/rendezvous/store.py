@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """In the environment, "True" where whoever started the ranks serves the store."""
-BEGUN, OVER = "roll/0", "roll/over"
+BEGUN, OVER = "membership/0", "membership/over"
 """Keys of an elastic run that has begun, and of one that has done all steps."""
 BACKLOG = 2048
 """Connections that wait to be taken in: all ranks come at once."""
@@ -138,7 +138,7 @@ class StoreAddress:
         left_s = max(until - time.monotonic(), LEAST_S)
         left = timedelta(seconds=left_s)
         try:
-            store = within(
+            store = call_with_timeout(
                 left_s + ANSWER_S,
                 lambda: TCPStore(self.host, self.port, timeout=left, wait_for_workers=False),
             )
@@ -168,7 +168,7 @@ class StoreAddress:
         return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
 
 
-def within(seconds: float, job: Callable[[], T]) -> T | None:
+def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
     """Do something that may block for ever; it is waited for no longer.
 
     Parameters

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planner.executor.comm.codec import Wire, decode, encode, message_length
+from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.runtime.precision import TORCH
 from planner.training_plan.error import PlanError
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
 
-class Boundary:
+class ActivationCodec:
     """Messages of one microbatch between stages.
 
     Parameters
@@ -35,11 +35,11 @@ class Boundary:
         assert arch is not None
         self.shape = (workload.microbatch_samples, arch.sequence, arch.hidden)
         self._plain = TORCH[workload.precision.messages]
-        self._wire = None if codec is BoundaryCodec.NONE else Wire(codec.value)
+        self._wire = None if codec is BoundaryCodec.NONE else WireFormat(codec.value)
         # gradients are of a loss that is divided by the batch's tokens: as they are, fp16 would
         # lose most of them; a power of two changes nothing else
         tokens = workload.batch_samples * arch.sequence
-        self._lift = 2.0 ** (tokens.bit_length() - 1) if self._wire is Wire.FP16 else 1.0
+        self._lift = 2.0 ** (tokens.bit_length() - 1) if self._wire is WireFormat.FP16 else 1.0
 
     def write(self, values: Tensor, *, gradient: bool) -> Tensor:
         """A message.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Beside:
+class BackgroundTask:
     """A job that has begun.
 
     Parameters

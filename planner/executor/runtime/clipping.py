@@ -25,7 +25,7 @@ EPSILON = 1e-6
 """Beside the norm, as torch.nn.utils.clip_grad_norm_ has it."""
 
 
-class Clipping:
+class NormClipper:
     """A rank's part of it.
 
     Parameters

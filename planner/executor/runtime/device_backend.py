@@ -18,7 +18,7 @@ Mark = Any
 """A moment of the computing side, that is maybe still to come."""
 
 
-class Side(Protocol):
+class DeviceBackend(Protocol):
     """Memory and time of what computes.
 
     Attributes
@@ -99,7 +99,7 @@ class Side(Protocol):
         """Waits for a mark, of this step, and says when it was on the monotonic clock."""
 
 
-class HostSide:
+class HostBackend:
     """Operations compute in host memory and have ended when they return."""
 
     ahead = 0
@@ -108,7 +108,7 @@ class HostSide:
         """Nothing to do."""
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `Side`."""
+        """See `DeviceBackend`."""
         return torch.empty(shape, dtype=dtype)
 
     def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -140,11 +140,11 @@ class HostSide:
         return float(mark)
 
 
-HOST: Side = HostSide()
+HOST: DeviceBackend = HostBackend()
 
 
-class Gpu(Protocol):
-    """What is asked of a GPU: streams, events, memory and copies; `Cuda` is PyTorch's."""
+class GpuStreams(Protocol):
+    """What is asked of a GPU: streams, events, memory and copies; `CudaStreams` is PyTorch's."""
 
     def stream(self) -> Any:
         """A new stream."""
@@ -183,7 +183,7 @@ class Gpu(Protocol):
         """Another stream than the one that it was made for uses a tensor from now on."""
 
 
-class GpuSide:
+class GpuBackend:
     """Operations are begun on a GPU's current stream; copies have a stream for each direction.
 
     Parameters
@@ -194,7 +194,7 @@ class GpuSide:
 
     ahead = 1
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuStreams) -> None:
         self._gpu = gpu
         self._out, self._into, self._across = gpu.stream(), gpu.stream(), gpu.stream()
         self.begin()
@@ -214,7 +214,7 @@ class GpuSide:
         return self._gpu.empty(shape, dtype, self._across)
 
     def enter(self, message: Tensor) -> Tensor:
-        """See `Side`; operations begun before do not hold it up."""
+        """See `DeviceBackend`; operations begun before do not hold it up."""
         gpu, computing = self._gpu, self._gpu.computing()
         if gpu.is_here(message):
             gpu.used(message, computing)
@@ -227,7 +227,7 @@ class GpuSide:
         return here
 
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
-        """See `Side`; operations begun later do not hold it up."""
+        """See `DeviceBackend`; operations begun later do not hold it up."""
         made = made.detach().contiguous()
         there = self.room(tuple(made.shape), made.dtype)
         self._gpu.wait(self._out, self._gpu.computing())
@@ -243,7 +243,7 @@ class GpuSide:
         return ready
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """See `Side`; operations begun later do not hold it up."""
+        """See `DeviceBackend`; operations begun later do not hold it up."""
         tensor = tensor.detach().contiguous()
         there = self._gpu.event(self._gpu.computing(), timing=False)
 
@@ -254,7 +254,7 @@ class GpuSide:
         return ready
 
     def across(self, job: Callable[[], object]) -> None:
-        """See `Side`; on a stream of its own."""
+        """See `DeviceBackend`; on a stream of its own."""
         self._gpu.on(self._across, job)
         # a library's own wait only puts streams in order
         self._gpu.event(self._across, timing=False).synchronize()
@@ -264,7 +264,7 @@ class GpuSide:
         return self._gpu.event(self._gpu.computing(), timing=True)
 
     def at(self, mark: Mark) -> float:
-        """See `Side`."""
+        """See `DeviceBackend`."""
         mark.synchronize()
         # the host woke a little later than the step began
         found = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
@@ -299,7 +299,7 @@ class CudaEvent:
             return float(self._event.elapsed_time(other._event))
 
 
-class Cuda:
+class CudaStreams:
     """A GPU by PyTorch's ``torch.cuda``; from now on the current one of this thread.
 
     Parameters
@@ -314,7 +314,7 @@ class Cuda:
         self._device = device
 
     def stream(self) -> torch.cuda.Stream:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def computing(self) -> torch.cuda.Stream:
@@ -322,11 +322,11 @@ class Cuda:
         return torch.cuda.current_stream(self._device)
 
     def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         stream.wait_stream(other)
 
     def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
-        """See `Gpu`; of copies, which are awaited by threads, such that these sleep."""
+        """See `GpuStreams`; of copies, which are awaited by threads, such that these sleep."""
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timing, blocking=not timing
         )
@@ -334,46 +334,46 @@ class Cuda:
         return CudaEvent(event, self._device)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `Gpu`; it waits until copies have read what was let go of."""
+        """See `GpuStreams`; it waits until copies have read what was let go of."""
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return tensor.is_pinned()
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, stream: torch.cuda.Stream
     ) -> Tensor:
-        """See `Gpu`; leaving a stream alone would make another thread's GPU the first one."""
+        """See `GpuStreams`; without a stream, another thread's GPU would become the first one."""
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             return torch.empty(shape, dtype=dtype, device=self._device)
 
     def is_here(self, tensor: Tensor) -> bool:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return tensor.device == self._device
 
     def on(self, stream: torch.cuda.Stream, job: Callable[[], object]) -> None:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             job()
 
     def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         with torch.cuda.stream(stream):
             return message.to(self._device, non_blocking=True)
 
     def copy_out(self, there: Tensor, made: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         with torch.cuda.stream(stream):
             there.copy_(made, non_blocking=True)
 
     def used(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `Gpu`; it is not given to others before that stream is done with it."""
+        """See `GpuStreams`; it is not given to others before that stream is done with it."""
         tensor.record_stream(stream)
 
 
-def side_of(device: torch.device) -> Side:
+def backend_of(device: torch.device) -> DeviceBackend:
     """Of a device.
 
     Parameters
@@ -386,4 +386,4 @@ def side_of(device: torch.device) -> Side:
     Side
         Of the host, or of a GPU.
     """
-    return GpuSide(Cuda(device)) if device.type == "cuda" else HOST
+    return GpuBackend(CudaStreams(device)) if device.type == "cuda" else HOST

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from planner.executor.comm.aggregator import Aggregator
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.device_identity import gpu_of
-from planner.executor.runtime.memory import Need
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.memory import MemoryNeed
+from planner.executor.runtime.stage_module import StageModule
 from planner.executor.runtime.worker import Worker
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 
-def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float | None:
+def peak_flops(plan: TrainingPlan, ranks: ProcessGroup, device: torch.device) -> float | None:
     """The peak of all GPUs of a run, each counted once; all ranks come here together.
 
     Parameters
@@ -46,9 +46,9 @@ def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float 
 
 def device_reports(
     plan: TrainingPlan,
-    ranks: Ranks,
-    works: Learner | Aggregator,
-    need: Need,
+    ranks: ProcessGroup,
+    works: StageModule | Aggregator,
+    need: MemoryNeed,
     device: torch.device,
     worker: Worker,
 ) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def device_reports(
     on_gpu = device.type == "cuda"
     own = {
         "device": ranks.name(ranks.rank),
-        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else works.kept_bytes,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else works.held_bytes,
         "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
         "planned_bytes": round(need.planned),
         "expected_bytes": round(need.total),

@@ -17,18 +17,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from planner.executor.comm.comm_plan import Wiring
-from planner.executor.comm.connections import Purpose, both_ways, streams_of
-from planner.executor.comm.p2p import Expected, Inbox, Outbox
+from planner.executor.comm.comm_plan import CommPlan
+from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
-from planner.executor.runtime.p2p_schedule import Traffic
+from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.p2p_schedule import P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import Learner
+from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
@@ -37,7 +37,7 @@ LARGEST = 700.0
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What was found with the paths of one schedule.
 
     Attributes
@@ -61,7 +61,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class EvaluationData:
     """What a rank evaluates on, and when.
 
     Attributes
@@ -86,16 +86,16 @@ class HeldOut:
         return (step + 1) % self.every == 0 or step + 1 == self.stop
 
 
-def held_out_of(
+def evaluation_data(
     plan: TrainingPlan,
-    ranks: Ranks,
-    learner: Learner | None,
+    ranks: ProcessGroup,
+    stage_module: StageModule | None,
     data: Data,
     *,
     every: int,
     batches: int,
     stop: int,
-) -> HeldOut:
+) -> EvaluationData:
     """Held-out text, alike on all ranks; they come here together.
 
     Parameters
@@ -107,7 +107,7 @@ def held_out_of(
     data
         The text.
     every, batches, stop
-        Of `HeldOut`.
+        Of `EvaluationData`.
 
     Returns
     -------
@@ -119,10 +119,10 @@ def held_out_of(
     ValueError
         The data cannot be read, or hold less than a sample.
     """
-    reads = learner is not None and learner.data is not None
+    reads = stage_module is not None and stage_module.data is not None
     own = microbatches_of(plan, data) if reads else None
     require_same_data(ranks, "--eval-data", own)
-    return HeldOut(own, every, batches, stop)
+    return EvaluationData(own, every, batches, stop)
 
 
 class Evaluation:
@@ -145,30 +145,37 @@ class Evaluation:
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: Ranks,
-        learner: Learner | None,
-        wiring: Wiring,
-        held_out: HeldOut,
+        ranks: ProcessGroup,
+        stage_module: StageModule | None,
+        wiring: CommPlan,
+        held_out: EvaluationData,
         steps: range,
     ) -> None:
-        self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
+        self._plan, self._ranks, self._stage_module, self._wiring = (
+            plan,
+            ranks,
+            stage_module,
+            wiring,
+        )
         self._held_out, self._batches = held_out, held_out.batches
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
-        self._traffic = [Traffic(s, ranks.rank, forward=True) for s in self._schedules]
+        self._traffic = [P2PSchedule(s, ranks.rank, forward=True) for s in self._schedules]
         self._after = {step for step in steps if held_out.due(step)}
         self._held = ExitStack()
         self._serial = 0
 
     def __enter__(self) -> Self:
         """Open connections; all ranks come here together."""
-        wanted = both_ways(Purpose.PIPELINE, {d for t in self._traffic for d in t.peers})
+        wanted = duplex_of(ChannelKind.PIPELINE, {d for t in self._traffic for d in t.peers})
         opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
-        streams = streams_of(opened, Purpose.PIPELINE, self._ranks.rank)
+        channels = channels_of(opened, ChannelKind.PIPELINE, self._ranks.rank)
         failure = self._held.enter_context(self._ranks.failing())
-        if self._learner is not None:
-            self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
-            rates, side = self._wiring.rates(), self._learner.side
-            self._outbox = Outbox(streams.to, failure, rates, side=side)
+        if self._stage_module is not None:
+            self._receiver = Receiver(
+                channels.of, self._expected(), self._stage_module.buffer, failure
+            )
+            rates, side = self._wiring.rates(), self._stage_module.side
+            self._sender = Sender(channels.to, failure, rates, side=side)
         return self
 
     def __exit__(
@@ -180,7 +187,7 @@ class Evaluation:
         """Close them."""
         self._held.close()
 
-    def after(self, step: int) -> list[Evaluated]:
+    def after(self, step: int) -> list[EvaluationResult]:
         """A step has ended; all ranks come here together where an evaluation is due.
 
         Parameters
@@ -202,24 +209,24 @@ class Evaluation:
         tokens = self._batches * w.batch_samples * arch.sequence
         totals = [sum(of) / tokens for of in zip(*map(json.loads, told), strict=True)]
         return [
-            Evaluated(step + 1, _paths(self._plan, schedule), loss)
+            EvaluationResult(step + 1, _paths(self._plan, schedule), loss)
             for schedule, loss in zip(self._schedules, totals, strict=True)
         ]
 
     def _sum(self, k: int) -> float:
         """This rank's losses of all batches with the paths of one schedule."""
-        if self._learner is None:
+        if self._stage_module is None:
             return 0.0
         total = 0.0
         order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
         for batch in range(self._batches):
-            forward = _Forward(self._learner, self._held_out.data, batch)
+            forward = _Forward(self._stage_module, self._held_out.data, batch)
             run_operations(
                 order,
                 self._traffic[k],
                 forward,
-                self._inbox,
-                self._outbox,
+                self._receiver,
+                self._sender,
                 self._serial,
                 rank,
                 StepRecord(batch, False),
@@ -228,15 +235,15 @@ class Evaluation:
             total += forward.loss()
         return total
 
-    def _expected(self) -> dict[int, Iterator[Expected]]:
+    def _expected(self) -> dict[int, Iterator[ExpectedMessage]]:
         """By source, all messages of all evaluations."""
         rounds = len(self._after) * len(self._schedules) * self._batches
 
-        def messages(source: int) -> Iterator[Expected]:
+        def messages(source: int) -> Iterator[ExpectedMessage]:
             for serial in range(rounds):
                 traffic = self._traffic[serial // self._batches % len(self._schedules)]
                 for message in traffic.incoming.get(source, ()):
-                    yield Expected(serial, message)
+                    yield ExpectedMessage(serial, message)
 
         return {d: messages(d) for d in {d for t in self._traffic for d in t.incoming}}
 
@@ -275,29 +282,29 @@ def _paths(plan: TrainingPlan, schedule: Schedule) -> str:
 class _Forward:
     """Forward passes and losses of one batch."""
 
-    def __init__(self, learner: Learner, data: Microbatches | None, batch: int) -> None:
-        self._learner, self._data, self._batch = learner, data, batch
-        self.side = learner.side
+    def __init__(self, stage_module: StageModule, data: Microbatches | None, batch: int) -> None:
+        self._stage_module, self._data, self._batch = stage_module, data, batch
+        self.side = stage_module.side
         self._outputs: dict[int, Tensor] = {}
-        self._loss = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=stage_module.device)
         self.side.begin()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F or H; nothing is kept for a backward pass."""
-        learner = self._learner
-        given = None if received is None else learner.read(kind, received)
+        stage_module = self._stage_module
+        given = None if received is None else stage_module.read(kind, received)
         with torch.no_grad():
             if kind == "F":
                 inputs = self._tokens(microbatch)[:, :-1] if given is None else given
-                made = learner.run_stage(inputs)
-                if learner.head is not None:
+                made = stage_module.run_stage(inputs)
+                if stage_module.head is not None:
                     self._outputs[microbatch] = made
-                return learner.boundary.write(made, gradient=False)
+                return stage_module.boundary.write(made, gradient=False)
             # the head's device has the last output itself, or gets it
             own = self._outputs.pop(microbatch, None)
             activations = own if given is None else given
             assert activations is not None
-            loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
+            loss = stage_module.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += loss
             return loss
 

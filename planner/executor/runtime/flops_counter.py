@@ -11,7 +11,7 @@ from planner.workload.costs import BACKWARD_TO_FORWARD
 
 
 @dataclass(frozen=True)
-class Work:
+class FlopsCounter:
     """What the steps of a plan compute.
 
     Attributes

@@ -31,7 +31,7 @@ class LossSender:
         send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
 
 
-class Losses:
+class LossCollector:
     """What rank 0 knows of every step's loss.
 
     Parameters

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from planner.executor.comm.averaging import Averaging
-from planner.executor.comm.codec import Wire, message_length
+from planner.executor.comm.averaging import StageAverager
+from planner.executor.comm.codec import WireFormat, message_length
 from planner.executor.comm.device_allreduce import HELD, PIECE_VALUES
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.device_identity import gpu_of, machine
 from planner.executor.runtime.stage_module import has_head
 from planner.network.gpus import USABLE as GPU_USABLE
@@ -36,7 +36,7 @@ class TooLittleMemoryError(ValueError):
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """What one rank holds at most.
 
     Attributes
@@ -64,16 +64,16 @@ class Need:
         return self.planned + sum(self.beyond.values())
 
 
-def need_of(
+def memory_need(
     plan: TrainingPlan,
     rank: int,
-    averaging: Averaging,
+    averaging: StageAverager,
     *,
-    other: Averaging | None = None,
+    other: StageAverager | None = None,
     on_gpu: bool = False,
     calibrates: bool = False,
     direct: bool = False,
-) -> Need:
+) -> MemoryNeed:
     """What a rank will hold.
 
     Parameters
@@ -105,7 +105,7 @@ def need_of(
     parts = (averaging,) if other is None else (averaging, other)
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
-        return Need({}, {"sums of others": vector, "averaging": buffers})
+        return MemoryNeed({}, {"sums of others": vector, "averaging": buffers})
     live = max(s.most_live()[rank] for s in plan.schedules)
     costs = stage_costs(
         w,
@@ -142,10 +142,10 @@ def need_of(
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (live + waiting) * _power_of_two(message)
-        return Need(stage_parts, beyond, pinned + buffers)
+        return MemoryNeed(stage_parts, beyond, pinned + buffers)
     beyond["averaging"] = buffers
     beyond["messages"] = max(live + waiting - MESSAGES, 0) * message
-    return Need(stage_parts, beyond)
+    return MemoryNeed(stage_parts, beyond)
 
 
 def _power_of_two(size: float) -> float:
@@ -153,7 +153,7 @@ def _power_of_two(size: float) -> float:
     return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
 
 
-def buffer_bytes(averaging: Averaging, values: int) -> float:
+def buffer_bytes(averaging: StageAverager, values: int) -> float:
     """Contributions of others that wait to be summed, in the round with most.
 
     Parameters
@@ -169,15 +169,17 @@ def buffer_bytes(averaging: Averaging, values: int) -> float:
         Bytes.
     """
     most = 0
-    for group, pace, wire in zip(averaging.rounds, averaging.paces, averaging.wires, strict=True):
+    for group, chunking, wire in zip(
+        averaging.rounds, averaging.chunkings, averaging.wires, strict=True
+    ):
         givers = sum(group.gives) - group.gives[group.members.index(averaging.rank)]
         share = group.shares[group.members.index(averaging.rank)] * group.width
-        chunk = message_length(int(share * values / pace.chunks) + 1, wire)
-        most = max(most, givers * min(pace.window + 1, pace.chunks) * chunk)
+        chunk = message_length(int(share * values / chunking.chunks) + 1, wire)
+        most = max(most, givers * min(chunking.window + 1, chunking.chunks) * chunk)
     return float(most)
 
 
-def direct_bytes(averaging: Averaging, values: int) -> float:
+def direct_bytes(averaging: StageAverager, values: int) -> float:
     """The same where contributions go from GPU to GPU, and what is made to write or read others'.
 
     Parameters
@@ -198,7 +200,7 @@ def direct_bytes(averaging: Averaging, values: int) -> float:
         share = math.ceil(group.shares[group.members.index(averaging.rank)] * width)
         piece = min(share, PIECE_VALUES)
         found = others * HELD * message_length(piece, wire)
-        if wire is not Wire.FP32:
+        if wire is not WireFormat.FP32:
             # of others' shares a piece that leaves and one that arrives, in both forms; of this
             # rank's what was not given to all yet
             largest = min(math.ceil(max(group.shares) * width), PIECE_VALUES)
@@ -209,7 +211,7 @@ def direct_bytes(averaging: Averaging, values: int) -> float:
 
 
 @dataclass(frozen=True)
-class Claim:
+class MemoryClaim:
     """What a rank needs of one memory, and what there is of it for all.
 
     Attributes
@@ -234,7 +236,7 @@ class Claim:
     parts: Mapping[str, float]
 
 
-def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
+def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> list[MemoryClaim]:
     """What a rank asks of this machine, and of its GPU; all ranks come here together.
 
     A late one by itself: the others hold what they need, and it is not free any more.
@@ -262,17 +264,17 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     place = machine()
     here = "this machine's memory"
     if device.type != "cuda":
-        return [Claim(place, here, need.total, available_bytes(), USABLE, parts)]
+        return [MemoryClaim(place, here, need.total, available_bytes(), USABLE, parts)]
     free, _ = torch.cuda.mem_get_info(device)
     name, gpu = gpu_of(device)
     beside = {"copies for the network": need.host}
     return [
-        Claim(gpu, name, need.total, float(free), GPU_USABLE, parts),
-        Claim(place, here, need.host, available_bytes(), USABLE, beside),
+        MemoryClaim(gpu, name, need.total, float(free), GPU_USABLE, parts),
+        MemoryClaim(place, here, need.host, available_bytes(), USABLE, beside),
     ]
 
 
-def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
+def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
     """Refuse to begin where memory will not do; all ranks come here together, a late one alone.
 
     Parameters
@@ -289,9 +291,9 @@ def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
     """
     own = json.dumps([asdict(claim) for claim in claims])
     told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.share("memory", own)))
-    pools: dict[str, dict[int, Claim]] = {}
+    pools: dict[str, dict[int, MemoryClaim]] = {}
     for rank, text in told.items():
-        for claim in (Claim(**fields) for fields in json.loads(text)):
+        for claim in (MemoryClaim(**fields) for fields in json.loads(text)):
             pools.setdefault(claim.memory, {})[rank] = claim
     for pool in pools.values():
         have = min(claim.have for claim in pool.values())
@@ -304,7 +306,7 @@ def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
         ranks.meet("memory/refused")
 
 
-def _refusal(name: str, claim: Claim, sharing: int, total: float) -> str:
+def _refusal(name: str, claim: MemoryClaim, sharing: int, total: float) -> str:
     parts = [f"{part} {size / 1e9:.3g}" for part, size in claim.parts.items() if size]
     own = f"{claim.need / 1e9:.3g} GB ({', '.join(parts)})"
     who = f"device {name!r} needs {own}"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.executor.runtime.recompute import made_again
+from planner.executor.runtime.recompute import recomputed
 from planner.workload.layers import Architecture, Family
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -30,8 +30,8 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(hidden)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = made_again(partial(_scale, self.eps), x)
-        return made_again(_scaled, x, scale, self.weight)
+        scale = recomputed(partial(_scale, self.eps), x)
+        return recomputed(_scaled, x, scale, self.weight)
 
 
 def _scale(eps: float, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             inner = F.gelu(up, approximate="tanh")
         else:
-            inner = made_again(_swish, self.gate(x), up)
+            inner = recomputed(_swish, self.gate(x), up)
         result: Tensor = self.down(inner)
         return result
 

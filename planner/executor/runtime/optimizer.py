@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Optimizer(enum.StrEnum):
+class OptimizerKind(enum.StrEnum):
     """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
 
     ADAMW = "adamw"
@@ -30,7 +30,7 @@ class RateSchedule(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Optimizing:
+class OptimizerConfig:
     """Settings of training that losses depend on; a run that goes on must have the same.
 
     Attributes
@@ -38,7 +38,7 @@ class Optimizing:
     learning_rate
         The highest.
     optimizer, schedule
-        Which; strings are turned into an `Optimizer` and a `RateSchedule`.
+        Which; strings are turned into an `OptimizerKind` and a `RateSchedule`.
     warmup
         Steps in which the rate rises from near 0, by the same amount each.
     schedule_steps
@@ -57,7 +57,7 @@ class Optimizing:
     """
 
     learning_rate: float = 1e-3
-    optimizer: Optimizer = Optimizer.ADAMW
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
     schedule: RateSchedule = RateSchedule.CONSTANT
     warmup: int = 0
     schedule_steps: int = 0
@@ -69,7 +69,7 @@ class Optimizing:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "optimizer", choice(Optimizer, "optimizer", self.optimizer))
+        set_(self, "optimizer", choice(OptimizerKind, "optimizer", self.optimizer))
         set_(self, "schedule", choice(RateSchedule, "schedule", self.schedule))
         for name in ("learning_rate", "min_lr_ratio", "weight_decay", "beta1", "beta2", "eps"):
             set_(self, name, real(name, getattr(self, name), 0))
@@ -128,7 +128,7 @@ class Optimizing:
         import torch  # who only says settings needs none
 
         rate = self.rate(0)
-        if self.optimizer is Optimizer.SGD:
+        if self.optimizer is OptimizerKind.SGD:
             return torch.optim.SGD(parameters, lr=rate)
         matrices = [p for p in parameters if p.dim() > 1]
         others = [p for p in parameters if p.dim() <= 1]

@@ -28,7 +28,7 @@ SAMPLES, CHANGED = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
-class LocalSamples:
+class PlannedWeights:
     """How many microbatches go through a device, and through its stage; all from the plan.
 
     On two clocks, through all devices with which it averages in every step.
@@ -120,7 +120,7 @@ class LocalSamples:
         return sum(self._own[k] for k in schedules) / stage if stage else 0.0
 
 
-class CountedSamples:
+class CountedWeights:
     """The same where no plan says what a device does: its microbatches are counted as it does them.
 
     Where all are routed through every stage nobody need be asked how many others had. Where
@@ -183,11 +183,11 @@ class CountedSamples:
         self._changed = 0
 
     def scale(self, step: int) -> float | None:
-        """See `LocalSamples`; of the step that was done last."""
+        """See `PlannedWeights`; of the step that was done last."""
         return self._paths(step) / self._step if self._step else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
-        """See `LocalSamples`, of the change.
+        """See `PlannedWeights`, of the change.
 
         Without `samples` every microbatch has gone through every stage.
         """
@@ -215,7 +215,7 @@ class CountedSamples:
         return self._all[self._cycle[step % len(self._cycle)]]
 
 
-class Outer:
+class OuterSGD:
     """The outer optimizer of one device, the same on all that hold its stage.
 
     ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``: what torch.optim.SGD does with

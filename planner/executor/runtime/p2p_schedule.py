@@ -35,7 +35,7 @@ class Message:
         return self.kind, self.microbatch
 
 
-class Traffic:
+class P2PSchedule:
     """All messages of one device in one schedule.
 
     Parameters

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from planner.executor.comm.p2p import Arrival, Inbox, Outbox
-from planner.executor.runtime.device_backend import Mark, Side
-from planner.executor.runtime.p2p_schedule import Message, Traffic
+from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender
+from planner.executor.runtime.device_backend import DeviceBackend, Mark
+from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import Operations
 from planner.training_plan.schedule import Operation
@@ -16,10 +16,10 @@ from planner.training_plan.schedule import Operation
 
 def run_operations(
     order: tuple[Operation, ...],
-    traffic: Traffic,
+    traffic: P2PSchedule,
     compute: Operations,
-    inbox: Inbox,
-    outbox: Outbox,
+    receiver: Receiver,
+    sender: Sender,
     serial: int,
     rank: int,
     record: StepRecord,
@@ -57,21 +57,21 @@ def run_operations(
             one = begun.popleft()
             end_s = one.noted(side, rank, record)
             if one.sent is not None:
-                outbox.made(one.sent[0].destination, one.sent[1], end_s)
+                sender.made(one.sent[0].destination, one.sent[1], end_s)
             ended(end_s)
 
     for operation in order:
         kind, b = operation
         arrival = None
         if (before := traffic.before.get(operation)) is not None:
-            if begun and not inbox.has(serial, before):
+            if begun and not receiver.has(serial, before):
                 end(0)
-            arrival = inbox.take(serial, before)
+            arrival = receiver.take(serial, before)
         start = side.mark()
         made = compute.operate(kind, b, None if arrival is None else arrival.tensor)
         stop = side.mark()
         if (after := traffic.after.get(operation)) is not None:
-            outbox.send(made, after.destination)
+            sender.send(made, after.destination)
         sent = None if after is None else (after, made.nbytes)
         begun.append(_Begun(operation, start, stop, sent, arrival))
         end(side.ahead)
@@ -85,9 +85,9 @@ class _Begun(NamedTuple):
     start: Mark
     stop: Mark
     sent: tuple[Message, int] | None = None
-    arrival: Arrival | None = None
+    arrival: ReceivedMessage | None = None
 
-    def noted(self, side: Side, rank: int, record: StepRecord) -> float:
+    def noted(self, side: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Waits for its end, which is returned."""
         start_s, end_s = side.at(self.start), side.at(self.stop)
         if self.sent is not None:
@@ -100,7 +100,7 @@ class _Begun(NamedTuple):
         return end_s
 
 
-def run_alone(
+def run_whole_model(
     microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
 ) -> None:
     """Take microbatches through the whole model on this device, whatever their planned path.

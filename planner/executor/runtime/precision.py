@@ -19,7 +19,7 @@ BF16_CAPABILITY = (8, 0)
 """Of NVIDIA GPUs from which on products in bf16 are not emulated."""
 
 
-class Computed:
+class LowPrecisionModule:
     """A part of the model as it computes: same structure, weights in the format of compute.
 
     Weights are rounded once a step and not in every operation. Each gradient is added to that of
@@ -95,7 +95,7 @@ def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
     weight.grad = None
 
 
-def prepare(plan: TrainingPlan, device: torch.device) -> None:
+def set_precision(plan: TrainingPlan, device: torch.device) -> None:
     """Have a device compute in the plan's format, and in no other.
 
     Parameters

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.executor.fault_tolerance.commit import Commit
+from planner.executor.fault_tolerance.commit import CommitProtocol
 from planner.executor.fault_tolerance.membership import Generation
-from planner.executor.fault_tolerance.membership_events import change_line, changes
-from planner.executor.runtime.evaluate import Evaluated
-from planner.executor.runtime.flops_counter import Work, summary
-from planner.executor.runtime.losses import Losses
+from planner.executor.fault_tolerance.membership_events import event_line, membership_events
+from planner.executor.runtime.evaluate import EvaluationResult
+from planner.executor.runtime.flops_counter import FlopsCounter, summary
+from planner.executor.runtime.losses import LossCollector
 from planner.executor.runtime.records import StepRecord
 from planner.swarm.rebalance_policy import RebalanceDecision
 from planner.training_plan.model import TrainingPlan
@@ -36,12 +36,12 @@ class Progress:
 
     planned_s: float
     events: bool
-    work: Work | None = None
+    work: FlopsCounter | None = None
     plan: str = ""
     _ended_s: float = 0.0
     _told: set[int] = field(default_factory=set)
 
-    def step(self, record: StepRecord, losses: Losses | Commit | None) -> None:
+    def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
         """A step of rank 0 has ended.
 
         Parameters
@@ -95,10 +95,10 @@ class Progress:
             Seconds since the step began that is begun again.
         """
         self._ended_s = 0.0
-        for event in changes(now, plan, lost_s):
-            self._say(change_line(event), **event)
+        for event in membership_events(now, plan, lost_s):
+            self._say(event_line(event), **event)
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: EvaluationResult) -> None:
         """An evaluation has ended; the next step begins after it."""
         self._ended_s = 0.0
         self._say(
@@ -144,7 +144,7 @@ class Progress:
             said += f"  MFU {mfu:.1%}"
         return rates, said
 
-    def end(self, losses: Losses | None) -> None:
+    def end(self, losses: LossCollector | None) -> None:
         """The run has ended, and all losses are known: tell those not told yet.
 
         Parameters

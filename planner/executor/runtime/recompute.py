@@ -11,7 +11,7 @@ from torch import Tensor
 Function = Callable[..., Tensor]
 
 
-def made_again(function: Function, *inputs: Tensor) -> Tensor:
+def recomputed(function: Function, *inputs: Tensor) -> Tensor:
     """A function's value; until its backward pass only its inputs are kept.
 
     Parameters

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class SavedTensors:
     """Bytes of activations that backward passes still need; a shared storage counts once.
 
     Attributes
@@ -77,7 +77,7 @@ class Kept:
 class _Held:
     """As long as a graph holds it, its tensor counts."""
 
-    def __init__(self, kept: Kept, tensor: Tensor) -> None:
+    def __init__(self, kept: SavedTensors, tensor: Tensor) -> None:
         self.kept, self.tensor = kept, tensor
         kept.add(tensor)
 

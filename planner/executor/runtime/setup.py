@@ -10,44 +10,44 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.executor.checkpoint.checkpoint import Checkpoints, require_free, resume
+from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
 from planner.executor.comm.aggregator import Aggregator
 from planner.executor.comm.comm_plan import averaging_of, tied_of
-from planner.executor.comm.direct import Direct, open_direct
+from planner.executor.comm.direct import DeviceTransfers, open_device_transfers
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.options import Data
-from planner.executor.fault_tolerance.failure_detector import Watch
-from planner.executor.fault_tolerance.run_segments import Piece
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.run_segments import RunSegment
 from planner.executor.huggingface.export import Export
 from planner.executor.huggingface.weights import weight_digests
-from planner.executor.launch.arguments import told_alike, trust_of
+from planner.executor.launch.arguments import shared_settings, trust_of
 from planner.executor.launch.calibrate import calibrate
 from planner.executor.launch.options import Library, data_of, eval_data_of, optimizing_of
 from planner.executor.rendezvous.file_digest import require_same_files
-from planner.executor.rendezvous.process_group import Ranks
-from planner.executor.rendezvous.rank_assignment import join, patience_s
+from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_assignment import heartbeat_timeout_s, join
 from planner.executor.rendezvous.store import BEGUN, StoreAddress
 from planner.executor.runtime.device_backend import HOST
 from planner.executor.runtime.device_report import peak_flops
-from planner.executor.runtime.evaluate import HeldOut, held_out_of
-from planner.executor.runtime.flops_counter import Work
-from planner.executor.runtime.memory import Need, claims_of, need_of, require_memory
-from planner.executor.runtime.optimizer import Optimizing
+from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
+from planner.executor.runtime.flops_counter import FlopsCounter
+from planner.executor.runtime.memory import MemoryNeed, claims_of, memory_need, require_memory
+from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.progress import Progress
-from planner.executor.runtime.simulated_compute import Imposed, ImposedCompute
-from planner.executor.runtime.stage_module import Learner, require_executable
+from planner.executor.runtime.simulated_compute import SimulatedCompute, TimeScale
+from planner.executor.runtime.stage_module import StageModule, require_executable
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
 
 
 @dataclass
-class Prepared:
+class RankContext:
     """What a rank begins its steps with.
 
     Attributes
     ----------
     args
-        Of `planner.executor.launch.arguments.arguments`.
+        Of `planner.executor.launch.arguments.parse_arguments`.
     ranks
         This process among all.
     device
@@ -77,22 +77,22 @@ class Prepared:
     """
 
     args: argparse.Namespace
-    ranks: Ranks
+    ranks: ProcessGroup
     device: torch.device
-    imposed: Imposed | None
-    optimizing: Optimizing
+    time_scale: TimeScale | None
+    optimizing: OptimizerConfig
     data: Data
     progress: Progress
-    learner: Learner | None = None
-    works: Learner | Aggregator | ImposedCompute = field(init=False)
-    held_out: HeldOut | None = None
-    need: Need | None = None
+    stage_module: StageModule | None = None
+    works: StageModule | Aggregator | SimulatedCompute = field(init=False)
+    held_out: EvaluationData | None = None
+    need: MemoryNeed | None = None
     first: int = 0
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointManager | None = None
     export: Export | None = None
-    direct: Direct | None = None
+    direct: DeviceTransfers | None = None
 
-    def learner_of(self, plan: TrainingPlan) -> Learner:
+    def stage_module_of(self, plan: TrainingPlan) -> StageModule:
         """What this rank computes by a plan, from its beginning.
 
         Parameters
@@ -107,7 +107,7 @@ class Prepared:
         """
         # what is gone on from has its own weights
         weights = self.args.weights if self.args.resume is None else None
-        return Learner(
+        return StageModule(
             plan,
             self.ranks.rank,
             self.device,
@@ -118,7 +118,7 @@ class Prepared:
             compiled=self.args.compile,
         )
 
-    def need_of(self, plan: TrainingPlan, rank: int) -> Need:
+    def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
         """What a rank holds by a plan.
 
         Parameters
@@ -131,7 +131,7 @@ class Prepared:
         Need
             In bytes.
         """
-        return need_of(
+        return memory_need(
             plan,
             rank,
             averaging_of(plan, rank),
@@ -144,15 +144,18 @@ class Prepared:
         )
 
 
-def prepare(
-    args: argparse.Namespace, plan: TrainingPlan, pieces: Sequence[Piece], watch: Watch
-) -> Prepared:
+def set_up(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    pieces: Sequence[RunSegment],
+    detector: FailureDetector,
+) -> RankContext:
     """Meet the others, and get ready.
 
     Parameters
     ----------
     args
-        Of `planner.executor.launch.arguments.arguments`.
+        Of `planner.executor.launch.arguments.parse_arguments`.
     plan
         Which the run begins with.
     pieces
@@ -176,90 +179,94 @@ def prepare(
     ranks = join(
         plan,
         args.devices,
-        told_alike(args),
-        watch=watch,
+        shared_settings(args),
+        detector=detector,
         wait_s=args.wait,
         # imposed times are divided, those of the watch are not: latencies as they are here
-        patience_s=args.patience or patience_s(plan, args.speed),
+        heartbeat_timeout_s=args.patience or heartbeat_timeout_s(plan, args.speed),
         begun=BEGUN if args.elastic else "",
         secret=secret,
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    imposed = Imposed(args.speed, args.shrink) if args.impose else None
+    time_scale = TimeScale(args.speed, args.shrink) if args.impose else None
     progress = Progress(plan.predicted.step_s / args.speed, args.events, plan=plan.content_hash)
-    made = Prepared(args, ranks, device, imposed, optimizing, data, progress)
-    if imposed is None:
-        _prepare_model(made, plan, pieces, watch)
+    made = RankContext(args, ranks, device, time_scale, optimizing, data, progress)
+    if time_scale is None:
+        _prepare_model(made, plan, pieces, detector)
         if eval_data is not None:
             how = {"every": args.eval_every, "batches": args.eval_batches, "stop": args.steps}
-            made.held_out = held_out_of(plan, ranks, made.learner, eval_data, **how)
+            made.held_out = evaluation_data(plan, ranks, made.stage_module, eval_data, **how)
     else:
-        made.works = ImposedCompute(plan, ranks.rank, imposed)
+        made.works = SimulatedCompute(plan, ranks.rank, time_scale)
     return made
 
 
 def _prepare_model(
-    made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece], watch: Watch
+    made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment], detector: FailureDetector
 ) -> None:
     args, ranks = made.args, made.ranks
     require_executable(plan)
     first = ranks.rank == 0 and not ranks.late
     if first:
         made.progress.phase("all processes are connected; building the model")
-    needs = (made.need_of(piece.plan, ranks.rank) for piece in pieces)
+    needs = (made.memory_need(piece.plan, ranks.rank) for piece in pieces)
     made.need = max(needs, key=lambda need: need.total)
     require_memory(ranks, claims_of(ranks, made.need, made.device))
     peak = None if ranks.late else peak_flops(plan, ranks, made.device)
-    made.progress.work = Work(plan, peak)
+    made.progress.work = FlopsCounter(plan, peak)
     if args.export is not None:
         made.export = Export(args.export, plan, args.weights)
     if ranks.rank in plan.stage_of:
-        made.learner = made.learner_of(plan)
+        made.stage_module = made.stage_module_of(plan)
     if args.direct is not None:
         made.direct = _direct_of(made)
     if args.weights is not None and args.resume is None and not ranks.late:
         require_same_files(ranks, "--weights", _digests(made, plan))
-    require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
+    require_same_data(
+        ranks, "--data", None if made.stage_module is None else made.stage_module.data
+    )
     if args.calibrate is not None and not ranks.late:
         if first:
             made.progress.phase("measuring forward and backward of every stage")
-        measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
+        measured = calibrate(plan, ranks, made.stage_module, made.device, made.direct)
         if measured is not None:
             write_text(args.calibrate, measured.to_json_text())
             made.progress.calibrated(args.calibrate)
-    made.works = made.learner or Aggregator(plan, ranks.rank)
-    _prepare_checkpoints(made, plan, watch)
+    made.works = made.stage_module or Aggregator(plan, ranks.rank)
+    _prepare_checkpoints(made, plan, detector)
     if first:
         made.progress.phase("running the first step")
 
 
-def _digests(made: Prepared, plan: TrainingPlan) -> dict[str, str]:
+def _digests(made: RankContext, plan: TrainingPlan) -> dict[str, str]:
     """Of the files that this rank has read."""
-    if made.learner is None:
+    if made.stage_module is None:
         return {}
     layers = plan.stage_layers[plan.stage_of[made.ranks.rank]]
-    head = made.learner.head is not None
+    head = made.stage_module.head is not None
     return weight_digests(made.args.weights, require_executable(plan), *layers, head=head)
 
 
-def _direct_of(made: Prepared) -> Direct | None:
+def _direct_of(made: RankContext) -> DeviceTransfers | None:
     """What reaches others from where this rank computes."""
-    learner = made.learner
-    side, device = (HOST, torch.device("cpu")) if learner is None else (learner.side, made.device)
+    stage_module = made.stage_module
+    side, device = (
+        (HOST, torch.device("cpu")) if stage_module is None else (stage_module.side, made.device)
+    )
     store = StoreAddress.of_environment().connect(made.args.wait)
-    return open_direct(Library(made.args.direct), made.ranks, device, side, store)
+    return open_device_transfers(Library(made.args.direct), made.ranks, device, side, store)
 
 
-def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> None:
+def _prepare_checkpoints(made: RankContext, plan: TrainingPlan, detector: FailureDetector) -> None:
     """How many steps were done before, and what writes checkpoints."""
     args, ranks, settings = made.args, made.ranks, made.optimizing.to_dict()
 
     def written(steps: int) -> None:
-        watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
+        detector.shutdown_.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
 
     if args.resume is not None and not ranks.late:
-        made.first = resume(args.resume, plan, ranks, made.learner, settings)
+        made.first = resume(args.resume, plan, ranks, made.stage_module, settings)
         if made.first > args.steps or (made.first == args.steps and args.eval_data is None):
             raise ValueError(
                 f"--steps is {args.steps}, but {made.first} were done; give the number of all "
@@ -279,9 +286,9 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
     if args.checkpoint is not None:
         again = StoreAddress.of_environment().attempt != "0"
         if not ranks.late and not again:
-            require_free(args.checkpoint, args.resume)
-        more = (plan, ranks, made.learner, settings, written)
-        made.checkpoints = Checkpoints(args.checkpoint, args.every, *more)
+            require_fresh_folder(args.checkpoint, args.resume)
+        more = (plan, ranks, made.stage_module, settings, written)
+        made.checkpoints = CheckpointManager(args.checkpoint, args.every, *more)
 
 
 def _start_gpu(choice: str) -> None:

@@ -31,7 +31,7 @@ MOST_LATE_S = 3e-4
 
 
 @dataclass(frozen=True)
-class Imposed:
+class TimeScale:
     """What is divided so that a small machine can carry a large plan's network.
 
     Attributes
@@ -59,7 +59,7 @@ class Imposed:
                 )
 
 
-class ImposedCompute:
+class SimulatedCompute:
     """Sleeps for each operation as long as it takes in the plan.
 
     Parameters
@@ -74,8 +74,8 @@ class ImposedCompute:
 
     side = HOST
 
-    def __init__(self, plan: TrainingPlan, rank: int, imposed: Imposed) -> None:
-        times, speed, shrink = plan.compute_times, imposed.speed, imposed.shrink
+    def __init__(self, plan: TrainingPlan, rank: int, time_scale: TimeScale) -> None:
+        times, speed, shrink = plan.compute_times, time_scale.speed, time_scale.shrink
         self._seconds = {
             "F": times.forward_s[rank] / speed,
             "H": times.head_s[rank] / speed,
@@ -142,7 +142,7 @@ class ImposedCompute:
         """As `gradients`."""
         return self._vector
 
-    def outer_update(self) -> None:
+    def outer_step(self) -> None:
         """The plan counts no time for it."""
 
     def loss(self) -> float | None:

@@ -14,14 +14,14 @@ from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.huggingface.names import EMBEDDING, PROJECTION
 from planner.executor.huggingface.weights import load_weights
-from planner.executor.runtime.activation_codec import Boundary, require_priced
-from planner.executor.runtime.device_backend import HOST, Side, side_of
+from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
+from planner.executor.runtime.device_backend import HOST, DeviceBackend, backend_of
 from planner.executor.runtime.model import Head, build_head, build_stage
-from planner.executor.runtime.optimizer import Optimizing
-from planner.executor.runtime.outer_optimizer import MEAN, CountedSamples, LocalSamples, Outer
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
 from planner.executor.runtime.p2p_schedule import Message
-from planner.executor.runtime.precision import TORCH, Computed, prepare
-from planner.executor.runtime.saved_tensors import Kept
+from planner.executor.runtime.precision import TORCH, LowPrecisionModule, set_precision
+from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -127,7 +127,7 @@ class _Kept(NamedTuple):
     output: Tensor | None
 
 
-class Learner:
+class StageModule:
     """One rank's part of the model.
 
     Parameters
@@ -164,20 +164,20 @@ class Learner:
         plan: TrainingPlan,
         rank: int,
         device: torch.device,
-        optimizing: Optimizing,
+        optimizing: OptimizerConfig,
         *,
         data: Data = SYNTHETIC,
         weights: Path | None = None,
         counted: bool = False,
-        side: Side | None = None,
+        side: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
-        prepare(plan, device)
-        self.device, self.side = device, side or side_of(device)
+        set_precision(plan, device)
+        self.device, self.side = device, side or backend_of(device)
         self.dtype = TORCH[w.precision.compute]
-        self.boundary = Boundary(w)
+        self.boundary = ActivationCodec(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
@@ -190,8 +190,10 @@ class Learner:
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
         self.parameters = list(self.named().values())
-        self.computed_stage = Computed(self.stage, self.dtype)
-        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
+        self.computed_stage = LowPrecisionModule(self.stage, self.dtype)
+        self.computed_head = (
+            None if self.head is None else LowPrecisionModule(self.head, self.dtype)
+        )
         for part in (self.computed_stage, self.computed_head) if compiled else ():
             if part is not None:
                 part.compile()
@@ -199,12 +201,12 @@ class Learner:
         self.optimizer = optimizing.make(self.parameters)
         self.tied_values = tied_values(plan, stage)
         self._vector = _joined_gradients(self._as_averaged())
-        self._samples: LocalSamples | CountedSamples = LocalSamples(plan, rank)
+        self._samples: PlannedWeights | CountedWeights = PlannedWeights(plan, rank)
         if counted or plan.wiring is Wiring.STOCHASTIC:
-            self._samples = CountedSamples(plan, rank)
+            self._samples = CountedWeights(plan, rank)
         self._on_host = False
-        self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
-        self.kept = Kept()
+        self.outer = OuterSGD(plan, self.named()) if plan.sync.local_steps else None
+        self.kept = SavedTensors()
         self._counting = device.type == "cpu"
         self._delayed = plan.sync.delayed
         self._to_come = False
@@ -212,7 +214,7 @@ class Learner:
         self._loss: Tensor | None = None
 
     @property
-    def kept_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Of tensors: parameters and what they are rounded to, gradients, moments, activations.
 
         Activations are those of the step that was counted, on the CPU; what lives within one
@@ -341,7 +343,7 @@ class Learner:
         self._on_host = False
         return self.gradients(here=False)
 
-    def outer_update(self) -> None:
+    def outer_step(self) -> None:
         """Take the outer step with the mean of all changes."""
         assert self.outer is not None
         self._from_host()
@@ -405,7 +407,7 @@ class Learner:
                 part.copy_(state[MEAN + name])
         self.round()
 
-    def begin_as_agreed(self) -> None:
+    def restart_from_global(self) -> None:
         """Leave what the device that state is from has done since the last outer step to that."""
         with torch.no_grad():
             for name, value in self.agreed().items():

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from planner.executor.runtime.device_backend import Side
+from planner.executor.runtime.device_backend import DeviceBackend
 from planner.executor.runtime.p2p_schedule import Message
 from planner.training_plan.schedule import Schedule
 
@@ -15,7 +15,7 @@ class Operations(Protocol):
     """F, H and B of one rank."""
 
     @property
-    def side(self) -> Side:
+    def side(self) -> DeviceBackend:
         """Where it computes."""
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
@@ -31,11 +31,11 @@ class Operations(Protocol):
         Returns
         -------
         Tensor
-            On its side complete when `Side.mark` says so; left alone from now on.
+            On its side complete when `DeviceBackend.mark` says so; left alone from now on.
         """
 
 
-class Compute(Operations, Protocol):
+class StageRuntime(Operations, Protocol):
     """The work of one rank: of a real model, or imposed, which only takes its time."""
 
     def begin(self, step: int, schedule: Schedule) -> None:
@@ -49,7 +49,7 @@ class Compute(Operations, Protocol):
         message
             Which.
         own
-            Of `Side.own`, instead of the host's.
+            Of `DeviceBackend.own`, instead of the host's.
         """
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
@@ -82,7 +82,7 @@ class Compute(Operations, Protocol):
         """``float32`` vector on the CPU to be summed in place: how far this device's update went.
 
         From the last outer step to `leave`, with its weight; only where devices update by
-        themselves. Asked again before `outer_update`, the same.
+        themselves. Asked again before `outer_step`, the same.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Compute(Operations, Protocol):
             Of all devices of the stage; None: those of the plan.
         """
 
-    def outer_update(self) -> None:
+    def outer_step(self) -> None:
         """Take the outer step with what `change` gave."""
 
     def loss(self) -> float | None:

@@ -7,19 +7,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.executor.fault_tolerance.run_segments import Piece
-from planner.executor.fault_tolerance.state_transfer import hand_over
+from planner.executor.fault_tolerance.run_segments import RunSegment
+from planner.executor.fault_tolerance.state_transfer import transfer_state
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.records import RouteLog, StepRecord, write_records
-from planner.executor.runtime.setup import Prepared
-from planner.executor.runtime.simulated_compute import ImposedCompute
+from planner.executor.runtime.setup import RankContext
+from planner.executor.runtime.simulated_compute import SimulatedCompute
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.rebalancing import Rebalancing
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
 from planner.training_plan.model import TrainingPlan
 
 
-class Done(NamedTuple):
+class TrainResult(NamedTuple):
     """What a run has come to.
 
     Attributes
@@ -37,7 +37,7 @@ class Done(NamedTuple):
     last: StepRecord | None
 
 
-def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
+def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -> TrainResult:
     """Do all steps; all ranks come here together.
 
     Parameters
@@ -55,14 +55,21 @@ def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
         At the end.
     """
     args, ranks = made.args, made.ranks
-    tickets = ranks.store if args.own_pace else None
-    imposed, direct = made.imposed, made.direct
-    worker = Worker(plan, ranks, made.works, imposed=imposed, tickets=tickets, direct=direct)
+    microbatch_queue = ranks.store if args.own_pace else None
+    time_scale, direct = made.time_scale, made.direct
+    worker = Worker(
+        plan,
+        ranks,
+        made.works,
+        time_scale=time_scale,
+        microbatch_queue=microbatch_queue,
+        direct=direct,
+    )
     evaluation, held_out = None, made.held_out
     if held_out is not None:
         # with no step to do, what was done before is evaluated once
         steps_left = range(min(made.first, args.steps - 1), args.steps)
-        evaluation = Evaluation(plan, ranks, made.learner, worker.wiring, held_out, steps_left)
+        evaluation = Evaluation(plan, ranks, made.stage_module, worker.wiring, held_out, steps_left)
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     rebalancing = _rebalancing(made, plan)
     watchers = [one.after for one in (routes, rebalancing) if one is not None]
@@ -72,16 +79,18 @@ def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
             if piece.move is not None:
                 _move(made, piece)
             if part:
-                worker = Worker(piece.plan, ranks, made.works, imposed=made.imposed, before=worker)
+                worker = Worker(
+                    piece.plan, ranks, made.works, time_scale=made.time_scale, before=worker
+                )
             done = _steps(made, worker, piece, part, evaluation, watchers)
             steps = [*steps, *done] if args.record is not None else done
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
-    return Done(piece.plan, worker, steps[-1] if steps else None)
+    return TrainResult(piece.plan, worker, steps[-1] if steps else None)
 
 
-def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
+def _rebalancing(made: RankContext, plan: TrainingPlan) -> Rebalancing | None:
     """Who decides in the run who moves."""
     if made.args.rebalance is None:
         return None
@@ -89,7 +98,7 @@ def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
     def fits(on: TrainingPlan) -> bool:
         """Whether this rank's device holds its part of a plan; without a model all do."""
         memory_bytes = float(on.cluster.memory_bytes[made.ranks.rank])
-        return made.need is None or made.need_of(on, made.ranks.rank).total <= memory_bytes
+        return made.need is None or made.memory_need(on, made.ranks.rank).total <= memory_bytes
 
     def told(decision: RebalanceDecision, why_not: str) -> None:
         if made.ranks.rank == 0:
@@ -99,24 +108,24 @@ def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
     return Rebalancing(plan, *how, made.ranks, fits, told)
 
 
-def _move(made: Prepared, piece: Piece) -> None:
+def _move(made: RankContext, piece: RunSegment) -> None:
     """The device that moves gets what its new stage has."""
     if made.need is not None:
-        now = made.need_of(piece.plan, made.ranks.rank)
+        now = made.memory_need(piece.plan, made.ranks.rank)
         made.need = max(made.need, now, key=lambda need: need.total)
-    if made.imposed is not None:
-        made.works = ImposedCompute(piece.plan, made.ranks.rank, made.imposed)
+    if made.time_scale is not None:
+        made.works = SimulatedCompute(piece.plan, made.ranks.rank, made.time_scale)
     elif made.ranks.rank == piece.taker:
-        made.works = made.learner = made.learner_of(piece.plan)
-    hand_over(made.ranks, piece.giver, piece.taker, made.learner, piece.begin)
+        made.works = made.stage_module = made.stage_module_of(piece.plan)
+    transfer_state(made.ranks, piece.giver, piece.taker, made.stage_module, piece.begin)
     if made.checkpoints is not None:
-        made.checkpoints = made.checkpoints.of(piece.plan, made.learner)
+        made.checkpoints = made.checkpoints.of(piece.plan, made.stage_module)
 
 
 def _steps(
-    made: Prepared,
+    made: RankContext,
     worker: Worker,
-    piece: Piece,
+    piece: RunSegment,
     part: int,
     evaluation: Evaluation | None,
     watchers: Sequence[Callable[[StepRecord], None]],
@@ -129,8 +138,8 @@ def _steps(
         if args.record is None:
             records.clear()
         records.append(record)
-        for watch in watchers:
-            watch(record)
+        for detector in watchers:
+            detector(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
         _evaluate(made, evaluation, record.step)
@@ -144,7 +153,7 @@ def _steps(
     return records
 
 
-def _evaluate(made: Prepared, evaluation: Evaluation | None, step: int) -> None:
+def _evaluate(made: RankContext, evaluation: Evaluation | None, step: int) -> None:
     for found in evaluation.after(step) if evaluation is not None else ():
         if made.ranks.rank == 0:
             made.progress.evaluated(found)

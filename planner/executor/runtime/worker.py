@@ -9,35 +9,39 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.comm.allreduce_links import Peers
-from planner.executor.comm.averaging import Averaging
-from planner.executor.comm.comm_plan import Wiring
+from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging import StageAverager
+from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.connections import (
     BACK,
+    ChannelKind,
     Connection,
     Connections,
-    Purpose,
-    Streams,
-    streams_of,
+    DuplexChannels,
+    channels_of,
 )
-from planner.executor.comm.direct import Direct
-from planner.executor.comm.p2p import Inbox, Outbox
-from planner.executor.comm.tcp_tuning import grow_windows, kept_warm, leaves_the_machine
-from planner.executor.fault_tolerance.commit import Commit
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.p2p import Receiver, Sender
+from planner.executor.comm.tcp_tuning import (
+    disable_slow_start_after_idle,
+    grow_windows,
+    leaves_the_machine,
+)
+from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import Ranks
-from planner.executor.runtime.background import Beside
-from planner.executor.runtime.losses import Losses, LossSender
-from planner.executor.runtime.pipeline import run_alone, run_operations
+from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.background import BackgroundTask
+from planner.executor.runtime.losses import LossCollector, LossSender
+from planner.executor.runtime.pipeline import run_operations, run_whole_model
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.simulated_compute import Imposed, Sleeper
-from planner.executor.runtime.stage_runtime import Compute
-from planner.executor.swarm.microbatch_queue import Tickets
-from planner.executor.swarm.ready_hint import Forecast
-from planner.executor.swarm.stochastic_pipeline import Routed, router_of
+from planner.executor.runtime.simulated_compute import Sleeper, TimeScale
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.swarm.microbatch_queue import MicrobatchQueue
+from planner.executor.swarm.ready_hint import ReadyHint
+from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, router_of
 from planner.swarm.routing import Router
-from planner.training_plan.choices import Wiring as Kind
+from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
 
@@ -95,34 +99,34 @@ class Worker:
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: Ranks,
-        compute: Compute,
+        ranks: ProcessGroup,
+        compute: StageRuntime,
         *,
-        imposed: Imposed | None = None,
-        tickets: Store | None = None,
+        time_scale: TimeScale | None = None,
+        microbatch_queue: Store | None = None,
         before: Worker | None = None,
-        commit: Commit | None = None,
-        direct: Direct | None = None,
+        commit: CommitProtocol | None = None,
+        direct: DeviceTransfers | None = None,
     ) -> None:
-        if tickets is not None and len(plan.assignment.groups) > 1:
+        if microbatch_queue is not None and len(plan.assignment.groups) > 1:
             raise PlanError(
                 f"assignment.groups: own pace needs whole models, found "
                 f"{len(plan.assignment.groups)} stages; plan one stage, or several with --wiring "
                 "stochastic, where devices take microbatches at their own pace too"
             )
-        if tickets is not None and plan.wiring is Kind.STOCHASTIC:
+        if microbatch_queue is not None and plan.wiring is Wiring.STOCHASTIC:
             raise PlanError(
                 "wiring: own pace takes microbatches from the store, found kind 'stochastic'; "
                 "leave out --own-pace"
             )
-        if tickets is not None and plan.sync.local_steps:
+        if microbatch_queue is not None and plan.sync.local_steps:
             raise PlanError(
                 "sync: own pace needs gradients that are averaged every step, found every_steps "
                 f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
                 "out --own-pace"
             )
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
-        self.losses: Losses | None = None
+        self.losses: LossCollector | None = None
         self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
@@ -133,27 +137,33 @@ class Worker:
             self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
             self.router = before.router if before.plan is plan else None
             self._part = before._part + 1
-        self._streams: dict[Purpose, Streams] = {}
-        self._compute, self._imposed = compute, imposed
-        self._tickets = None if tickets is None else Tickets(tickets)
-        self._beside: Beside | None = None
+        self._channels: dict[ChannelKind, DuplexChannels] = {}
+        self._compute, self._time_scale = compute, time_scale
+        self._microbatch_queue = (
+            None if microbatch_queue is None else MicrobatchQueue(microbatch_queue)
+        )
+        self._beside: BackgroundTask | None = None
         self._outer_of: int | None = None
         self._beside_s = 0.0
         self._commit, self._direct = commit, direct
-        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
+        self.wiring = CommPlan(
+            plan, ranks.rank, time_scale, microbatch_queue is not None, tells=commit is None
+        )
         # of steps that end with averaging, and whose operations have an order
-        fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
+        fixed = (
+            plan.wiring is Wiring.FIXED and microbatch_queue is None and not plan.sync.local_steps
+        )
         ahead_s = self.wiring.averaging.ahead_s
         # from GPU to GPU nobody says that it is ready
         fixed &= not self.wiring.averaging.begins_here(direct)
-        self._forecast = Forecast(ahead_s) if fixed and ahead_s else None
+        self._ready_hint = ReadyHint(ahead_s) if fixed and ahead_s else None
 
     @property
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
         found = dict(self._sent_before)
-        for streams in self._streams.values():
-            for other, connection in streams.to.items():
+        for channels in self._channels.values():
+            for other, connection in channels.to.items():
                 found[other] = found.get(other, 0) + connection.sent_bytes
         return found
 
@@ -199,15 +209,15 @@ class Worker:
             wanted = self.wiring.connections
             if self._direct is not None:
                 self._direct.meet(self._reached(self._direct))
-            wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
+            wanted |= {(ChannelKind.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
             )
-            self._streams = {way: streams_of(connections, way, self.rank) for way in BACK}
-            held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
+            self._channels = {way: channels_of(connections, way, self.rank) for way in BACK}
+            held.enter_context(self._watched(_of(connections, ChannelKind.LIFELINE)))
             if any(leaves_the_machine(one) for one in connections.values()):
-                held.enter_context(kept_warm(before_end=self._before_end))
-            grow_windows(self._streams.values(), self.wiring.flight_bytes())
+                held.enter_context(disable_slow_start_after_idle(before_end=self._before_end))
+            grow_windows(self._channels.values(), self.wiring.bandwidth_delay_bytes())
             if owes:
                 del walk[0]
                 first += 1
@@ -222,26 +232,28 @@ class Worker:
         owes: bool,
         begun: bool | None,
         connections: Connections,
-        failure: Failure,
+        failure: ErrorLatch,
     ) -> Iterator[StepRecord]:
         if self._commit is not None:
             self._commit.heed(failure)
-        pipeline = self._streams[Purpose.PIPELINE]
+        pipeline = self._channels[ChannelKind.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
-        outbox = Outbox(pipeline.to, failure, *ways, self._compute.side, self._direct)
+        sender = Sender(pipeline.to, failure, *ways, self._compute.side, self._direct)
         expected = self.wiring.expected(walk)
-        inbox = Inbox(pipeline.of, expected, self._compute.buffer, failure, direct=self._direct)
-        routed = self._routed(pipeline.of, outbox, failure)
-        peers = Peers(self._streams[Purpose.AVERAGING], failure)
-        norms = _of(connections, Purpose.NORM)
+        receiver = Receiver(
+            pipeline.of, expected, self._compute.buffer, failure, direct=self._direct
+        )
+        routed = self._routed(pipeline.of, sender, failure)
+        peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
+        norms = _of(connections, ChannelKind.NORM)
         told = range(first, first + len(walk))
         record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
-        teller = self._teller(_of(connections, Purpose.LOSSES), told)
+        teller = self._teller(_of(connections, ChannelKind.LOSSES), told)
         if owes:
-            self._take_owed(record, peers, outbox)
+            self._take_owed(record, peers, sender)
             yield record
         if begun:
-            self._begin_outer(first - 1, peers, outbox)
+            self._begin_outer(first - 1, peers, sender)
         elif begun is None and self.plan.sync.begun(first):
             self._outer_of = first - 1
         for serial, k in enumerate(walk):
@@ -254,11 +266,11 @@ class Worker:
             if routed is not None:
                 routed.run(serial, record)
             else:
-                self._operations(record, serial, k, inbox, outbox, peers)
+                self._operations(record, serial, k, receiver, sender, peers)
             if self.plan.sync.local_steps:
-                self._update_and_agree(record, peers, outbox)
+                self._update_and_agree(record, peers, sender)
             else:
-                self._average_and_update(record, peers, outbox, norms)
+                self._average_and_update(record, peers, sender, norms)
             self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
@@ -266,13 +278,13 @@ class Worker:
         self._end_outer(record)
         if routed is not None:
             routed.finish()
-        outbox.finish()
+        sender.finish()
         peers.finish()
         failure.check()
         if self.losses is not None:
             self.losses.wait()
 
-    def _reached(self, direct: Direct) -> set[int]:
+    def _reached(self, direct: DeviceTransfers) -> set[int]:
         """Whom this rank has to do with from GPU to GPU, as they with it."""
         found = {other for traffic in self.wiring.traffic.values() for other in traffic.peers}
         parts = [self.wiring.within]
@@ -284,49 +296,57 @@ class Worker:
 
     def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
         """Those at the other ends are looked after, if anybody is."""
-        if self.ranks.watch is None:
+        if self.ranks.detector is None:
             return nullcontext()
-        return self.ranks.watch.over({c: self.ranks.name(r) for r, c in lifelines.items()})
+        return self.ranks.detector.over({c: self.ranks.name(r) for r, c in lifelines.items()})
 
     def _before_end(self, undo: Callable[[], None]) -> None:
-        if self.ranks.watch is not None:
-            self.ranks.watch.ending.before_end(undo)
+        if self.ranks.detector is not None:
+            self.ranks.detector.shutdown_.before_end(undo)
 
     def _routed(
-        self, pipeline: dict[int, Connection], outbox: Outbox, failure: Failure
-    ) -> Routed | None:
+        self, pipeline: dict[int, Connection], sender: Sender, failure: ErrorLatch
+    ) -> StochasticPipeline | None:
         """What routes microbatches, where the plan does not."""
         if self.wiring.places is None:
             return None
         if self.router is None:
-            speed = 1.0 if self._imposed is None else self._imposed.speed
+            speed = 1.0 if self._time_scale is None else self._time_scale.speed
             self.router = router_of(self.plan, self.rank, speed)
-        return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, self.router)
+        return StochasticPipeline(
+            self.plan, self.rank, self._compute, pipeline, sender, failure, self.router
+        )
 
     def _operations(
-        self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox, peers: Peers
+        self,
+        record: StepRecord,
+        serial: int,
+        k: int,
+        receiver: Receiver,
+        sender: Sender,
+        peers: AllReduceLinks,
     ) -> None:
-        schedule, forecast = self.plan.schedules[k], self._forecast
+        schedule, ready_hint = self.plan.schedules[k], self._ready_hint
 
         def ended(end: float) -> None:
-            if forecast is not None:
-                forecast.after(end, peers.tell)
+            if ready_hint is not None:
+                ready_hint.after(end, peers.tell)
 
-        if self._tickets is None:
-            if forecast is not None:
-                forecast.begin(k)
+        if self._microbatch_queue is None:
+            if ready_hint is not None:
+                ready_hint.begin(k)
             order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
-            how = (self._compute, inbox, outbox, serial, self.rank, record, ended)
+            how = (self._compute, receiver, sender, serial, self.rank, record, ended)
             run_operations(order, traffic, *how)
         elif self.rank in self.plan.stage_of:
-            numbers = self._tickets.of(serial, len(schedule.paths))
-            run_alone(numbers, self._compute, self.rank, record)
+            numbers = self._microbatch_queue.of(serial, len(schedule.paths))
+            run_whole_model(numbers, self._compute, self.rank, record)
 
     def _average_and_update(
         self,
         record: StepRecord,
-        peers: Peers,
-        outbox: Outbox,
+        peers: AllReduceLinks,
+        sender: Sender,
         norms: dict[int, Connection],
     ) -> None:
         tied = self._compute.tied_values
@@ -335,18 +355,18 @@ class Worker:
         # what is brought to the first round's memory is there before others are told
         gradients(here=averaging.begins_here(direct))
         told = None
-        if self._forecast is not None:
-            self._forecast.ready(time.monotonic())
-            told = self._forecast.told
+        if self._ready_hint is not None:
+            self._ready_hint.ready(time.monotonic())
+            told = self._ready_hint.told
         rest, shared = slice(tied, None), slice(tied)
-        way = (peers, outbox, told, direct)
+        way = (peers, sender, told, direct)
         self._average(record, averaging, lambda on: gradients(here=on)[rest], *way)
         if tied:
-            way = (peers, outbox, None, direct)
+            way = (peers, sender, None, direct)
             self._average(record, also, lambda on: gradients(here=on)[shared], *way)
         vector = gradients()
         if self.wiring.clipping is not None:
-            if self._imposed is None:
+            if self._time_scale is None:
                 # the first stage counts what the last one shares with it
                 copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
                 record.norm = self.wiring.clipping.run(vector, norms, copied)
@@ -357,7 +377,7 @@ class Worker:
             self._commit.decide(record.step, self._compute.loss())
         self._update(record)
 
-    def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+    def _update_and_agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
         """An update of this device's own and, where they are due, averaging and outer step.
 
         On two clocks with the gradient of all with whom it is as one.
@@ -366,7 +386,7 @@ class Worker:
         if self.wiring.within.peers:
             gradients, within, direct = self._compute.gradients, self.wiring.within, self._direct
             gradients(here=within.begins_here(direct))
-            way = (peers, outbox, None, direct)
+            way = (peers, sender, None, direct)
             self._average(record, within, lambda on: gradients(here=on), *way)
         if self._commit is not None:
             self._commit.decide(record.step, self._compute.loss())
@@ -376,9 +396,9 @@ class Worker:
             self._compute.leave()
             # steps from rest are looked at one by one
             if sync.delayed and not record.rest:
-                self._begin_outer(record.step, peers, outbox)
+                self._begin_outer(record.step, peers, sender)
             else:
-                self._agree(record, peers, outbox)
+                self._agree(record, peers, sender)
         record.end_s = time.monotonic()
 
     def _change(self, step: int) -> Tensor:
@@ -394,21 +414,21 @@ class Worker:
             samples = sum(int(told[d]) for d in speak)
         return self._compute.change(samples)
 
-    def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+    def _agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
         """Average the changes since the last outer step, and take the next one."""
         change = self._change(record.step)
-        self._average(record, self.wiring.averaging, lambda on: change, peers, outbox)
+        self._average(record, self.wiring.averaging, lambda on: change, peers, sender)
         self._take_outer(record.step)
         record.end_s = time.monotonic()
 
-    def _begin_outer(self, step: int, peers: Peers, outbox: Outbox) -> None:
+    def _begin_outer(self, step: int, peers: AllReduceLinks, sender: Sender) -> None:
         """Average while the next step computes."""
         vector = self._change(step)
         self._outer_of = step
         if self.wiring.averaging.peers:
             self._beside_s = time.monotonic()
             averaging = self.wiring.averaging
-            self._beside = Beside(lambda: averaging.run(lambda on: vector, peers, outbox))
+            self._beside = BackgroundTask(lambda: averaging.run(lambda on: vector, peers, sender))
 
     def _end_outer(self, record: StepRecord) -> None:
         """Take the outer step that an earlier step has begun, if one has.
@@ -427,15 +447,15 @@ class Worker:
     def _take_outer(self, step: int) -> None:
         if self._commit is not None:
             self._commit.agree(step)
-        self._compute.outer_update()
+        self._compute.outer_step()
 
-    def _take_owed(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+    def _take_owed(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
         """Of a step whose update was taken, the outer step that ends with it."""
         if self.plan.sync.delayed:
-            self._begin_outer(record.step - 1, peers, outbox)
+            self._begin_outer(record.step - 1, peers, sender)
             self._end_outer(record)
         else:
-            self._agree(record, peers, outbox)
+            self._agree(record, peers, sender)
         record.end_s = time.monotonic()
 
     def settle(self) -> None:
@@ -452,16 +472,16 @@ class Worker:
     def _average(
         self,
         record: StepRecord,
-        averaging: Averaging,
+        averaging: StageAverager,
         values: Callable[[bool | None], Tensor],
-        peers: Peers,
-        outbox: Outbox,
+        peers: AllReduceLinks,
+        sender: Sender,
         told: Collection[int] | None = None,
-        direct: Direct | None = None,
+        direct: DeviceTransfers | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(values, peers, outbox, told, direct, self._compute.side)
+            end = averaging.run(values, peers, sender, told, direct, self._compute.side)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:
@@ -474,29 +494,29 @@ class Worker:
         """Wait for all ranks; in an imposed run, on one machine, for one moment of its clock."""
         name = f"begin/{self._part}/{serial}"
         self.ranks.meet(name)
-        if self._imposed is not None:
+        if self._time_scale is not None:
             store = self.ranks.store
             if self.rank == 0:
                 # told that all are here, a rank asks whether the moment is known, and for it
                 way = self.plan.cluster.network.latency_s
-                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._imposed.speed
+                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._time_scale.speed
                 moment = time.monotonic() + longest + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))
 
     def _teller(
         self, connections: dict[int, Connection], steps: range
-    ) -> Losses | LossSender | None:
+    ) -> LossCollector | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
         tellers = self.wiring.tellers
         if self._commit is not None:
             return None
         if self.rank == 0 and tellers:
-            self.losses = Losses(connections, 0 in tellers, steps)
+            self.losses = LossCollector(connections, 0 in tellers, steps)
         if self.rank not in tellers:
             return None
         return self.losses or LossSender(connections[0])
 
 
-def _of(connections: Connections, purpose: Purpose) -> dict[int, Connection]:
+def _of(connections: Connections, purpose: ChannelKind) -> dict[int, Connection]:
     return {other: c for (what, other), c in connections.items() if what is purpose}

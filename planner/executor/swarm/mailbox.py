@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into
-from planner.executor.comm.p2p import Lane
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.p2p import WorkerThread
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.p2p_schedule import Message
-from planner.executor.swarm.routing_messages import KINDS, Form, Note, Word
+from planner.executor.swarm.routing_messages import (
+    KINDS,
+    MessageFormat,
+    MessageKind,
+    RoutingMessage,
+)
 
 
 @dataclass(frozen=True)
-class Mail:
+class RoutedMessage:
     """A note that has arrived.
 
     Attributes
@@ -36,7 +41,7 @@ class Mail:
         Monotonic clock, when its last byte was there.
     """
 
-    note: Note
+    note: RoutingMessage
     source: int
     tensor: Tensor | None = None
     arrived_s: float = 0.0
@@ -65,15 +70,15 @@ class Mailbox:
         self,
         rank: int,
         connections: Mapping[int, socket.socket],
-        form: Form,
+        form: MessageFormat,
         buffer: Callable[[Message], Tensor],
-        taken: Callable[[Mail], None],
-        failure: Failure,
+        taken: Callable[[RoutedMessage], None],
+        failure: ErrorLatch,
     ) -> None:
         self._rank, self._form, self._buffer, self._taken = rank, form, buffer, taken
         self._lanes = []
         for source, connection in connections.items():
-            lane = Lane(f"from {source}", failure)
+            lane = WorkerThread(f"from {source}", failure)
             lane.submit(lambda s=source, c=connection: self._receive(s, c))  # type: ignore[misc]
             self._lanes.append(lane)
 
@@ -87,10 +92,10 @@ class Mailbox:
         while True:
             receive_into(connection, memoryview(header))
             note = self._form.unpack(header)
-            if note.word is Word.LAST:
+            if note.word is MessageKind.LAST:
                 return
             tensor = None
             if (kind := KINDS.get(note.word)) is not None:
                 tensor = self._buffer(Message(kind, note.microbatch, source, self._rank))
                 receive_into(connection, as_bytes(tensor))
-            self._taken(Mail(note, source, tensor, time.monotonic()))
+            self._taken(RoutedMessage(note, source, tensor, time.monotonic()))

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from torch.distributed.distributed_c10d import Store
 
 
-class Tickets:
+class MicrobatchQueue:
     """What a rank takes from a store that all share.
 
     One ahead: no device waits for the store but at a step's begin. At a step's end a slow device

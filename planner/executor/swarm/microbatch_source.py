@@ -8,7 +8,7 @@ from collections.abc import Callable
 from planner.training_plan.model import TrainingPlan
 
 
-class Trainer:
+class MicrobatchSource:
     """The trainer on a device of the first stage; not safe for threads by itself.
 
     It has the microbatches whose path in the plan begins on its device, and as many on their way at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 
-class Forecast:
+class ReadyHint:
     """Goes by the last step of the same schedule: by how long before each operation had ended.
 
     Word sent too soon begins a round before its last member is ready, which costs others' messages

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from planner.executor.fault_tolerance.run_segments import Piece
-from planner.executor.rendezvous.process_group import Ranks
+from planner.executor.fault_tolerance.run_segments import RunSegment
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.records import StepRecord
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule, decide
 from planner.training_plan.error import PlanError
@@ -51,7 +51,7 @@ class Rebalancing:
         every: int,
         rule: RebalanceRule,
         steps: int,
-        ranks: Ranks,
+        ranks: ProcessGroup,
         fits: Callable[[TrainingPlan], bool],
         told: Callable[[RebalanceDecision, str], None],
     ) -> None:
@@ -72,7 +72,7 @@ class Rebalancing:
         self._busy_s += sum(end - start for _, _, kind, start, end in record.ops if kind in "FHB")
         self._count += sum(kind == "B" for _, _, kind, _, _ in record.ops)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[RunSegment]:
         """One after the other; who takes the next has run the one before.
 
         Yields
@@ -80,7 +80,7 @@ class Rebalancing:
         Piece
             Without a move where nothing was worth one.
         """
-        piece = Piece(self._plan, 0, min(self._every, self._steps))
+        piece = RunSegment(self._plan, 0, min(self._every, self._steps))
         while True:
             begun_s = time.monotonic()
             self._busy_s, self._count = 0.0, 0
@@ -90,7 +90,7 @@ class Rebalancing:
             took_s = time.monotonic() - begun_s
             decision = self._decide(piece, took_s / (piece.end - piece.begin))
             end = min(piece.end + self._every, self._steps)
-            piece = Piece(piece.plan, piece.end, end)
+            piece = RunSegment(piece.plan, piece.end, end)
             if decision is not None:
                 made, why_not = self._made(piece, decision)
                 self._told(decision, why_not)
@@ -100,7 +100,7 @@ class Rebalancing:
                 else:
                     piece = made
 
-    def _decide(self, piece: Piece, step_s: float) -> RebalanceDecision | None:
+    def _decide(self, piece: RunSegment, step_s: float) -> RebalanceDecision | None:
         """The first rank's decision: sums may differ in the last bit on unlike machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
         name = f"rebalance/{piece.end}"
@@ -118,7 +118,9 @@ class Rebalancing:
         move, before, after = json.loads(told)
         return RebalanceDecision(Migration.of(move), before, after)
 
-    def _made(self, piece: Piece, decision: RebalanceDecision) -> tuple[Piece | None, str]:
+    def _made(
+        self, piece: RunSegment, decision: RebalanceDecision
+    ) -> tuple[RunSegment | None, str]:
         """The piece after a move, or why there is none; its device knows what it can hold."""
         try:
             made = replace(piece, plan=migrated(piece.plan, decision.move), move=decision.move)

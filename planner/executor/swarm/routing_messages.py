@@ -15,7 +15,7 @@ NOBODY = -1
 """On a path: not chosen yet."""
 
 
-class Word(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """What a note says; of its microbatch, but for the last two."""
 
     START = 0
@@ -36,12 +36,12 @@ class Word(enum.IntEnum):
     """Nothing comes after it."""
 
 
-KINDS = {Word.FORWARD: "F", Word.LOSS: "H", Word.BACKWARD: "B"}
+KINDS = {MessageKind.FORWARD: "F", MessageKind.LOSS: "H", MessageKind.BACKWARD: "B"}
 """The operation that the values of a message are for."""
 
 
 @dataclass(frozen=True)
-class Note:
+class RoutingMessage:
     """A header.
 
     Attributes
@@ -58,14 +58,14 @@ class Note:
         Of an answer: how long the peer worked.
     """
 
-    word: Word
+    word: MessageKind
     serial: int = 0
     microbatch: int = 0
     path: tuple[int, ...] = ()
     seconds: float = 0.0
 
 
-class Form:
+class MessageFormat:
     """Notes as bytes.
 
     Parameters
@@ -84,12 +84,12 @@ class Form:
         self._struct = struct.Struct(f"!BIId{stages}i")
         self.size = self._struct.size
 
-    def pack(self, note: Note) -> bytes:
+    def pack(self, note: RoutingMessage) -> bytes:
         """As it travels."""
         path = (*note.path, *(NOBODY,) * (self._stages - len(note.path)))
         return self._struct.pack(note.word, note.serial, note.microbatch, note.seconds, *path)
 
-    def unpack(self, data: bytes | bytearray) -> Note:
+    def unpack(self, data: bytes | bytearray) -> RoutingMessage:
         """What `pack` was given, with a path of all stages."""
         word, serial, microbatch, seconds, *path = self._struct.unpack(data)
-        return Note(Word(word), serial, microbatch, tuple(path), seconds)
+        return RoutingMessage(MessageKind(word), serial, microbatch, tuple(path), seconds)

@@ -21,14 +21,20 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from planner.executor.comm.p2p import Outbox
-from planner.executor.fault_tolerance.error_latch import Failure
+from planner.executor.comm.p2p import Sender
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import Compute
-from planner.executor.swarm.mailbox import Mail, Mailbox
-from planner.executor.swarm.microbatch_source import Trainer
-from planner.executor.swarm.routing_messages import KINDS, NOBODY, Form, Note, Word
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
+from planner.executor.swarm.microbatch_source import MicrobatchSource
+from planner.executor.swarm.routing_messages import (
+    KINDS,
+    NOBODY,
+    MessageFormat,
+    MessageKind,
+    RoutingMessage,
+)
 from planner.swarm.routing import Router, begun_router
 from planner.training_plan.choices import Head, RouterFeedback
 from planner.training_plan.initial_routes import initial_routes
@@ -38,7 +44,7 @@ LEAST_S = 1e-6
 """Of a response time: routers divide by it."""
 
 
-class Places:
+class Neighbourhood:
     """Who is where, for one device of a plan with stochastic wiring.
 
     Parameters
@@ -102,7 +108,7 @@ def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
 
 
-class Routed:
+class StochasticPipeline:
     """A device that routes, for all steps of a run.
 
     Parameters
@@ -114,7 +120,7 @@ class Routed:
     compute
         What an operation does.
     connections
-        To all `Places.neighbours`.
+        To all `Neighbourhood.neighbours`.
     outbox
         Over the same.
     failure
@@ -127,32 +133,32 @@ class Routed:
         self,
         plan: TrainingPlan,
         rank: int,
-        compute: Compute,
+        compute: StageRuntime,
         connections: Mapping[int, socket.socket],
-        outbox: Outbox,
-        failure: Failure,
+        sender: Sender,
+        failure: ErrorLatch,
         router: Router[int],
     ) -> None:
-        self._rank, self._compute, self._outbox, self._failure = rank, compute, outbox, failure
-        self._places = Places(plan, rank)
+        self._rank, self._compute, self._sender, self._failure = rank, compute, sender, failure
+        self._places = Neighbourhood(plan, rank)
         self._starts = [path[0] for path in plan.schedules[0].paths]
         self._room = plan.schedules[0].most_live()[rank]
         self._told = plan.routing.told
-        self._form = Form(self._places.last + 1)
+        self._form = MessageFormat(self._places.last + 1)
         # guards all below, which threads of neighbours change
         self._changed = threading.Condition()
         failure.on_failure(self._wake)
         self._router = router
         self._asked: dict[tuple[int, int, int], float] = {}
-        self._backward: deque[Mail] = deque()
-        self._forward: defaultdict[int, deque[Mail]] = defaultdict(deque)
+        self._backward: deque[RoutedMessage] = deque()
+        self._forward: defaultdict[int, deque[RoutedMessage]] = defaultdict(deque)
         self._ends: Counter[int] = Counter()
         self._held = 0
         self._serial = 0
         self._record: StepRecord | None = None
-        self._trainer: Trainer | None = None
+        self._trainer: MicrobatchSource | None = None
         if self._places.stage == 0:
-            self._trainer = Trainer(plan, rank, self._ask, self._end_choosing)
+            self._trainer = MicrobatchSource(plan, rank, self._ask, self._end_choosing)
         self._mailbox = Mailbox(rank, connections, self._form, compute.buffer, self._take, failure)
         self._neighbours = tuple(connections)
 
@@ -183,7 +189,9 @@ class Routed:
                     all_asked = self._ends[serial] == len(self._places.choosers)
                     if all_asked and not self._forward[serial]:
                         if not told_end:
-                            self._tell_all(self._places.next, Note(Word.END, serial))
+                            self._tell_all(
+                                self._places.next, RoutingMessage(MessageKind.END, serial)
+                            )
                             told_end = True
                         if not self._held and (self._trainer is None or self._trainer.done):
                             del self._ends[serial], self._forward[serial]
@@ -193,10 +201,10 @@ class Routed:
 
     def finish(self) -> None:
         """After the last step: tell all that nothing follows, and wait until they have."""
-        self._tell_all(self._neighbours, Note(Word.LAST))
+        self._tell_all(self._neighbours, RoutingMessage(MessageKind.LAST))
         self._mailbox.finish()
 
-    def _next(self) -> Mail | None:
+    def _next(self) -> RoutedMessage | None:
         """What to do now; backward passes come first and need no room."""
         if self._backward:
             return self._backward.popleft()
@@ -206,16 +214,16 @@ class Routed:
             return waiting.popleft()
         return None
 
-    def _do(self, mail: Mail, record: StepRecord) -> None:
+    def _do(self, mail: RoutedMessage, record: StepRecord) -> None:
         note, places = mail.note, self._places
         if mail.tensor is not None:
             kind = KINDS[note.word]
             message = Message(kind, note.microbatch, mail.source, self._rank)
             record.received(message, mail.tensor.nbytes, mail.arrived_s)
-        if note.word is Word.LOSS:
+        if note.word is MessageKind.LOSS:
             made, end_s = self._operate("H", note, mail.tensor, record)
-            self._send(Word.BACKWARD, note, made, note.path[-1], end_s, record)
-        elif note.word is Word.BACKWARD:
+            self._send(MessageKind.BACKWARD, note, made, note.path[-1], end_s, record)
+        elif note.word is MessageKind.BACKWARD:
             self._go_back(note, mail.tensor, record)
         else:
             made, end_s = self._go_forward(mail, record)
@@ -223,32 +231,32 @@ class Routed:
                 with self._changed:
                     peer = self._choose(places.stage + 1, note)
                 path = _with(note.path, places.stage + 1, peer)
-                self._send(Word.FORWARD, replace(note, path=path), made, peer, end_s, record)
+                self._send(MessageKind.FORWARD, replace(note, path=path), made, peer, end_s, record)
             elif places.head_first:
-                self._send(Word.LOSS, note, made, note.path[0], end_s, record)
+                self._send(MessageKind.LOSS, note, made, note.path[0], end_s, record)
             else:
                 self._operate("H", note, None, record)
                 self._go_back(note, None, record)
 
-    def _go_forward(self, mail: Mail, record: StepRecord) -> tuple[Tensor, float]:
+    def _go_forward(self, mail: RoutedMessage, record: StepRecord) -> tuple[Tensor, float]:
         begin_s = time.monotonic()
         made, end_s = self._operate("F", mail.note, mail.tensor, record)
-        answer = replace(mail.note, word=Word.ANSWER, seconds=end_s - begin_s)
+        answer = replace(mail.note, word=MessageKind.ANSWER, seconds=end_s - begin_s)
         self._tell(mail.source, answer)
         return made, end_s
 
-    def _go_back(self, note: Note, received: Tensor | None, record: StepRecord) -> None:
+    def _go_back(self, note: RoutingMessage, received: Tensor | None, record: StepRecord) -> None:
         made, end_s = self._operate("B", note, received, record)
         with self._changed:
             self._held -= 1
         if self._places.stage > 0:
             before = note.path[self._places.stage - 1]
-            self._send(Word.BACKWARD, note, made, before, end_s, record)
+            self._send(MessageKind.BACKWARD, note, made, before, end_s, record)
         else:
-            self._tell(self._starts[note.microbatch], replace(note, word=Word.FINISHED))
+            self._tell(self._starts[note.microbatch], replace(note, word=MessageKind.FINISHED))
 
     def _operate(
-        self, kind: str, note: Note, received: Tensor | None, record: StepRecord
+        self, kind: str, note: RoutingMessage, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
         side = self._compute.side
         start = side.mark()
@@ -260,30 +268,30 @@ class Routed:
 
     def _ask(self, microbatch: int) -> None:
         """The trainer's next one."""
-        note = Note(Word.START, self._serial, microbatch)
+        note = RoutingMessage(MessageKind.START, self._serial, microbatch)
         peer = self._choose(0, note)
         path = (peer, *(NOBODY,) * self._places.last)
         self._tell(peer, replace(note, path=path))
 
-    def _choose(self, stage: int, note: Note) -> int:
+    def _choose(self, stage: int, note: RoutingMessage) -> int:
         peer = self._router.choose(stage)
         self._asked[note.serial, note.microbatch, stage] = time.monotonic()
         return peer
 
     def _end_choosing(self) -> None:
-        self._tell_all(self._places.trainers, Note(Word.END, self._serial))
+        self._tell_all(self._places.trainers, RoutingMessage(MessageKind.END, self._serial))
 
-    def _take(self, mail: Mail) -> None:
+    def _take(self, mail: RoutedMessage) -> None:
         """Something has arrived; also from this device itself."""
         note = mail.note
         with self._changed:
-            if note.word in (Word.START, Word.FORWARD):
+            if note.word in (MessageKind.START, MessageKind.FORWARD):
                 self._forward[note.serial].append(mail)
-            elif note.word in (Word.LOSS, Word.BACKWARD):
+            elif note.word in (MessageKind.LOSS, MessageKind.BACKWARD):
                 self._backward.append(mail)
-            elif note.word is Word.END:
+            elif note.word is MessageKind.END:
                 self._ends[note.serial] += 1
-            elif note.word is Word.ANSWER:
+            elif note.word is MessageKind.ANSWER:
                 stage = note.path.index(mail.source)
                 asked_s = self._asked.pop((note.serial, note.microbatch, stage))
                 waited_s = time.monotonic() - asked_s
@@ -295,20 +303,26 @@ class Routed:
             self._changed.notify_all()
 
     def _send(
-        self, word: Word, note: Note, made: Tensor, peer: int, end_s: float, record: StepRecord
+        self,
+        word: MessageKind,
+        note: RoutingMessage,
+        made: Tensor,
+        peer: int,
+        end_s: float,
+        record: StepRecord,
     ) -> None:
-        self._outbox.send(made, peer, self._form.pack(replace(note, word=word)))
-        self._outbox.made(peer, made.nbytes, end_s)
+        self._sender.send(made, peer, self._form.pack(replace(note, word=word)))
+        self._sender.made(peer, made.nbytes, end_s)
         message = Message(KINDS[word], note.microbatch, self._rank, peer)
         record.sent(message, made.nbytes, end_s)
 
-    def _tell(self, peer: int, note: Note) -> None:
+    def _tell(self, peer: int, note: RoutingMessage) -> None:
         if peer == self._rank:
-            self._take(Mail(note, peer))
+            self._take(RoutedMessage(note, peer))
         else:
-            self._outbox.tell(peer, self._form.pack(note))
+            self._sender.tell(peer, self._form.pack(note))
 
-    def _tell_all(self, peers: tuple[int, ...], note: Note) -> None:
+    def _tell_all(self, peers: tuple[int, ...], note: RoutingMessage) -> None:
         for peer in peers:
             self._tell(peer, note)
 
