@@ -64,11 +64,6 @@ def main(argv: list[str] | None = None) -> int:
 def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """What is for this command, and what is left for the ranks.
 
-    Parameters
-    ----------
-    words
-        Of the command line; None: this process's.
-
     Returns
     -------
     tuple[argparse.Namespace, list[str]]
@@ -96,20 +91,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
 
 
 def require_own(asked: argparse.Namespace, args: argparse.Namespace) -> None:
-    """Raise for own options that do not go with the ranks'.
-
-    Parameters
-    ----------
-    asked
-        Own options.
-    args
-        The ranks'.
-
-    Raises
-    ------
-    ValueError
-        One line.
-    """
+    """Raise for own options that do not go with the ranks'."""
     if asked.restarts is not None and asked.restarts < 0:
         raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
     if asked.restarts is not None and not args.elastic:

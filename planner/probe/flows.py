@@ -47,15 +47,6 @@ class Flow:
 def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[int, list[float]]:
     """Send messages and wait for word that each has come.
 
-    Parameters
-    ----------
-    connection
-        Whose other end does `answer`.
-    sizes
-        Bytes of each message, in this order.
-    most_s
-        No further message is sent after so long.
-
     Returns
     -------
     dict[int, list[float]]
@@ -91,13 +82,7 @@ def answer(connection: socket.socket) -> None:
 
 
 def send(flows: Mapping[int, Flow]) -> None:
-    """Stream to others as fast as they go, until all have seen enough.
-
-    Parameters
-    ----------
-    flows
-        By receiver.
-    """
+    """Stream to others as fast as they go, until all have seen enough."""
     block = memoryview(bytes(BLOCK_BYTES))
     sent = dict.fromkeys(flows, 0)
     waiting = set(flows)
@@ -137,22 +122,7 @@ def _keep_little_unsent(stream: socket.socket) -> None:
 
 
 def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
-    """Take in what others stream, and say when it is enough.
-
-    Parameters
-    ----------
-    flows
-        By sender.
-    warm_s
-        After the first bytes, before they count: connections begin slowly.
-    seconds
-        That count.
-
-    Returns
-    -------
-    Rate
-        Of all of them together.
-    """
+    """Take in what others stream, and say when it is enough."""
     room, taken = bytearray(1 << 20), dict.fromkeys(flows, 0)
     marks: list[tuple[float, int]] = []
     with selectors.DefaultSelector() as ready:

@@ -78,24 +78,7 @@ class Half:
 
 
 def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming) -> Half:
-    """Both directions of a pair, as one of its two ranks.
-
-    Parameters
-    ----------
-    rank
-        This process.
-    pair
-        It and another.
-    opened
-        Connections to the other rank among them.
-    pace
-        How long.
-
-    Returns
-    -------
-    Half
-        Of both directions.
-    """
+    """Both directions of a pair, as one of its two ranks."""
     other = pair[1] if rank == pair[0] else pair[0]
     words = opened[ChannelKind.PROBE, other]
     channels = tuple(opened[purpose, other] for purpose in STREAMS)
@@ -129,28 +112,7 @@ def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFindi
 def measure_device(
     rank: int, device: int, up: bool, world: int, opened: Connections, timing: ProbeTiming
 ) -> Rate | None:
-    """One rank's part in measuring what a device sends to, or receives from, all others at once.
-
-    Parameters
-    ----------
-    rank
-        This process.
-    device
-        The device that is measured.
-    up
-        Whether it sends.
-    world
-        How many devices there are.
-    opened
-        Connections to all others.
-    pace
-        How long.
-
-    Returns
-    -------
-    Rate or None
-        What this rank received.
-    """
+    """One rank's part in measuring what a device sends to, or receives from, all others at once."""
     others = [device] if rank != device else [r for r in range(world) if r != rank]
     flows = {
         other: Flow(opened[ChannelKind.PROBE, other], (opened[STREAMS[0], other],))

@@ -12,18 +12,6 @@ def disjoint_rounds(devices: int, wanted: Iterable[Pair]) -> list[list[Pair]]:
 
     All pairs of n devices take n - 1 rounds, or n where n is odd, by the circle method: one device
     stays, the others move on by one place.
-
-    Parameters
-    ----------
-    devices
-        How many.
-    wanted
-        Pairs ``(i, j)`` with i < j; others are left out.
-
-    Returns
-    -------
-    list[list[tuple[int, int]]]
-        No round is empty.
     """
     left = set(wanted)
     places = devices + devices % 2

@@ -43,10 +43,6 @@ class CheckpointManager:
 
     Parameters
     ----------
-    folder
-        Where to.
-    every
-        Steps between two.
     plan, ranks
         What is trained, and this process among all.
     learner
@@ -88,36 +84,16 @@ class CheckpointManager:
         stage_module: StageModule | None,
         ranks: ProcessGroup | None = None,
     ) -> CheckpointManager:
-        """The same for another plan from now on.
-
-        Parameters
-        ----------
-        plan, learner
-            As above.
-        ranks
-            As above; None: the same.
-        """
+        """The same for another plan from now on."""
         given = (ranks or self._ranks, stage_module, self._settings, self._written)
         return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
-        """Whether there is one after this step.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-        """
+        """Whether there is one after this step."""
         return (step + 1) % self._every == 0
 
     def after(self, step: int) -> None:
-        """A step has ended; all ranks come here together where a checkpoint is due.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-        """
+        """A step has ended; all ranks come here together where a checkpoint is due."""
         done = step + 1
         if not self.due(step):
             return
@@ -184,18 +160,6 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
     """Refuse a folder of another run's checkpoints, which would be taken away, or none at all.
 
     A full disk is no reason: it costs checkpoints, not the run.
-
-    Parameters
-    ----------
-    folder
-        Where checkpoints will go; it need not be there.
-    resumed
-        The folder that is gone on from; None: none is.
-
-    Raises
-    ------
-    CheckpointError
-        One line.
     """
     steps = _complete(folder)
     if steps and (resumed is None or resumed.resolve() != folder.resolve()):
@@ -220,31 +184,7 @@ def resume(
     stage_module: StageModule | None,
     settings: Mapping[str, Any],
 ) -> int:
-    """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
-
-    Parameters
-    ----------
-    folder
-        Where checkpoints are.
-    plan, ranks
-        What is trained, and this process among all.
-    learner
-        Takes what this rank held or, after another plan, what the holders of its parts did.
-    settings
-        Of this run.
-
-    Returns
-    -------
-    int
-        Steps that were done.
-
-    Raises
-    ------
-    CheckpointError
-        There is none, or it is of another model or other settings.
-    TensorFileError
-        Its file is damaged.
-    """
+    """Load the newest checkpoint that all ranks have, of this plan or another of the same model."""
     own = [
         # the index has the sums of all shards
         (s, digest_of(_place(folder, s) / INDEX))
@@ -310,18 +250,7 @@ def resume(
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Refuse a folder that has no checkpoint, before anything starts.
-
-    Parameters
-    ----------
-    folder
-        To go on from.
-
-    Raises
-    ------
-    CheckpointError
-        There is none.
-    """
+    """Refuse a folder that has no checkpoint, before anything starts."""
     if not _complete(folder):
         raise CheckpointError(
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
@@ -330,25 +259,7 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def latest_step(folder: Path, ranks: Iterable[int]) -> int:
-    """Steps of the newest complete checkpoint that has the shards of all these ranks.
-
-    Parameters
-    ----------
-    folder
-        Where checkpoints are.
-    ranks
-        Devices.
-
-    Returns
-    -------
-    int
-        Steps that were done.
-
-    Raises
-    ------
-    CheckpointError
-        There is none.
-    """
+    """Steps of the newest complete checkpoint that has the shards of all these ranks."""
     wanted = tuple(ranks)
     found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
     if not found:
@@ -362,28 +273,10 @@ def latest_step(folder: Path, ranks: Iterable[int]) -> int:
 def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
     """What a rank held.
 
-    Parameters
-    ----------
-    folder
-        Where checkpoints are.
-    steps
-        That were done.
-    rank
-        Device.
-    plan
-        What was trained.
-
     Returns
     -------
     dict[str, Tensor]
         As `planner.executor.runtime.stage_module.StageModule.state` gave it.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint is of another plan.
-    TensorFileError
-        Its file is damaged.
     """
     index, path = _index(folder, steps)
     if index["plan"] != plan.content_hash:

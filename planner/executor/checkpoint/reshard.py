@@ -27,11 +27,6 @@ LATER = ("qk_norm", "out_bias", "ffn_bias", "post_norms", "full_layers", "expert
 def description(plan: TrainingPlan) -> dict[str, Any]:
     """What a checkpoint tells those who go on from it, JSON-ready.
 
-    Parameters
-    ----------
-    plan
-        That is run.
-
     Returns
     -------
     dict[str, Any]
@@ -67,13 +62,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Fields with other values: name, theirs, ours.
-
-    Parameters
-    ----------
-    theirs, ours
-        A part of what `description` gave.
-    """
+    """Fields with other values: name, theirs, ours."""
     names = sorted(set(theirs) | set(ours))
     pairs = ((name, theirs.get(name), ours.get(name)) for name in names)
     return [(name, was, now) for name, was, now in pairs if was != now]
@@ -84,26 +73,10 @@ def source_shards(
 ) -> dict[int, dict[str, str]]:
     """In which shards a rank's parameters lie.
 
-    Parameters
-    ----------
-    holds
-        As `description` gave it, of the plan that wrote.
-    plan
-        That is run now.
-    rank
-        This device.
-    names
-        Of its parameters, as `planner.executor.runtime.stage_module.StageModule.named` has them.
-
     Returns
     -------
     dict[int, dict[str, str]]
         By device of the plan that wrote: names there, and ours of the same parameter.
-
-    Raises
-    ------
-    ValueError
-        A part of the model lies nowhere, or ``holds`` is not what `description` gives.
     """
     try:
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())

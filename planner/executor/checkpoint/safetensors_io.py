@@ -55,27 +55,7 @@ class TensorEntry(NamedTuple):
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write to a temporary file beside ``path``, onto the disk, then rename it into place.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    tensors
-        By name, on any device.
-    metadata
-        What the header says beside.
-
-    Returns
-    -------
-    str
-        SHA-256 of the file.
-
-    Raises
-    ------
-    OSError
-        There is no room, or no permission; nothing is left then.
-    """
+    """Write to a temporary file beside ``path``, onto the disk, then rename it into place."""
     header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -115,24 +95,10 @@ def read_tensors(
 ) -> dict[str, Tensor]:
     """What `write_tensors` wrote.
 
-    Parameters
-    ----------
-    path
-        Of the file.
-    sha256
-        Of what was written, all of which is gone through, block by block.
-    wanted
-        Which names to keep in memory; None: all.
-
     Returns
     -------
     dict[str, Tensor]
         By name, on the CPU.
-
-    Raises
-    ------
-    TensorFileError
-        The file is not what was written.
     """
     try:
         digest = hashlib.sha256()
@@ -154,25 +120,7 @@ def read_tensors(
 def read_entries(
     path: Path, leave_out: Callable[[str], object] | None = None
 ) -> dict[str, TensorEntry]:
-    """What is in a file, and where; its tensors are not read.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    leave_out
-        Names of tensors that do not matter, whatever their type; None: all matter.
-
-    Returns
-    -------
-    dict[str, Place]
-        By name.
-
-    Raises
-    ------
-    TensorFileError
-        It is no such file, or claims what it does not hold.
-    """
+    """What is in a file, and where; its tensors are not read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -196,25 +144,7 @@ def read_entries(
 
 
 def read_tensor(path: Path, place: TensorEntry) -> Tensor:
-    """One tensor of a file.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    place
-        As `read_entries` gave it.
-
-    Returns
-    -------
-    Tensor
-        On the CPU, memory of its own.
-
-    Raises
-    ------
-    TensorFileError
-        The file has become shorter, or cannot be read.
-    """
+    """One tensor of a file."""
     size = place.end - place.begin
     if size == 0:
         return torch.empty(place.shape, dtype=place.dtype)

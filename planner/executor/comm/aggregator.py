@@ -14,20 +14,7 @@ from planner.training_plan.schedule import Schedule
 
 
 class Aggregator:
-    """Room for the gradients of the stage that it helps, and no operations.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        This process.
-
-    Raises
-    ------
-    PlanError
-        The plan cannot be carried out.
-    """
+    """Room for the gradients of the stage that it helps, and no operations."""
 
     side = HOST
 

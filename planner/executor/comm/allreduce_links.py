@@ -29,10 +29,6 @@ class SendQueue:
 
     Parameters
     ----------
-    connection
-        To the member.
-    name
-        Of the thread.
     failure
         Where its errors go.
     """
@@ -86,13 +82,7 @@ class SendQueue:
 
 
 class BufferPool:
-    """Pieces of memory that are used again and again: as many as are needed at a time.
-
-    Parameters
-    ----------
-    length
-        Bytes of each.
-    """
+    """Pieces of memory that are used again and again: as many as are needed at a time."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -115,8 +105,6 @@ class AllReduceLinks:
 
     Parameters
     ----------
-    streams
-        Both ways.
     failure
         Errors of all threads.
 
@@ -151,15 +139,7 @@ class AllReduceLinks:
         self.to[rank].send(READY, NOTHING)
 
     def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
-        """Wait for the threads; raises what any of them raised.
-
-        Parameters
-        ----------
-        done
-            Asked whenever something is complete.
-        most_s
-            Wait no longer than that; None: as long as it takes.
-        """
+        """Wait for the threads; raises what any of them raised."""
         until = None if most_s is None else time.monotonic() + most_s
         with self.changed:
             while self.failure.error is None and not done():

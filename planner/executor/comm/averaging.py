@@ -30,16 +30,12 @@ class StageAverager:
 
     Attributes
     ----------
-    rank
-        This process.
     rounds
         Its group in every round. One round over all gives the sum, equal on all members bit for
         bit, and so do the rounds of two levels, and those of either of two clocks. In other rounds
         every group takes its mean; a valid plan's rounds give the mean of all.
     paces, wires
         Of each round: how finely it is cut, how vectors are written.
-    devices
-        Of the stage.
     upload_bytes_per_s
         What this rank can send in all.
     ahead_s
@@ -61,24 +57,12 @@ class StageAverager:
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
     def reached(self, direct: DeviceTransfers) -> set[int]:
-        """The ranks with which it averages without the host.
-
-        Parameters
-        ----------
-        direct
-            What reaches them.
-        """
+        """The ranks with which it averages without the host."""
         groups = [group.members for group in self.rounds if direct.reaches(group.members)]
         return {member for members in groups for member in members} - {self.rank}
 
     def begins_here(self, direct: DeviceTransfers | None) -> bool | None:
-        """Whether the first round wants its vector where operations compute; None: there is none.
-
-        Parameters
-        ----------
-        direct
-            What reaches others without the host; None: nothing does.
-        """
+        """Whether the first round wants its vector where operations compute; None: there is none."""
         if not self.peers:
             return None
         return direct is not None and direct.reaches(self.rounds[0].members)
@@ -100,27 +84,6 @@ class StageAverager:
             The vector, ``float32[values]``: where operations compute, if asked with True, in host
             memory with False; what was changed in one place is brought along to the other. None:
             where it is.
-        peers
-            Connections.
-        outbox
-            Where the pipeline's last messages may still be leaving.
-        told
-            Ranks that have word already that this one is ready for the first round; None: nobody
-            tells ahead.
-        direct
-            What reaches others without the host; None: nothing does.
-        side
-            Where operations compute.
-
-        Returns
-        -------
-        float
-            Monotonic clock, when the whole sum was there.
-
-        Raises
-        ------
-        ConnectionLost
-            A member is gone.
         """
         end = time.monotonic()
         steps = zip(self.rounds, self.chunkings, self.wires, strict=True)

@@ -65,26 +65,7 @@ def chunking_of(
     shrink: float = 1.0,
     crowd: float = 1.0,
 ) -> Chunking:
-    """The pace of a group, the same for all its members.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    vector_bytes
-        As they travel.
-    cluster
-        The plan's devices.
-    speed, shrink
-        All times and all bytes of the cluster are divided by them.
-    crowd
-        Ranks that share a processor.
-
-    Returns
-    -------
-    Pace
-        Chunks and window.
-    """
+    """The pace of a group, the same for all its members."""
     if len(group.members) == 1:
         return Chunking(1, 1)
     # as many chunks as the plan has without shrinking
@@ -105,43 +86,13 @@ def chunking_of(
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
-    """Seconds in which the fullest link or device carries a round's bytes.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    vector_bytes
-        As they travel.
-    cluster
-        The plan's devices.
-
-    Returns
-    -------
-    float
-        At least.
-    """
+    """Seconds in which the fullest link or device carries a round's bytes."""
     there, back = _sent(group, vector_bytes)
     return float(_seconds(there + back, group, cluster).max())
 
 
 def planned_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
-    """Seconds of a round as a plan counts them, on links that carry nothing else.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    vector_bytes
-        As they travel.
-    cluster
-        The plan's devices.
-
-    Returns
-    -------
-    float
-        The fullest link's, and the longest way there and back.
-    """
+    """Seconds of a round as a plan counts them, on links that carry nothing else."""
     return round_s(group, vector_bytes, cluster) + return_s(group, cluster)
 
 
@@ -153,22 +104,6 @@ def ends_s(
     Contributions go first, returns follow as they can be summed. A link is through with both no
     sooner than its bytes take, and with the last return no sooner than after the last contribution
     to who sums it.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    vector_bytes
-        As they travel.
-    cluster
-        The plan's devices.
-    begins_s
-        Of each member.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     latency = _latency_s(group, cluster)
     there, back = _sent(group, vector_bytes)
@@ -192,15 +127,6 @@ def against_plan_s(
 
     A plan counts the fullest link's bytes and the longest way there and back. Word from all that
     they are ready takes a way by itself.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    vector_bytes
-        As they travel.
-    cluster
-        The plan's devices.
 
     Returns
     -------
@@ -258,20 +184,7 @@ def _seconds(
 
 
 def return_s(group: AveragingGroup, cluster: Cluster) -> float:
-    """Seconds of the longest way there and back that a plan counts: of pairs that send something.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    cluster
-        The plan's devices.
-
-    Returns
-    -------
-    float
-        Of latencies alone.
-    """
+    """Seconds of the longest way there and back that a plan counts: of pairs that send something."""
     latency = _latency_s(group, cluster)
     there, back = _sent(group, 1.0)
     used = there + back > 0
@@ -279,19 +192,6 @@ def return_s(group: AveragingGroup, cluster: Cluster) -> float:
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:
-    """Seconds of the longest way between two members, there and back.
-
-    Parameters
-    ----------
-    group
-        Who averages.
-    cluster
-        The plan's devices.
-
-    Returns
-    -------
-    float
-        Of latencies alone.
-    """
+    """Seconds of the longest way between two members, there and back."""
     latency = _latency_s(group, cluster)
     return float((latency + latency.T).max())

@@ -40,20 +40,7 @@ class WireFormat(enum.StrEnum):
 
 
 def message_length(values: int, wire: WireFormat) -> int:
-    """Bytes of a message of so many values.
-
-    Parameters
-    ----------
-    values
-        Elements of the vector.
-    wire
-        How they are written.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
+    """Bytes of a message of so many values."""
     if wire in LEVELS:
         return (values if wire is WireFormat.INT8 else -(-values // 2)) + _head(values)
     return (2 if wire in SHORT else 4) * values
@@ -66,8 +53,6 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     ----------
     vector
         ``float32[values]``.
-    wire
-        How they are written.
 
     Returns
     -------
@@ -94,15 +79,6 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
 
 def decode(message: Tensor, values: int, wire: WireFormat) -> Tensor:
     """The vector that `encode` was given, up to what rounding takes.
-
-    Parameters
-    ----------
-    message
-        ``uint8``, as `encode` made it.
-    values
-        Elements of the vector.
-    wire
-        How they are written.
 
     Returns
     -------

@@ -28,10 +28,6 @@ class CommPlan:
 
     Parameters
     ----------
-    plan
-        The plan.
-    rank
-        This process.
     imposed
         What an imposed run divides times and bytes by; None: a model is trained.
     own_pace
@@ -104,18 +100,7 @@ class CommPlan:
         return wanted
 
     def expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
-        """What each source sends to this rank, in its order.
-
-        Parameters
-        ----------
-        walk
-            The schedule of every step.
-
-        Returns
-        -------
-        dict
-            By source.
-        """
+        """What each source sends to this rank, in its order."""
 
         def messages(source: int) -> Iterator[ExpectedMessage]:
             for serial, k in enumerate(walk):
@@ -156,24 +141,7 @@ class CommPlan:
 def averaging_of(
     plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None, *, every_step: bool = False
 ) -> StageAverager:
-    """A rank's part in averaging.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        This process.
-    imposed
-        What an imposed run divides times and bytes by; None: a model is trained.
-    every_step
-        What it does in every step where it averages on two clocks, instead of in every H-th.
-
-    Returns
-    -------
-    Averaging
-        Of the rank's stage, or of the one that it helps.
-    """
+    """A rank's part in averaging."""
     stage = plan.averaged_stage(rank)
     inner = within(plan.averaging[stage])
     asked = inner if every_step else plan.averaging[stage][len(inner) :]
@@ -181,22 +149,7 @@ def averaging_of(
 
 
 def tied_of(plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None) -> StageAverager:
-    """A rank's part in averaging the matrix that embedding and head share.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        This process.
-    imposed
-        What an imposed run divides times and bytes by; None: a model is trained.
-
-    Returns
-    -------
-    Averaging
-        Without rounds where embedding and head are on one stage, or share none.
-    """
+    """A rank's part in averaging the matrix that embedding and head share."""
     entry = len(plan.stage_layers)
     asked = plan.averaging[entry] if plan.averages_tied else ()
     return _averaging(plan, rank, time_scale, entry, asked)

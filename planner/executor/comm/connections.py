@@ -73,40 +73,12 @@ class DuplexChannels(NamedTuple):
 
 
 def duplex_of(purpose: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
-    """What streams to and from other ranks need.
-
-    Parameters
-    ----------
-    purpose
-        One with a way back.
-    others
-        Ranks.
-
-    Returns
-    -------
-    set
-        To be asked of `connections_to`.
-    """
+    """What streams to and from other ranks need."""
     return {(way, other) for other in others for way in (purpose, BACK[purpose])}
 
 
 def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> DuplexChannels:
-    """The streams among open connections.
-
-    Parameters
-    ----------
-    connections
-        With what `duplex_of` said.
-    purpose
-        One with a way back.
-    rank
-        This process.
-
-    Returns
-    -------
-    Streams
-        For all ranks that have such connections with this one.
-    """
+    """The streams among open connections."""
     to, of = DuplexChannels({}, {})
     for (way, other), connection in connections.items():
         if way in (purpose, BACK[purpose]):
@@ -120,8 +92,6 @@ class ConnectionLost(RuntimeError):
 
     Parameters
     ----------
-    line
-        What has happened.
     device
         Who cannot be reached; empty: whether it is that one's doing is not known.
     """
@@ -136,20 +106,7 @@ class ConnectionReset(ConnectionLost):
 
 
 def send_all(connection: socket.socket, *parts: memoryview) -> None:
-    """Send all bytes of ``parts``, one after the other.
-
-    Parameters
-    ----------
-    connection
-        Where to.
-    parts
-        Views of bytes.
-
-    Raises
-    ------
-    TornError
-        The other end is gone.
-    """
+    """Send all bytes of ``parts``, one after the other."""
     try:
         for part in parts:
             connection.sendall(part)
@@ -161,25 +118,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
 
 
 def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
-    """Send what the connection takes without waiting.
-
-    Parameters
-    ----------
-    connection
-        Where to.
-    parts
-        Views of bytes.
-
-    Returns
-    -------
-    list[memoryview]
-        What is left.
-
-    Raises
-    ------
-    TornError
-        The other end is gone.
-    """
+    """Send what the connection takes without waiting."""
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
         count_sent(connection, sent)
@@ -198,20 +137,7 @@ def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryvie
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill ``view`` with what arrives next.
-
-    Parameters
-    ----------
-    connection
-        Where from.
-    view
-        Writable bytes.
-
-    Raises
-    ------
-    TornError
-        The other end is gone.
-    """
+    """Fill ``view`` with what arrives next."""
     try:
         while len(view):
             # waiting in the kernel for all of it costs one call and no interpreter time
@@ -231,16 +157,6 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
     """What the other end's system has not confirmed; 0 where this system does not tell.
 
     Of a Unix socket: the memory of what the other end has not read, somewhat more than its bytes.
-
-    Parameters
-    ----------
-    connection
-        Whose.
-
-    Returns
-    -------
-    int
-        Bytes.
     """
     if sys.platform != "linux":
         return 0
@@ -251,59 +167,23 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU.
-
-    Parameters
-    ----------
-    tensor
-        Any type and shape.
-
-    Returns
-    -------
-    memoryview
-        Its bytes; what is written there is in the tensor.
-    """
+    """The memory of a contiguous tensor on the CPU."""
     array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return array.data
 
 
 def count_sent(connection: socket.socket, size: int) -> None:
-    """Count what went to the other end, by whatever way.
-
-    Parameters
-    ----------
-    connection
-        To it.
-    size
-        Bytes.
-    """
+    """Count what went to the other end, by whatever way."""
     if isinstance(connection, Connection):
         connection.sent_bytes += size
 
 
 def device_of(connection: socket.socket) -> str:
-    """The name of the device at the other end; empty: it is not known.
-
-    Parameters
-    ----------
-    connection
-        Whose.
-    """
+    """The name of the device at the other end; empty: it is not known."""
     return getattr(connection, "name", Connection.name)
 
 
 def named(connection: socket.socket) -> str:
-    """Who is at the other end, for a line.
-
-    Parameters
-    ----------
-    connection
-        Whose.
-
-    Returns
-    -------
-    str
-        With the device's name, where it is known.
-    """
+    """Who is at the other end, for a line."""
     name = device_of(connection)
     return f"device {name!r}" if name else "another rank"

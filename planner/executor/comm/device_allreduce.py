@@ -32,20 +32,7 @@ HELD = 2
 
 
 def split_share(part: Range, most: int = PIECE_VALUES) -> list[Range]:
-    """A share in nearly equal pieces.
-
-    Parameters
-    ----------
-    part
-        ``(start, stop)``.
-    most
-        Values of a piece.
-
-    Returns
-    -------
-    list[Range]
-        They follow each other; none is empty.
-    """
+    """A share in nearly equal pieces."""
     start, stop = part
     return chunk_ranges(part, math.ceil((stop - start) / most)) if stop > start else []
 
@@ -59,14 +46,8 @@ class DeviceAllReduce:
         ``float32[values]``, where operations compute, changed in place.
     group
         The rank's group.
-    rank
-        This process.
     peers
         Its connections, to the other members at least.
-    direct
-        That reaches them.
-    side
-        Where operations compute.
     wire
         How pieces are written.
     scale
@@ -100,18 +81,7 @@ class DeviceAllReduce:
         self._leaving = len(self._roles.others)
 
     def run(self) -> float:
-        """Contribute, reduce and collect all pieces.
-
-        Returns
-        -------
-        float
-            Monotonic clock, when the whole vector was there.
-
-        Raises
-        ------
-        ConnectionLost
-            A member is gone.
-        """
+        """Contribute, reduce and collect all pieces."""
         # from here on nothing but this round uses the vector
         self._side.made(self._vector)()
         for k in self._roles.others:

@@ -74,23 +74,14 @@ class DeviceTransfers:
 
     Parameters
     ----------
-    group
-        Of the members.
     members
         Ranks that reach each other so, ascending.
     rank
         This process, one of them.
-    side
-        Where it computes.
     name
         Of a rank's device.
     carrier
         The library whose the group is, for people.
-
-    Attributes
-    ----------
-    members, carrier
-        As given.
     """
 
     def __init__(
@@ -112,22 +103,7 @@ class DeviceTransfers:
         return self.members.issuperset(ranks)
 
     def send(self, connection: socket.socket, other: int, made: Tensor) -> None:
-        """Send to a member, and wait until it has left.
-
-        Parameters
-        ----------
-        connection
-            To the member, for words.
-        other
-            Its rank.
-        made
-            Complete, where operations compute.
-
-        Raises
-        ------
-        ConnectionLost
-            The member is gone, or the library fails.
-        """
+        """Send to a member, and wait until it has left."""
         _hear(connection, TurnMessage.ROOM)
         _say(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
@@ -135,40 +111,14 @@ class DeviceTransfers:
         count_sent(connection, made.nbytes)
 
     def receive(self, connection: socket.socket, other: int, room: Tensor) -> None:
-        """Receive from a member, and wait until all of it is there.
-
-        Parameters
-        ----------
-        connection
-            From the member, for words.
-        other
-            Its rank.
-        room
-            Where it goes, of `DeviceBackend.own`, or with nothing under way there.
-
-        Raises
-        ------
-        ConnectionLost
-            The member is gone, or the library fails.
-        """
+        """Receive from a member, and wait until all of it is there."""
         _say(connection, TurnMessage.ROOM)
         _hear(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
             self._carry(other, self._group.recv, room)
 
     def meet(self, others: Collection[int]) -> None:
-        """Let the library connect with members, in both directions.
-
-        Parameters
-        ----------
-        others
-            Members, which have this one among their others at the same time.
-
-        Raises
-        ------
-        ConnectionLost
-            The library fails.
-        """
+        """Let the library connect with members, in both directions."""
         word = self._side.own((1,), torch.uint8)
         # of all pairs that are left the first one can always go on
         for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
@@ -235,31 +185,7 @@ def _hear(connection: socket.socket, *due: TurnMessage) -> TurnMessage:
 def open_device_transfers(
     library: Library, ranks: ProcessGroup, device: torch.device, side: DeviceBackend, store: Store
 ) -> DeviceTransfers | None:
-    """What carries between this rank and others; all ranks come here together.
-
-    Parameters
-    ----------
-    library
-        Which.
-    ranks
-        This process among all.
-    device
-        Where it computes.
-    side
-        Of the device.
-    store
-        A connection of its own: the library blocks on it.
-
-    Returns
-    -------
-    Direct or None
-        None: no other rank of this machine has a GPU of its own, or this one shares its.
-
-    Raises
-    ------
-    ValueError
-        There are none such at all, or the library is not there.
-    """
+    """What carries between this rank and others; all ranks come here together."""
     if library is Library.NCCL and not is_nccl_available():
         raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
     told = ranks.share("direct/place", json.dumps(gpu_location(library, ranks.rank, device)))
@@ -284,15 +210,6 @@ def open_device_transfers(
 
 def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
     """The machine of a rank, and its GPU there.
-
-    Parameters
-    ----------
-    library
-        That is to carry.
-    rank
-        This process.
-    device
-        Where it computes.
 
     Returns
     -------

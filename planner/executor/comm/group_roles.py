@@ -15,10 +15,6 @@ class GroupRoles(NamedTuple):
 
     Attributes
     ----------
-    me
-        The member.
-    others
-        All but it.
     givers
         Of the others, those that contribute to its share, in the order of sums.
     takers
@@ -38,20 +34,7 @@ class GroupRoles(NamedTuple):
 
     @classmethod
     def of(cls, group: AveragingGroup, rank: int) -> GroupRoles:
-        """A rank's in its group.
-
-        Parameters
-        ----------
-        group
-            Of a round.
-        rank
-            One of its members.
-
-        Returns
-        -------
-        Roles
-            Its own.
-        """
+        """A rank's in its group."""
         n, me = len(group.members), group.members.index(rank)
         # starting after this one, so that not all send to the same one first
         others = [(me + step) % n for step in range(1, n)]
@@ -66,40 +49,14 @@ class GroupRoles(NamedTuple):
 
 
 def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
-    """The elements of a vector that each member of a group sums, or holds.
-
-    Parameters
-    ----------
-    group
-        Of a round.
-    length
-        Elements of the vector.
-
-    Returns
-    -------
-    list[Range]
-        One a member, some of them empty.
-    """
+    """The elements of a vector that each member of a group sums, or holds."""
     if group.phase is Phase.ALL:
         return share_ranges(length, group.shares)
     return slice_ranges(length, group.slice, group.shares)
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:
-    """A slice in ``count`` nearly equal pieces.
-
-    Parameters
-    ----------
-    part
-        ``(start, stop)``.
-    count
-        Number of pieces.
-
-    Returns
-    -------
-    list[Range]
-        They follow each other.
-    """
+    """A slice in ``count`` nearly equal pieces."""
     start, stop = part
     ends = [start + (stop - start) * c // count for c in range(count + 1)]
     return list(pairwise(ends))

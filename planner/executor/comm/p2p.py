@@ -81,10 +81,6 @@ class Sender:
 
     Parameters
     ----------
-    connections
-        By destination.
-    failure
-        Where errors go.
     rates
         By destination, bytes per second of the link in the plan.
     round_trips_s
@@ -113,17 +109,7 @@ class Sender:
         self._lanes = {d: WorkerThread(f"to {d}", failure) for d in connections}
 
     def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
-        """Hand a message over; returns at once.
-
-        Parameters
-        ----------
-        tensor
-            What operations begun so far make, not changed afterwards.
-        destination
-            Rank.
-        header
-            Sent before it.
-        """
+        """Hand a message over; returns at once."""
         connection = self._connections[destination]
         self._given[destination] += tensor.nbytes
         direct = self._direct
@@ -150,40 +136,17 @@ class Sender:
         self._lanes[destination].submit(job)
 
     def made(self, destination: int, size: int, end_s: float) -> None:
-        """A message that was handed over is made.
-
-        Parameters
-        ----------
-        destination
-            Rank.
-        size
-            Bytes.
-        end_s
-            When its operation ended, monotonic clock.
-        """
+        """A message that was handed over is made."""
         begin = max(end_s, self._leaves_s[destination])
         self._leaves_s[destination] = begin + size / self._rates[destination]
 
     def tell(self, destination: int, note: bytes) -> None:
-        """Send a few bytes after all that was handed over before; returns at once.
-
-        Parameters
-        ----------
-        destination
-            Rank.
-        note
-            What is sent.
-        """
+        """Send a few bytes after all that was handed over before; returns at once."""
         connection = self._connections[destination]
         self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
 
     def in_flight(self, upload_bytes_per_s: float) -> tuple[float, float]:
         """What is still leaving, and is not known to have arrived.
-
-        Parameters
-        ----------
-        upload_bytes_per_s
-            Of this device, which all ways share.
 
         Returns
         -------
@@ -223,8 +186,6 @@ class ReceivedMessage:
 
     Attributes
     ----------
-    message
-        Which.
     tensor
         What was sent, in memory of `Receiver`'s buffer.
     arrived_s
@@ -255,14 +216,10 @@ class Receiver:
 
     Parameters
     ----------
-    connections
-        By source.
     expected
         By source, its messages in the order in which they leave.
     buffer
         Makes the memory that a message goes to.
-    failure
-        Where errors go.
     early_bytes
         Of messages that wait for their operation.
     direct
@@ -290,35 +247,11 @@ class Receiver:
             lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
 
     def has(self, serial: int, message: Message) -> bool:
-        """Whether a message is there.
-
-        Parameters
-        ----------
-        serial, message
-            As for `take`.
-        """
+        """Whether a message is there."""
         return ExpectedMessage(serial, message) in self._arrived
 
     def take(self, serial: int, message: Message) -> ReceivedMessage:
-        """A message, as soon as it is there.
-
-        Parameters
-        ----------
-        serial
-            Number of its step.
-        message
-            Which.
-
-        Returns
-        -------
-        Arrival
-            With its time.
-
-        Raises
-        ------
-        ConnectionLost
-            Its source is gone.
-        """
+        """A message, as soon as it is there."""
         wanted = ExpectedMessage(serial, message)
         with self._changed:
             if wanted not in self._arrived:

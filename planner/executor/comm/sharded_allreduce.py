@@ -46,8 +46,6 @@ class ShardedAllReduce:
         ``float32[values]``, changed in place.
     group
         The rank's group.
-    rank
-        This process.
     peers
         Its connections, to the other members at least.
     wire
@@ -103,18 +101,7 @@ class ShardedAllReduce:
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
-        """Contribute, reduce and collect all chunks.
-
-        Returns
-        -------
-        float
-            Monotonic clock, when the whole vector was there.
-
-        Raises
-        ------
-        ConnectionLost
-            A member is gone.
-        """
+        """Contribute, reduce and collect all chunks."""
         for k in self._roles.others:
             if self._members[k] not in self._told:
                 self._peers.tell(self._members[k])

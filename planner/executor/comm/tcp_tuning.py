@@ -31,20 +31,7 @@ LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
 def disable_slow_start_after_idle(
     file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
 ) -> Iterator[None]:
-    """No slow start after a pause, as long as the block runs.
-
-    Parameters
-    ----------
-    file
-        Of the setting.
-    before_end
-        Takes what puts the setting back, for processes that end without leaving the block.
-
-    Yields
-    ------
-    None
-        Once.
-    """
+    """No slow start after a pause, as long as the block runs."""
     changed = _write_zero(file)
     # not ended with this process, whatever ends that
     guard = _guard(file) if changed else None
@@ -72,13 +59,6 @@ def grow_windows(
 
     Where `leaves_the_machine` is not so there is nothing to grow. Both ends see that alike of each
     connection: what else a rank is connected with says nothing of it.
-
-    Parameters
-    ----------
-    streams
-        All of this rank; the other ends do the same.
-    flight_bytes
-        By rank, the larger of both directions' rate times the way there and back.
     """
     size = {
         other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
@@ -99,18 +79,7 @@ def grow_windows(
 
 
 def leaves_the_machine(connection: socket.socket) -> bool:
-    """Whether a connection may go over a network.
-
-    Parameters
-    ----------
-    connection
-        Open.
-
-    Returns
-    -------
-    bool
-        False where it surely is between processes of one machine.
-    """
+    """Whether a connection may go over a network."""
     if connection.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback

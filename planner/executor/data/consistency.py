@@ -11,20 +11,6 @@ def require_same_data(ranks: ProcessGroup, option: str, mine: Microbatches | Non
     """Raise if this rank would make other samples than another.
 
     All ranks come here together, and a late one by itself.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    option
-        That names the data.
-    mine
-        What this rank reads; None: nothing.
-
-    Raises
-    ------
-    DataError
-        Both, and whose; or there is no first sample.
     """
     if mine is not None:
         try:  # what is too short is said before the first step

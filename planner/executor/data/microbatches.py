@@ -31,13 +31,6 @@ class Microbatches(Protocol):
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """Tokens of one microbatch.
 
-        Parameters
-        ----------
-        step
-            Iteration, from 0; the one before is not asked for any more.
-        microbatch
-            Its number in the iteration.
-
         Returns
         -------
         Tensor
@@ -52,25 +45,7 @@ class Microbatches(Protocol):
 
 
 def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
-    """A plan's microbatches of some data.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    data
-        What they are made of.
-
-    Returns
-    -------
-    Microbatches
-        As long and as many as in the plan.
-
-    Raises
-    ------
-    ValueError
-        The text cannot be read.
-    """
+    """A plan's microbatches of some data."""
     arch, w = plan.workload.architecture, plan.workload
     assert arch is not None
     if data.text is None:
@@ -90,18 +65,10 @@ class Text:
 
     Parameters
     ----------
-    source
-        The text.
     sequence
         Tokens of a sample.
-    samples
-        Of a microbatch.
-    microbatches
-        Of a step.
     buffer
         Samples that are shuffled together.
-    seed
-        Of their order.
     """
 
     def __init__(

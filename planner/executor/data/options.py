@@ -23,11 +23,6 @@ class Data:
         A ``tokenizer.json``, or a folder with one; None: every byte is a token.
     buffer
         Samples that are shuffled together, and held in memory; 1: in the order of the text.
-
-    Raises
-    ------
-    ValueError
-        The buffer holds none, or a tokenizer has nothing to do.
     """
 
     text: Path | Iterable[Any] | None = None

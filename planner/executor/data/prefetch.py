@@ -33,18 +33,7 @@ class Prefetcher(Generic[T]):
         threading.Thread(target=_work, args=work, name="reads ahead", daemon=True).start()
 
     def take(self) -> T:
-        """The next item, and the one after it is begun.
-
-        Returns
-        -------
-        T
-            As the iterator gave it.
-
-        Raises
-        ------
-        BaseException
-            Whatever the iterator raised, and the same from then on.
-        """
+        """The next item, and the one after it is begun."""
         if self._error is not None:
             raise self._error
         if not self._begun:

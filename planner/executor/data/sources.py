@@ -46,17 +46,8 @@ class TextFiles:
 
     Parameters
     ----------
-    path
-        File or folder.
-    tokenizer
-        Makes tokens.
     vocabulary
         Tokens that the model knows.
-
-    Raises
-    ------
-    DataError
-        There is no such file, nothing in the folder, or a file that is not UTF-8 text.
     """
 
     def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -109,11 +100,6 @@ class Items:
         Makes tokens of texts.
     vocabulary
         Tokens that the model knows.
-
-    Raises
-    ------
-    DataError
-        It can be gone through once only.
     """
 
     def __init__(self, items: Iterable[Any], tokenizer: Tokenizer, vocabulary: int) -> None:

@@ -24,8 +24,6 @@ class Position(NamedTuple):
 
     Attributes
     ----------
-    block
-        Its number.
     epoch
         How often all text was read before.
     file, offset
@@ -49,15 +47,11 @@ class Samples:
 
     Parameters
     ----------
-    source
-        The text.
     sequence
         Tokens of a sample, without the last target, which is the next sample's first.
     buffer
         Samples that are shuffled together, and held in memory until `forget`; as many more are
         read ahead.
-    seed
-        Of their order.
     """
 
     def __init__(self, source: Source, sequence: int, buffer: int, seed: int) -> None:
@@ -69,20 +63,10 @@ class Samples:
     def sample(self, number: int) -> NDArray[np.int32]:
         """Tokens of a sample.
 
-        Parameters
-        ----------
-        number
-            In the shuffled order, from 0.
-
         Returns
         -------
         NDArray[np.int32]
             ``[sequence + 1]``.
-
-        Raises
-        ------
-        DataError
-            There is less text than a sample.
         """
         block, place = divmod(number, self._buffer)
         if block not in self._blocks:
@@ -102,18 +86,7 @@ class Samples:
         self._blocks = {k: block for k, block in self._blocks.items() if k >= self._first}
 
     def position_of(self, number: int) -> Position:
-        """From where on text is needed for a sample and those after it.
-
-        Parameters
-        ----------
-        number
-            Of the sample.
-
-        Returns
-        -------
-        Position
-            Of its block, or of one before it.
-        """
+        """From where on text is needed for a sample and those after it."""
         block = number // self._buffer
         found = self._begins.get(block, self._position)
         return found if found.block <= block else START

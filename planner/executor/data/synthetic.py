@@ -20,8 +20,6 @@ class Synthetic:
     ----------
     vocabulary, sequence
         Of the model, and of a sample.
-    samples
-        Of a microbatch.
     seed
         Of the language and its texts.
 

@@ -24,11 +24,6 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """Its tokens.
 
-        Parameters
-        ----------
-        text
-            UTF-8.
-
         Returns
         -------
         NDArray[np.int32]
@@ -53,11 +48,6 @@ class HuggingFaceTokenizer:
     ----------
     path
         Of the file, or of the folder with it.
-
-    Raises
-    ------
-    ValueError
-        The package is not there, or the file is none.
     """
 
     def __init__(self, path: Path) -> None:

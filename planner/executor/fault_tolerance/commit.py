@@ -22,8 +22,6 @@ class CommitProtocol:
 
     Parameters
     ----------
-    roll
-        Who takes part.
     ranks
         This process among those of the generation.
     tellers
@@ -53,13 +51,7 @@ class CommitProtocol:
         self._asked = ""
 
     def heed(self, failure: ErrorLatch) -> None:
-        """Have a connection that ends end a vote, too: others may wait for what was to be sent.
-
-        Parameters
-        ----------
-        failure
-            Of the steps that are voted on.
-        """
+        """Have a connection that ends end a vote, too: others may wait for what was to be sent."""
         self._failure = failure
         failure.on_failure(lambda: self._noticed(failure.error))
 
@@ -78,20 +70,7 @@ class CommitProtocol:
         later.start()
 
     def decide(self, step: int, loss: float | None) -> None:
-        """Wait for the decision on a step, whose gradients this rank has.
-
-        Parameters
-        ----------
-        step
-            Its number.
-        loss
-            Of this rank.
-
-        Raises
-        ------
-        LostError
-            The step is to be done again: nobody may take its update.
-        """
+        """Wait for the decision on a step, whose gradients this rank has."""
         if self._ranks.rank in self._tellers:
             self._ranks.store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
         self.grows = self._vote(f"step/{step}", bool(self._membership.comers) and step < self._last)
@@ -100,18 +79,7 @@ class CommitProtocol:
             self._forget(step - 2)
 
     def agree(self, step: int) -> None:
-        """Wait for the decision on the outer step after a step, whose mean this rank has.
-
-        Parameters
-        ----------
-        step
-            Its number; its own update was taken.
-
-        Raises
-        ------
-        LostError
-            Nobody may take the outer step: those who are left average again.
-        """
+        """Wait for the decision on the outer step after a step, whose mean this rank has."""
         self._vote(f"outer/{step}", False)
         # before anybody goes on into another generation
         self._membership.tell_agreed(step)
@@ -119,13 +87,7 @@ class CommitProtocol:
         self._outer.append(step)
 
     def end(self) -> None:
-        """Wait until all ranks have done all there is.
-
-        Raises
-        ------
-        LostError
-            One has not.
-        """
+        """Wait until all ranks have done all there is."""
         self._vote("end", False)
 
     def of(self, step: int) -> float:

@@ -64,8 +64,6 @@ class ElasticRun:
 
     Parameters
     ----------
-    plan
-        Of all devices.
     ranks
         This process among them.
     works
@@ -111,27 +109,7 @@ class ElasticRun:
         self._lifelines: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
-        """Do all steps.
-
-        Parameters
-        ----------
-        first
-            Steps that were done.
-        steps
-            To be done in the end.
-
-        Returns
-        -------
-        StepRecord or None
-            The last that this rank did; None: it came when there was none to do.
-
-        Raises
-        ------
-        LeftError
-            The others go on without this device.
-        EmptyStageError
-            A stage has nobody left.
-        """
+        """Do all steps."""
         if self._all.late:
             if not self._membership.come():
                 return None
@@ -161,23 +139,7 @@ class ElasticRun:
 
     @contextmanager
     def at_the_end(self, otherwise: str = "") -> Iterator[None]:
-        """Around what all do together after the last step.
-
-        Parameters
-        ----------
-        otherwise
-            What is wrong if a device is lost meanwhile; empty: nothing is.
-
-        Yields
-        ------
-        None
-            Once.
-
-        Raises
-        ------
-        EmptyStageError
-            A device is lost.
-        """
+        """Around what all do together after the last step."""
         try:
             yield
         except (DeviceLost, ConnectionLost) as error:

@@ -60,8 +60,6 @@ class FailureDetector(threading.Thread):
     ----------
     name
         Of this process's device.
-    ending
-        Of this process.
     patience_s
         A silence that is longer ends the run.
 
@@ -97,15 +95,7 @@ class FailureDetector(threading.Thread):
         self._ready.register(self._wakes, selectors.EVENT_READ)
 
     def begin(self, address: StoreAddress, *, serves: bool) -> None:
-        """Look after the store, and after signals; in the main thread.
-
-        Parameters
-        ----------
-        address
-            Of the store; it answers.
-        serves
-            Whether this process serves it.
-        """
+        """Look after the store, and after signals; in the main thread."""
         self._address, self._serves = address, serves
         store = address.connect(self.heartbeat_timeout_s)
         self._heartbeat = Heartbeat(
@@ -125,31 +115,12 @@ class FailureDetector(threading.Thread):
         return self._heartbeat
 
     def look_after(self, rank: int, other: int, name: str) -> None:
-        """Give signs of life as this rank, and watch another one's.
-
-        Parameters
-        ----------
-        rank
-            This process.
-        other, name
-            Whom to watch, and how its device is called.
-        """
+        """Give signs of life as this rank, and watch another one's."""
         self.heartbeat.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
-        """Look after connections too, until the block ends.
-
-        Parameters
-        ----------
-        lifelines
-            Connections that carry nothing else, with the names of the devices there.
-
-        Yields
-        ------
-        None
-            Once.
-        """
+        """Look after connections too, until the block ends."""
         with self._lock:
             self._lifelines |= {c: _Lifeline(name) for c, name in lifelines.items()}
         try:
@@ -167,15 +138,7 @@ class FailureDetector(threading.Thread):
                 del self._lifelines[connection]
 
     def propose(self, line: str, code: int = FAILED) -> None:
-        """End the run: in the store, so that all have the same reason, or else here alone.
-
-        Parameters
-        ----------
-        line
-            The reason, unless there is one already.
-        code
-            Of this process, if nobody else gave a reason.
-        """
+        """End the run: in the store, so that all have the same reason, or else here alone."""
         with self._lock:
             if self._proposed_s is not None:
                 return
@@ -184,18 +147,7 @@ class FailureDetector(threading.Thread):
             self._heartbeat.propose(line)
 
     def fail(self, line: str) -> int:
-        """End after an error of the main thread that follows from something else, if it does.
-
-        Parameters
-        ----------
-        line
-            The reason if no other is known soon.
-
-        Returns
-        -------
-        int
-            Exit code.
-        """
+        """End after an error of the main thread that follows from something else, if it does."""
         self._leaving = True
         if not self.shutdown_.wait(CAUSE_S):
             self.propose(line)
@@ -203,35 +155,13 @@ class FailureDetector(threading.Thread):
         return self.leave(line)
 
     def depart(self, line: str) -> int:
-        """End alone: the others go on.
-
-        Parameters
-        ----------
-        line
-            The reason.
-
-        Returns
-        -------
-        int
-            Exit code.
-        """
+        """End alone: the others go on."""
         self._leaving = True
         self.shutdown_.because(line, LEFT)
         return self.leave()
 
     def part(self, line: str) -> int:
-        """End alone, unless the store is gone for all.
-
-        Parameters
-        ----------
-        line
-            The reason.
-
-        Returns
-        -------
-        int
-            Exit code.
-        """
+        """End alone, unless the store is gone for all."""
         self._leaving = True
         rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
         # by another connection it answers, or does not
@@ -241,20 +171,7 @@ class FailureDetector(threading.Thread):
         return self.depart(line)
 
     def refuse(self, line: str, code: int) -> int:
-        """End for what is wrong with this process, and tell the others.
-
-        Parameters
-        ----------
-        line
-            The reason.
-        code
-            What this process ends with.
-
-        Returns
-        -------
-        int
-            Exit code.
-        """
+        """End for what is wrong with this process, and tell the others."""
         if self.missed is not None:
             return self.depart(line)
         self._leaving = True
@@ -270,13 +187,7 @@ class FailureDetector(threading.Thread):
         return self.leave(line)
 
     def leave(self, line: str = "") -> int:
-        """The last thing to do; says the reason if there is one, and returns the exit code.
-
-        Parameters
-        ----------
-        line
-            The reason if there is none.
-        """
+        """The last thing to do; says the reason if there is one, and returns the exit code."""
         self._leaving = True
         self.shutdown_.because(line)
         code = self.shutdown_.leave()

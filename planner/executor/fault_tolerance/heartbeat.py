@@ -25,20 +25,7 @@ MOST_CREDIT_S = 3.0
 
 
 def publish(store: Store, line: str) -> str:
-    """Write a reason, if nobody did before.
-
-    Parameters
-    ----------
-    store
-        Shared by all ranks.
-    line
-        The reason.
-
-    Returns
-    -------
-    str
-        The reason that counts.
-    """
+    """Write a reason, if nobody did before."""
     store.compare_set(ABORT, "", RUNNING)
     return store.compare_set(ABORT, RUNNING, line).decode()
 
@@ -87,25 +74,11 @@ class Heartbeat(threading.Thread):
         self._look = threading.Event()
 
     def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
-        """Give signs of life, and look for another rank's from its first one on.
-
-        Parameters
-        ----------
-        rank, other
-            This one, and the one to look after.
-        silent
-            Takes the seconds since its last sign of life, at every look.
-        """
+        """Give signs of life, and look for another rank's from its first one on."""
         self._silent, self._next, self._own = silent, heartbeat_key(other), heartbeat_key(rank)
 
     def heed(self, keys: Mapping[str, Callable[[str], None]]) -> None:
-        """Read these too at every look, and no others than these.
-
-        Parameters
-        ----------
-        keys
-            They have values; each is given its own.
-        """
+        """Read these too at every look, and no others than these."""
         self._heeded = keys
 
     def later(self, job: Callable[[Store], None]) -> None:
@@ -194,20 +167,7 @@ class Heartbeat(threading.Thread):
 
 
 def heartbeats(store: Store, ranks: Sequence[int]) -> list[bytes]:
-    """What the last sign of life of each rank says.
-
-    Parameters
-    ----------
-    store
-        Shared by all ranks.
-    ranks
-        Which.
-
-    Returns
-    -------
-    list[bytes]
-        Empty: none was given.
-    """
+    """What the last sign of life of each rank says."""
     keys = [heartbeat_key(rank) for rank in ranks]
     return [store.get(key) if store.check([key]) else b"" for key in keys]
 

@@ -59,8 +59,6 @@ class Generation:
 
     Attributes
     ----------
-    number
-        Of the generation.
     members
         Names of devices, in the plan's order.
     step
@@ -126,12 +124,8 @@ class Membership:
 
     Attributes
     ----------
-    now
-        The generation.
     loss
         Fails when a device of it is lost.
-    lost
-        By name, why.
     comers
         Names of those who wait to come in.
     """
@@ -151,30 +145,13 @@ class Membership:
         self.comers: tuple[str, ...] = ()
 
     def open(self, step: int) -> None:
-        """All ranks of the plan are there, and begin.
-
-        Parameters
-        ----------
-        step
-            The first.
-        """
+        """All ranks of the plan are there, and begin."""
         first = Generation(0, self._ids, step, evaluated=step)
         self._store.compare_set(BEGUN, "", first.to_text())
         self._begin(first)
 
     def come(self) -> bool:
-        """Wait until the others have let this device in, at the end of a step.
-
-        Returns
-        -------
-        bool
-            False: all steps are done.
-
-        Raises
-        ------
-        LeftError
-            Nobody is left, or somebody else has this device's name.
-        """
+        """Wait until the others have let this device in, at the end of a step."""
         self._detector.missed = self.accuse
         number, asked, silence = 0, -1, _Silence(self._store)
         until = time.monotonic() + self._wait_s
@@ -201,20 +178,7 @@ class Membership:
         return False
 
     def next(self, step: int, owes: bool = False) -> None:
-        """Go on into the next generation.
-
-        Parameters
-        ----------
-        step
-            The one to be done next, as far as this device knows; `NEW` if it has no parameters.
-        owes
-            Whether only the outer step after it is to be done.
-
-        Raises
-        ------
-        LeftError
-            The others go on without this device.
-        """
+        """Go on into the next generation."""
         number, silence = self.now.number + 1, _Silence(self._store)
         key, came_key, lost_key = (
             f"membership/{number}",
@@ -248,13 +212,7 @@ class Membership:
         self._begin(found)
 
     def ranks(self, rank: int) -> ProcessGroup:
-        """This process among those of the generation.
-
-        Parameters
-        ----------
-        rank
-            Its place among the members.
-        """
+        """This process among those of the generation."""
         return ProcessGroup(
             rank,
             len(self.now.members),
@@ -268,18 +226,7 @@ class Membership:
         )
 
     def accuse(self, names: Sequence[str], why: str, alone: bool = False) -> None:
-        """Say that devices are missed.
-
-        Parameters
-        ----------
-        names
-            Whose.
-        why
-            A line.
-        alone
-            Nobody else is heard either: if they still give signs of life in the store, this device
-            is the one that is gone.
-        """
+        """Say that devices are missed."""
         if alone:
             self._doubt(names, why)
             return
@@ -318,32 +265,13 @@ class Membership:
         self._detector.heartbeat.later(first)
 
     def tear(self, name: str, why: str) -> None:
-        """Begin again with all who are there: a connection has ended, and both its ends may live.
-
-        Parameters
-        ----------
-        name
-            Of the device at the other end.
-        why
-            A line.
-        """
+        """Begin again with all who are there: a connection has ended, and both its ends may live."""
         key = f"lost/{self.now.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
         self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def report(self, error: ConnectionLost) -> bool:
-        """Say what a connection's end means for all, when no cause of it has been told.
-
-        Parameters
-        ----------
-        error
-            What ended.
-
-        Returns
-        -------
-        bool
-            False: there is nobody to name.
-        """
+        """Say what a connection's end means for all, when no cause of it has been told."""
         if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MOST_TORN):
             # neither end need be gone, whatever the system says of it here
             where = f"its connection to {error.device!r}" if error.device else "a connection"
@@ -356,23 +284,7 @@ class Membership:
 
     @contextmanager
     def waiting(self, keys: Sequence[str]) -> Iterator[None]:
-        """While the generation's store is waited for, which a loss ends.
-
-        Parameters
-        ----------
-        keys
-            Of the generation.
-
-        Yields
-        ------
-        None
-            Once.
-
-        Raises
-        ------
-        LostError
-            A device is lost.
-        """
+        """While the generation's store is waited for, which a loss ends."""
         self._awaited = tuple(keys)
         self.loss.check()
         yield
@@ -543,13 +455,7 @@ class _Silence:
         self._silent_s: dict[int, float] = {}
 
     def of(self, ranks: Sequence[int]) -> list[float]:
-        """Seconds of each, at this look.
-
-        Parameters
-        ----------
-        ranks
-            The plan's.
-        """
+        """Seconds of each, at this look."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):

@@ -20,15 +20,6 @@ def membership_events(
 ) -> Iterator[dict[str, Any]]:
     """Events of the begin of a generation.
 
-    Parameters
-    ----------
-    now
-        Who takes part from now on.
-    plan
-        Of all devices.
-    lost_s
-        Seconds since the step began that is begun again, or since the one before has ended.
-
     Yields
     ------
     dict[str, Any]
@@ -53,18 +44,7 @@ def membership_events(
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """The line of an event.
-
-    Parameters
-    ----------
-    event
-        Of `membership_events`.
-
-    Returns
-    -------
-    str
-        For people.
-    """
+    """The line of an event."""
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
     tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":

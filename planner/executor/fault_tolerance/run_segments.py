@@ -16,8 +16,6 @@ class RunSegment:
 
     Attributes
     ----------
-    plan
-        Theirs.
     begin, end
         Steps that are done before it, and after it.
     move
@@ -43,27 +41,7 @@ class RunSegment:
 
 
 def segments_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[RunSegment]:
-    """A run's pieces.
-
-    Parameters
-    ----------
-    plan
-        With which it begins.
-    moves
-        As `planner.training_plan.migration.Migration.of` reads them, in any order.
-    steps
-        How many are done at the end.
-
-    Returns
-    -------
-    list[Piece]
-        One more than moves.
-
-    Raises
-    ------
-    PlanError
-        A move cannot be.
-    """
+    """A run's pieces."""
     found = [RunSegment(plan, 0, steps)]
     for move in sorted((Migration.of(text) for text in moves), key=lambda move: move.after):
         last = found[-1]

@@ -45,15 +45,7 @@ class Shutdown:
         self._undo: list[Callable[[], None]] = []
 
     def because(self, line: str, code: int = FAILED) -> None:
-        """End, for this reason unless there is one already.
-
-        Parameters
-        ----------
-        line
-            With the device's name; empty: nothing is said.
-        code
-            What the process ends with.
-        """
+        """End, for this reason unless there is one already."""
         with self._lock:
             if self.line is not None:
                 return

@@ -32,24 +32,7 @@ DTYPES = {
 def transfer_state(
     ranks: ProcessGroup, giver: int, taker: int, stage_module: StageModule | None, steps: int
 ) -> None:
-    """Give a device's parameters, optimizer state and place in the data to another; all come here.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    giver, taker
-        Ranks that hold the same stage.
-    learner
-        Of this rank; the taker's is new, and has what the giver's has afterwards.
-    steps
-        That were done.
-
-    Raises
-    ------
-    ConnectionLost
-        The other one is gone.
-    """
+    """Give a device's parameters, optimizer state and place in the data to another; all come here."""
     other = {giver: taker, taker: giver}.get(ranks.rank)
     wanted = [] if other is None else [(ChannelKind.STATE, other)]
     with connections_to(ranks, wanted, f"move/{steps}/{taker}") as connections:

@@ -27,8 +27,6 @@ class StoreMonitor(threading.Thread):
 
     Attributes
     ----------
-    ranks
-        As given.
     begun, over
         Whether steps have begun that go on without a lost device; whether all are done.
     ended
@@ -64,13 +62,7 @@ class StoreMonitor(threading.Thread):
         self.join(CONNECT_S)
 
     def knows(self, since_s: float) -> bool:
-        """Whether what it says was asked for after a moment.
-
-        Parameters
-        ----------
-        since_s
-            Monotonic clock.
-        """
+        """Whether what it says was asked for after a moment."""
         return self.answered_s > since_s
 
     def _look(self, store: Store) -> None:

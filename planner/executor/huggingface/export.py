@@ -45,20 +45,8 @@ class Export:
     ----------
     folder
         New, or without weights.
-    plan
-        What was trained.
     like
         The folder of weights that training began with: its config and tokenizer are kept.
-
-    Attributes
-    ----------
-    folder
-        As given.
-
-    Raises
-    ------
-    ValueError
-        The folder holds weights or cannot be written to, or ``transformers`` has no such model.
     """
 
     def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
@@ -96,13 +84,6 @@ class Export:
     def write(self, rank: int, parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
         """Write the file of a rank's stage.
 
-        Parameters
-        ----------
-        rank
-            The first device of a stage.
-        parameters
-            By the names of `planner.executor.runtime.stage_module.StageModule.named`.
-
         Returns
         -------
         dict[str, list[int]]
@@ -123,13 +104,7 @@ class Export:
         return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
 
     def finish(self, written: Mapping[str, list[int]]) -> None:
-        """Write index and config; every node that has files of the model may do so.
-
-        Parameters
-        ----------
-        written
-            What `write` gave, of all stages.
-        """
+        """Write index and config; every node that has files of the model may do so."""
         if len(self._plan.stage_layers) > 1:
             index = {
                 "metadata": {"total_size": sum(size for _, size in written.values())},
@@ -152,22 +127,7 @@ class Export:
 
 
 def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
-    """At the end of a run: each stage's first rank writes it; all ranks come here together.
-
-    Parameters
-    ----------
-    export
-        Where to.
-    ranks
-        This process among all.
-    learner
-        What this rank holds; None: no stage.
-
-    Raises
-    ------
-    OSError
-        There is no room, or no permission.
-    """
+    """At the end of a run: each stage's first rank writes it; all ranks come here together."""
     writes = stage_module is not None and export.writes(ranks.rank)
     mine: dict[str, list[int]] = {}
     if writes and stage_module is not None:
@@ -198,27 +158,7 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
 
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
-    """Write the newest checkpoint of a folder, in which all devices' shards are.
-
-    Parameters
-    ----------
-    export
-        Where to.
-    plan
-        What was trained.
-    folder
-        With checkpoints.
-
-    Returns
-    -------
-    int
-        Steps that were done.
-
-    Raises
-    ------
-    CheckpointError, TensorFileError
-        There is none, a shard is missing or damaged, or it is of another plan.
-    """
+    """Write the newest checkpoint of a folder, in which all devices' shards are."""
     firsts = [group[0] for group in plan.assignment.groups]
     steps = latest_step(folder, firsts)
     written: dict[str, list[int]] = {}

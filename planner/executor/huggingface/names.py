@@ -18,8 +18,6 @@ class TensorPart(NamedTuple):
 
     Attributes
     ----------
-    name
-        In the file.
     rows
         ``(start, stop)`` of ours; None: all.
     transposed
@@ -35,15 +33,6 @@ def tensor_parts(
     arch: Architecture, start: int, stop: int, *, head: bool
 ) -> dict[str, tuple[TensorPart, ...]]:
     """Of each parameter of a stage, and of its head, the tensors that it is made of.
-
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
-    start, stop
-        Layers ``start`` to ``stop - 1``; layer 0 brings the embedding.
-    head
-        Whether the head is here too; where it is tied and the embedding is not, with a copy of it.
 
     Returns
     -------

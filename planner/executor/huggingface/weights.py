@@ -33,27 +33,7 @@ def load_weights(
     stop: int,
     parameters: Mapping[str, nn.Parameter],
 ) -> None:
-    """Replace parameters of a stage by those of a folder.
-
-    Parameters
-    ----------
-    folder
-        With ``config.json`` and ``model.safetensors``, or an index of several such files.
-    arch
-        Of the plan.
-    start, stop
-        Layers of the stage.
-    parameters
-        By name, as `planner.executor.runtime.stage_module.StageModule.named` gives them.
-
-    Raises
-    ------
-    WeightsError
-        The folder has no such files, another model, tensors of other names or shapes, or a head of
-        its own although the plan's model has none.
-    TensorFileError
-        A file is damaged.
-    """
+    """Replace parameters of a stage by those of a folder."""
     require_same_model(folder, arch)
     files = _Files(folder, arch)
     head = any(name.startswith("head.") for name in parameters)
@@ -79,20 +59,7 @@ def require_weights(folder: Path, arch: Architecture) -> None:
 
 
 def require_same_model(folder: Path, arch: Architecture) -> None:
-    """Raise if a folder's ``config.json`` is of another model than the plan's.
-
-    Parameters
-    ----------
-    folder
-        With the file.
-    arch
-        Of the plan.
-
-    Raises
-    ------
-    WeightsError
-        The first field that differs, with both values.
-    """
+    """Raise if a folder's ``config.json`` is of another model than the plan's."""
     if folder.is_dir() and not (folder / CONFIG).exists():
         raise WeightsError(f"{folder}: holds no {CONFIG}; name the folder of a Hugging Face model")
     try:
@@ -128,13 +95,6 @@ def weight_digests(
     folder: Path, arch: Architecture, start: int, stop: int, *, head: bool
 ) -> dict[str, str]:
     """What tells the files that a stage reads from others of the same names.
-
-    Parameters
-    ----------
-    folder, arch, start, stop
-        As for `load_weights`.
-    head
-        Whether the head is there too.
 
     Returns
     -------

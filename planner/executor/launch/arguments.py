@@ -46,22 +46,7 @@ NO_MODEL = (
 def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> argparse.Namespace:
-    """Words of the command line.
-
-    Parameters
-    ----------
-    argv
-        Without the program; None: this process's.
-    about
-        What ``--help`` says first.
-    prog
-        Whose words they are.
-
-    Returns
-    -------
-    argparse.Namespace
-        As given, not yet looked at together.
-    """
+    """Words of the command line."""
     # who looks for an option among words finds it as it is
     parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
@@ -143,13 +128,7 @@ def parse_arguments(
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Who takes part, and where this node listens.
-
-    Parameters
-    ----------
-    parser
-        Gets the options.
-    """
+    """Who takes part, and where this node listens."""
     parser.add_argument(
         "--secret-file",
         type=Path,
@@ -165,41 +144,14 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def trust_of(args: argparse.Namespace) -> Secret | None:
-    """The secret of the options of `add_trust`; the address goes where all of this process looks.
-
-    Parameters
-    ----------
-    args
-        With these options.
-
-    Returns
-    -------
-    Secret or None
-        None: there is none.
-
-    Raises
-    ------
-    SecretError
-        The file holds none, or others may read it.
-    """
+    """The secret of the options of `add_trust`; the address goes where all of this process looks."""
     if args.bind is not None:
         os.environ[BIND] = args.bind
     return Secret.of_environment(args.secret_file)
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options that go without each other, or for values that are none.
-
-    Parameters
-    ----------
-    args
-        Of `parse_arguments`.
-
-    Raises
-    ------
-    ValueError
-        One line.
-    """
+    """Raise `ValueError` for options that go without each other, or for values that are none."""
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
     for option in NO_MODEL if args.impose else ():
@@ -233,20 +185,7 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def validate_for_plan(args: argparse.Namespace, plan: TrainingPlan) -> None:
-    """Raise `ValueError` for options that go without what the plan has.
-
-    Parameters
-    ----------
-    args
-        Of `parse_arguments`.
-    plan
-        That is to be run.
-
-    Raises
-    ------
-    ValueError
-        One line.
-    """
+    """Raise `ValueError` for options that go without what the plan has."""
     if args.direct is not None and plan.wiring is Wiring.STOCHASTIC:
         raise ValueError(
             "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
@@ -254,18 +193,7 @@ def validate_for_plan(args: argparse.Namespace, plan: TrainingPlan) -> None:
 
 
 def validate_files(args: argparse.Namespace) -> None:
-    """Refuse files that would be written over others.
-
-    Parameters
-    ----------
-    args
-        Of `parse_arguments`.
-
-    Raises
-    ------
-    ValueError
-        As `planner.utils.output_files.require_outputs` has it.
-    """
+    """Refuse files that would be written over others."""
     require_outputs(
         vars(args),
         [
@@ -276,18 +204,7 @@ def validate_files(args: argparse.Namespace) -> None:
 
 
 def shared_settings(args: argparse.Namespace) -> str:
-    """What all ranks must be told alike: numbers, and what they do together or not at all.
-
-    Parameters
-    ----------
-    args
-        Of `parse_arguments`.
-
-    Returns
-    -------
-    str
-        A JSON object, option by option.
-    """
+    """What all ranks must be told alike: numbers, and what they do together or not at all."""
     said = {name: getattr(args, name) for name in ALIKE}
     said |= {name: getattr(args, name) is not None for name in TOGETHER}
     return json.dumps(said, default=str)

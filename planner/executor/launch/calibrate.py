@@ -62,24 +62,6 @@ def calibrate(
 
     As many ranks measure at the same time as there are processors, as they will when training; on
     GPUs one on each.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    ranks
-        This process among all.
-    learner
-        What this rank computes; None: it holds no stage.
-    device
-        Where.
-    direct
-        What reaches others without the host; None: nothing does.
-
-    Returns
-    -------
-    Calibration or None
-        On rank 0.
     """
     rank = ranks.rank
     places = _places(ranks, device)
@@ -149,21 +131,7 @@ def cores() -> int:
 
 
 def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dict[str, float]:
-    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
-
-    Parameters
-    ----------
-    learner
-        What the rank computes.
-    averages
-        Whether the gradients of every step go to host memory and back, which counts as a part of
-        the optimizer step.
-
-    Returns
-    -------
-    dict[str, float]
-        Seconds by field.
-    """
+    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them."""
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def timed(field: str, work: Callable[[], None]) -> None:
@@ -237,8 +205,6 @@ class Link:
 
     Attributes
     ----------
-    latency_s, bandwidth_bytes_per_s
-        Of a connection.
     message_s
         What a message takes beyond that, from the end of its operation to the next one's begin.
     direct
@@ -254,22 +220,7 @@ class Link:
 def measure_link(
     ranks: ProcessGroup, side: DeviceBackend, direct: DeviceTransfers | None = None
 ) -> Link:
-    """Messages of two sizes by themselves, and small ones as the pipeline sends them.
-
-    Parameters
-    ----------
-    ranks
-        Rank 0 and 1 measure, the others wait.
-    side
-        Where this one computes.
-    direct
-        What reaches others without the host, and is measured if it reaches the other of the two.
-
-    Returns
-    -------
-    Link
-        Only rank 0's is of use.
-    """
+    """Messages of two sizes by themselves, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
     others = [1 - ranks.rank] if ranks.rank < 2 else []
     if direct is not None and direct.reaches(others):
@@ -286,13 +237,7 @@ def measure_link(
 
 
 def measure_operation() -> float:
-    """Seconds that the loop itself takes for an operation.
-
-    Returns
-    -------
-    float
-        Median of a few passes over operations that do nothing.
-    """
+    """Seconds that the loop itself takes for an operation."""
     path, kinds = (0,), "FHB"
     order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
@@ -308,13 +253,7 @@ def measure_operation() -> float:
 
 
 class _Nothing:
-    """Operations that do nothing.
-
-    Parameters
-    ----------
-    side
-        Where.
-    """
+    """Operations that do nothing."""
 
     def __init__(self, side: DeviceBackend = HOST) -> None:
         self.side = side

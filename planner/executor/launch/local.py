@@ -56,37 +56,7 @@ def run_local(
     address: StoreAddress | None = None,
     who: str = "planner run",
 ) -> tuple[int, str | None]:
-    """Run a process a device to their end.
-
-    Parameters
-    ----------
-    command
-        Of every process.
-    names
-        Of the devices.
-    environment
-        All of its variables, but those that tell a rank who and where it is.
-    told
-        Takes lines of the ranks' standard output.
-    said
-        Takes lines of their standard error; the reason of a failure comes once.
-    restarts
-        How often a device's process that was lost is started again while the others go on; None:
-        they do not go on, and end.
-    view, address
-        Where ranks of other machines too meet, as this process sees it; None: these are all, and
-        meet here.
-    who
-        Says that a device is started again.
-
-    Returns
-    -------
-    code : int
-        0, `FAILED`, `REFUSED` where a rank was given what cannot be used, or `LEFT` where others
-        go on and none of these does.
-    reason : str or None
-        Why the run has failed.
-    """
+    """Run a process a device to their end."""
     store = served(HOST, 0) if address is None else None
     meet = StoreAddress(HOST, store.port, True) if store is not None else address
     assert meet is not None
@@ -318,22 +288,7 @@ def _signal(number: int) -> str:
 
 
 def threads(ranks: int, processors: int, *, alone: bool = True) -> dict[str, str]:
-    """The environment, with processors shared among ranks.
-
-    Parameters
-    ----------
-    ranks
-        How many there are.
-    processors
-        Of this machine.
-    alone
-        Whether there are no others elsewhere.
-
-    Returns
-    -------
-    dict[str, str]
-        Variables for `run_local`.
-    """
+    """The environment, with processors shared among ranks."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
     if (

@@ -41,13 +41,7 @@ class Library(enum.StrEnum):
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where ranks compute, and what lies between them.
-
-    Parameters
-    ----------
-    parser
-        Gets the options.
-    """
+    """Where ranks compute, and what lies between them."""
     parser.add_argument(
         "--device",
         default="auto",
@@ -70,13 +64,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """What is trained on, from what, and how.
-
-    Parameters
-    ----------
-    parser
-        Gets the options.
-    """
+    """What is trained on, from what, and how."""
     group = parser.add_argument_group("training")
     group.add_argument(
         "--data", type=Path, help="text file, or folder of them, to train on; default: synthetic"
@@ -153,23 +141,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def optimizing_of(args: argparse.Namespace) -> OptimizerConfig:
-    """What updates the parameters.
-
-    Parameters
-    ----------
-    args
-        With the options of `add_training`, and ``steps``.
-
-    Returns
-    -------
-    Optimizing
-        Validated.
-
-    Raises
-    ------
-    ValueError
-        A value that is none.
-    """
+    """What updates the parameters."""
     said = {name: getattr(args, name) for name in OPTIMIZING}
     if said["schedule_steps"] is None:
         said["schedule_steps"] = args.steps
@@ -184,23 +156,7 @@ def data_of(args: argparse.Namespace) -> Data:
 
 
 def eval_data_of(args: argparse.Namespace) -> Data | None:
-    """What to evaluate on, in the order of the text.
-
-    Parameters
-    ----------
-    args
-        With the options of `add_training`.
-
-    Returns
-    -------
-    Data | None
-        None: nothing.
-
-    Raises
-    ------
-    ValueError
-        There would be nothing to do.
-    """
+    """What to evaluate on, in the order of the text."""
     for name in ("eval_every", "eval_batches"):
         if (value := getattr(args, name)) < 1:
             raise ValueError(f"{_option(name)} is {value}; give at least 1")

@@ -60,22 +60,7 @@ def die_with_parent() -> None:
 
 
 def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> int:
-    """Do a rank's work.
-
-    Parameters
-    ----------
-    name
-        Of this process's device.
-    watch
-        Of this process.
-    run
-        Its work; returns the exit code.
-
-    Returns
-    -------
-    int
-        The exit code, once others know why if it has failed.
-    """
+    """Do a rank's work."""
     try:
         return run()
     except RunAborted:

@@ -26,18 +26,7 @@ GET_ADDRESS = 0x8915
 
 
 def address_of(interface: str) -> str | None:
-    """The IPv4 address of a network interface.
-
-    Parameters
-    ----------
-    interface
-        Its name, or an empty one.
-
-    Returns
-    -------
-    str or None
-        None: there is no such interface, it has none, or this system does not say.
-    """
+    """The IPv4 address of a network interface."""
     if 0 < len(interface.encode()) < INTERFACE_BYTES and sys.platform == "linux":
         import fcntl
 
@@ -48,26 +37,12 @@ def address_of(interface: str) -> str | None:
 
 
 def own_address() -> str:
-    """The address that was named, or that of the interface; else where it reaches the store from.
-
-    Returns
-    -------
-    str
-        To listen on.
-    """
+    """The address that was named, or that of the interface; else where it reaches the store from."""
     return named_address() or _way_to_store()[0]
 
 
 def tell_address_of_store(store: Store, rank: int) -> None:
-    """Let others know under which address the store is reached from here, over a network.
-
-    Parameters
-    ----------
-    store
-        Which.
-    rank
-        This process.
-    """
+    """Let others know under which address the store is reached from here, over a network."""
     told = ""
     with suppress(OSError):  # who names an address needs no way
         mine, stores = _way_to_store()
@@ -80,18 +55,6 @@ def address_among(store: Store, world: int) -> str:
 
     On its own node the store's name often is a loopback address (Debian's 127.0.1.1), at which no
     other machine finds anybody: whoever is there listens where the others reach the store.
-
-    Parameters
-    ----------
-    store
-        Through which all ranks have come by now.
-    world
-        How many there are.
-
-    Returns
-    -------
-    str
-        To listen on.
     """
     named = named_address()
     if named is not None:
@@ -107,11 +70,6 @@ def named_address() -> str | None:
     """The address of ``--bind`` or of the interface in `INTERFACE`; None: neither is named.
 
     Of several interfaces, which Gloo takes in turn, the first counts.
-
-    Raises
-    ------
-    ValueError
-        One of the interfaces does not exist, or has no IPv4 address.
     """
     bind = os.environ.get(BIND, "")
     if bind and bind not in EVERYWHERE:

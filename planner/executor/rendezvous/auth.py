@@ -22,20 +22,7 @@ class AuthenticationError(ValueError):
 
 
 def authenticate_all(ranks: ProcessGroup, about: str) -> None:
-    """Prove the secret to all ranks, and have all prove it; all come here together.
-
-    Parameters
-    ----------
-    ranks
-        This process among all, with a secret.
-    about
-        What the proof is for besides: plan and options.
-
-    Raises
-    ------
-    UnprovenError
-        One line that names who has not proven it.
-    """
+    """Prove the secret to all ranks, and have all prove it; all come here together."""
     secret, rank, names = ranks.secret, ranks.rank, ranks.names
     assert secret is not None
     mine = nonce().hex()
@@ -67,29 +54,7 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
 def authenticate_client(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
-    """The side that connects: prove the secret, and have the other side prove it first.
-
-    Parameters
-    ----------
-    connection
-        With a limit on waiting.
-    secret
-        Of the run.
-    client, server
-        Names of the devices at both ends.
-    about
-        What the connection is for.
-
-    Returns
-    -------
-    bool
-        Whether the other side knows the secret.
-
-    Raises
-    ------
-    OSError
-        It is gone.
-    """
+    """The side that connects: prove the secret, and have the other side prove it first."""
     mine = nonce()
     connection.sendall(mine)
     said = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
@@ -104,23 +69,7 @@ def authenticate_client(
 def authenticate_server(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
-    """The side that was connected to; as `authenticate_client`.
-
-    Parameters
-    ----------
-    connection, secret, client, server, about
-        As `authenticate_client` has them.
-
-    Returns
-    -------
-    bool
-        Whether the other side knows the secret.
-
-    Raises
-    ------
-    OSError
-        It is gone.
-    """
+    """The side that was connected to; as `authenticate_client`."""
     theirs, mine = _all_of(connection, NONCE_BYTES), nonce()
     what = (client, server, about, theirs, mine)
     connection.sendall(mine + secret.proof("server", *what))

@@ -52,25 +52,6 @@ def connections_to(
     """Connect with all of ``wanted``, who must want this rank too; closed after the block.
 
     Lifelines are closed when all ranks have parted.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    wanted
-        Purpose and other rank.
-    name
-        Of this opening, the same on all ranks and used once.
-
-    Yields
-    ------
-    Connections
-        Blocking sockets.
-
-    Raises
-    ------
-    ConnectionLost
-        A rank cannot be reached.
     """
     connections = _open(ranks, wanted, name)
     if ranks.loss is not None:
@@ -217,19 +198,10 @@ class Listener:
 
     Parameters
     ----------
-    servers
-        That listen.
     ranks
         This process among all.
     wanted
         Who is waited for.
-    name
-        Of this opening.
-
-    Attributes
-    ----------
-    found
-        Who has come.
     """
 
     def __init__(
@@ -254,18 +226,7 @@ class Listener:
         return f"; {self._sent_away} others were refused, the last from {self._last}"
 
     def open(self, limit_s: float) -> None:
-        """Wait until all have been `found`.
-
-        Parameters
-        ----------
-        limit_s
-            At most so long.
-
-        Raises
-        ------
-        OSError
-            Not all came in time, or the server was shut.
-        """
+        """Wait until all have been `found`."""
         until = time.monotonic() + limit_s
         # side by side: some that are slow, or say nothing, hold up none of the others
         pool = ThreadPoolExecutor(max_workers=KNOCKING)

@@ -19,18 +19,7 @@ class FileMismatchError(ValueError):
 
 
 def digest_of(path: Path) -> str:
-    """A text that differs where files do; of one beyond `BLOCKS`, parts are read.
-
-    Parameters
-    ----------
-    path
-        Of a file.
-
-    Returns
-    -------
-    str
-        Hexadecimal.
-    """
+    """A text that differs where files do; of one beyond `BLOCKS`, parts are read."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         found = hashlib.sha256(str(size).encode())
@@ -43,22 +32,7 @@ def digest_of(path: Path) -> str:
 
 
 def require_same_files(ranks: ProcessGroup, option: str, mine: Mapping[str, str]) -> None:
-    """Raise if files of one name differ between this rank and another; all ranks come together.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    option
-        That names them.
-    mine
-        By name, the `digest_of` each that this rank has; a node may have some of them only.
-
-    Raises
-    ------
-    OtherFilesError
-        The name, and whose is another.
-    """
+    """Raise if files of one name differ between this rank and another; all ranks come together."""
     told = [json.loads(text) for text in ranks.share(f"files{option}", json.dumps(dict(mine)))]
     for rank, theirs in enumerate(told):
         for name in sorted(mine.keys() & theirs.keys()):

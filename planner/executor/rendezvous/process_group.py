@@ -35,8 +35,6 @@ class ProcessGroup:
         This process: the device's index in the plan.
     world
         How many there are.
-    store
-        Shared by all.
     names
         Of the devices; empty: they are called by their ranks.
     watch
@@ -73,13 +71,7 @@ class ProcessGroup:
 
     @contextmanager
     def failing(self) -> Iterator[ErrorLatch]:
-        """What threads of a block share: it fails with the run, with a rank, and with the block.
-
-        Yields
-        ------
-        Failure
-            No thread that heeds it outlives the block's connections.
-        """
+        """What threads of a block share: it fails with the run, with a rank, and with the block."""
         failure, loss = ErrorLatch(), self.loss
         shutdown_ = None if self.detector is None else self.detector.shutdown_
 
@@ -102,45 +94,20 @@ class ProcessGroup:
         return self.names[rank] if self.names else str(rank)
 
     def share(self, name: str, text: str) -> list[str]:
-        """What every rank gave, in order of ranks; waits for all.
-
-        Parameters
-        ----------
-        name
-            The same on all ranks, used once.
-        text
-            Of this rank.
-
-        Returns
-        -------
-        list[str]
-            One text a rank.
-        """
+        """What every rank gave, in order of ranks; waits for all."""
         self.store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{r}" for r in range(self.world)]
         self.wait(keys)
         return [value.decode() for value in self.store.multi_get(keys)]
 
     def meet(self, name: str) -> None:
-        """Wait for all ranks.
-
-        Parameters
-        ----------
-        name
-            The same on all ranks, used once.
-        """
+        """Wait for all ranks."""
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
         self.wait([f"{name}/all"])
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Wait until keys of the store have values.
-
-        Parameters
-        ----------
-        keys
-            Which.
-        """
+        """Wait until keys of the store have values."""
         with self.waiting(keys):
             self.store.wait(list(keys), self._timeout)
 

@@ -55,23 +55,7 @@ class RendezvousTimeout(RuntimeError):
 
 
 def local_rank(devices: Sequence[str]) -> int:
-    """Number of this process on its node, as whoever started it says.
-
-    Parameters
-    ----------
-    devices
-        Names of this node's devices.
-
-    Returns
-    -------
-    int
-        0 where nobody says it, of one device.
-
-    Raises
-    ------
-    BindingError
-        Nobody says it, of several.
-    """
+    """Number of this process on its node, as whoever started it says."""
     said = os.environ.get("LOCAL_RANK")
     if said is None and len(devices) > 1:
         raise RankAssignmentError(
@@ -82,44 +66,13 @@ def local_rank(devices: Sequence[str]) -> int:
 
 
 def own_name(devices: Sequence[str]) -> str:
-    """What this process is called before it is known whether the plan has such a device.
-
-    Parameters
-    ----------
-    devices
-        Names of this node's devices, in the order of its processes.
-
-    Returns
-    -------
-    str
-        Its device, or its number.
-    """
+    """What this process is called before it is known whether the plan has such a device."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return devices[local] if local < len(devices) else f"local process {local}"
 
 
 def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
-    """The rank of this process: the plan's index of the device it was named.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    devices
-        Names of this node's devices, in the order of its processes.
-    local_rank
-        Number of the process on its node.
-
-    Returns
-    -------
-    int
-        Index of the device in the plan.
-
-    Raises
-    ------
-    BindingError
-        The plan has no such device, one is named twice, or there are more processes than names.
-    """
+    """The rank of this process: the plan's index of the device it was named."""
     ids = plan.cluster.network.ids
     unknown = [name for name in devices if name not in ids]
     if unknown:
@@ -156,18 +109,6 @@ def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
     """What silence ends a run by default: 10 s, and more where news takes long to come.
 
     A sign of life may wait behind all that its pair sends of an averaging, in routers' queues.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    speed
-        Its times are divided by it.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     latency = plan.cluster.network.latency_s
     queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
@@ -186,43 +127,7 @@ def join(
     begun: str = "",
     secret: Secret | None = None,
 ) -> ProcessGroup:
-    """Meet the other processes as the named device.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    devices
-        Names of this node's devices, in the order of its processes.
-    settings
-        A JSON object of what all processes must have been told alike; empty: nothing.
-    watch
-        Of this process.
-    wait_s
-        For the store, and then for ranks that have not come yet.
-    patience_s
-        A silence that is longer ends the run.
-    begun
-        A key that the store has once all have met, after which this process may come late; empty:
-        it may not.
-    secret
-        That all must prove; None: none.
-
-    Returns
-    -------
-    Ranks
-        This process among all.
-
-    Raises
-    ------
-    BindingError
-        A device is claimed twice, the number of processes is not the number of devices, or another
-        process has another plan or other settings.
-    UnprovenError
-        Another process does not prove the secret.
-    StoreMissingError, MissingError
-        The store, or a rank, is not there in time.
-    """
+    """Meet the other processes as the named device."""
     rank = rank_of(plan, devices, local_rank(devices))
     _listen_as_planned(plan, rank)
     names = plan.cluster.network.ids
@@ -253,35 +158,7 @@ def join_by_name(
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     secret: Secret | None = None,
 ) -> ProcessGroup:
-    """Meet the other processes where there is no plan yet: ranks are torchrun's.
-
-    Parameters
-    ----------
-    name
-        Of this process's device; no two have the same.
-    settings
-        A JSON object of what all processes must have been told alike; empty: nothing.
-    watch
-        Of this process.
-    wait_s
-        For the store, and then for ranks that have not come yet.
-    patience_s
-        A silence that is longer ends the run.
-    secret
-        That all must prove; None: none.
-
-    Returns
-    -------
-    Ranks
-        This process among all.
-
-    Raises
-    ------
-    ValueError
-        The environment does not say who this is, two have one name, or other settings were told.
-    StoreMissingError, MissingError
-        The store, or a rank, is not there in time.
-    """
+    """Meet the other processes where there is no plan yet: ranks are torchrun's."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
@@ -376,20 +253,10 @@ def _rejoin(
 def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
     """Lifelines to the ranks beside this one, for as long as it is held.
 
-    Parameters
-    ----------
-    ranks
-        This process among all, which come here together.
-
     Returns
     -------
     dict
         Connections, and the names of the devices there.
-
-    Raises
-    ------
-    ConnectionLost
-        One cannot be reached.
     """
     beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
     wanted = {(ChannelKind.LIFELINE, other) for other in beside}

@@ -28,35 +28,13 @@ class SecretError(ValueError):
 
 @dataclass(frozen=True)
 class Secret:
-    """What a process can prove to know.
-
-    Attributes
-    ----------
-    key
-        Its bytes.
-    """
+    """What a process can prove to know."""
 
     key: bytes = field(repr=False)
 
     @classmethod
     def of_file(cls, path: str | Path) -> Secret:
-        """From a file that its owner alone may read; space around it does not count.
-
-        Parameters
-        ----------
-        path
-            Of the file.
-
-        Returns
-        -------
-        Secret
-            Of 16 bytes at least.
-
-        Raises
-        ------
-        SecretError
-            One line: it cannot be read, others may read it, or it holds too little or too much.
-        """
+        """From a file that its owner alone may read; space around it does not count."""
         try:
             with Path(path).open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -81,39 +59,12 @@ class Secret:
 
     @classmethod
     def of_environment(cls, path: str | Path | None = None) -> Secret | None:
-        """From the file that was named, else from the one that the environment names.
-
-        Parameters
-        ----------
-        path
-            As given; None: none was.
-
-        Returns
-        -------
-        Secret or None
-            None: nobody names a file.
-
-        Raises
-        ------
-        SecretError
-            As `of_file`.
-        """
+        """From the file that was named, else from the one that the environment names."""
         named = path or os.environ.get(SECRET_FILE)
         return None if not named else cls.of_file(named)
 
     def proof(self, *said: object) -> bytes:
-        """Of knowing the secret, and for nothing else than what is said.
-
-        Parameters
-        ----------
-        said
-            Words, numbers and bytes; among them what the other side has drawn.
-
-        Returns
-        -------
-        bytes
-            `PROOF_BYTES` of them.
-        """
+        """Of knowing the secret, and for nothing else than what is said."""
         parts = [one if isinstance(one, bytes) else str(one).encode() for one in said]
         # with their lengths, no two lists of parts are the same bytes
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
@@ -130,18 +81,7 @@ def nonce() -> bytes:
 
 
 def make_secret(folder: Path) -> Path:
-    """A new secret in a file that its owner alone may read.
-
-    Parameters
-    ----------
-    folder
-        Where.
-
-    Returns
-    -------
-    Path
-        Of the file.
-    """
+    """A new secret in a file that its owner alone may read."""
     path = folder / "secret"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:

@@ -62,8 +62,6 @@ class StoreAddress:
 
     Attributes
     ----------
-    host, port
-        Of its server.
     by_starter
         Whether whoever started the ranks serves it, and not rank 0.
     attempt
@@ -80,13 +78,7 @@ class StoreAddress:
 
     @classmethod
     def of_environment(cls) -> StoreAddress:
-        """As ``torchrun`` tells it.
-
-        Raises
-        ------
-        ValueError
-            A variable is missing, or the port is none.
-        """
+        """As ``torchrun`` tells it."""
         host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise ValueError(
@@ -102,25 +94,7 @@ class StoreAddress:
         return f"the store at {self.host}:{self.port}"
 
     def connect(self, timeout_s: float, *, serve: bool = False) -> Store:
-        """A connection of its own: what blocks on it blocks nobody else.
-
-        Parameters
-        ----------
-        timeout_s
-            How long to try.
-        serve
-            Serve the store too, from this process.
-
-        Returns
-        -------
-        Store
-            With the names of this attempt.
-
-        Raises
-        ------
-        StoreMissingError
-            Nobody answers, or it cannot be served.
-        """
+        """A connection of its own: what blocks on it blocks nobody else."""
         if serve:
             remedy = BOUND if self.bind else UNBOUND
             host = self.bind or self.host
@@ -169,20 +143,7 @@ class StoreAddress:
 
 
 def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
-    """Do something that may block for ever; it is waited for no longer.
-
-    Parameters
-    ----------
-    seconds
-        At most.
-    job
-        Whose errors are raised here.
-
-    Returns
-    -------
-    T or None
-        What it makes; None: it is at it still.
-    """
+    """Do something that may block for ever; it is waited for no longer."""
     made: list[T] = []
     failed: list[Exception] = []
 
@@ -201,31 +162,7 @@ def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
 
 
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
-    """A store that this process serves, on one address and not on all that the node has.
-
-    Parameters
-    ----------
-    host
-        Name or address of this node; one of `EVERYWHERE`: all.
-    port
-        0: any that is free.
-    timeout_s
-        How long to wait for keys.
-    remedy
-        For an address of another node.
-
-    Returns
-    -------
-    TCPStore
-        Served as long as it is held.
-
-    Raises
-    ------
-    PortTakenError
-        Somebody listens there.
-    ValueError
-        One line: this node has no such address.
-    """
+    """A store that this process serves, on one address and not on all that the node has."""
     server = _listening(host, port, remedy)
     # by itself PyTorch listens on all addresses
     taken = server.getsockname()[1]

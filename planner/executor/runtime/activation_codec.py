@@ -48,13 +48,6 @@ class ActivationCodec:
         ----------
         values
             ``[samples, tokens, hidden]``, or none at all.
-        gradient
-            Whether they are gradients of activations.
-
-        Returns
-        -------
-        Tensor
-            In the format of messages, or ``uint8`` of a codec.
         """
         if self._wire is None:
             return values.to(self._plain)
@@ -63,15 +56,6 @@ class ActivationCodec:
 
     def read(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
         """What `write` was given, but for what rounding takes.
-
-        Parameters
-        ----------
-        message
-            As it arrived, where it is computed with.
-        dtype
-            In which format it is.
-        gradient
-            As for `write`.
 
         Returns
         -------
@@ -97,18 +81,7 @@ class ActivationCodec:
 
 
 def require_priced(workload: Workload) -> None:
-    """Raise `PlanError` where a plan's messages are not as long as the executor's.
-
-    Parameters
-    ----------
-    workload
-        Of an architecture that the executor builds.
-
-    Raises
-    ------
-    PlanError
-        Field, value, remedy.
-    """
+    """Raise `PlanError` where a plan's messages are not as long as the executor's."""
     arch, formats = workload.architecture, workload.precision
     assert arch is not None
     plain = float(arch.sequence * arch.hidden * formats.messages.bytes)

@@ -23,13 +23,7 @@ class BackgroundTask:
         self._thread.start()
 
     def wait(self) -> float:
-        """Until it is done; raises what it raised.
-
-        Returns
-        -------
-        float
-            What the job gave.
-        """
+        """Until it is done; raises what it raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -58,20 +58,6 @@ class NormClipper:
         ----------
         vector
             ``float32[values]``, of this rank's stage, the same on all of its devices.
-        connections
-            To `peers`.
-        copied
-            So many leading values are another stage's too, which counts them.
-
-        Returns
-        -------
-        float
-            The norm that they had.
-
-        Raises
-        ------
-        ConnectionLost
-            Another rank is gone.
         """
         own = squares(vector[copied:]) if self._tells else 0.0
         if self._rank == self._root:

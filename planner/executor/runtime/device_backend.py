@@ -42,55 +42,16 @@ class DeviceBackend(Protocol):
         """
 
     def enter(self, message: Tensor) -> Tensor:
-        """What is in host memory or in memory of `own`, for operations begun from now on.
-
-        Parameters
-        ----------
-        message
-            Complete, and left alone from now on.
-
-        Returns
-        -------
-        Tensor
-            Where operations compute.
-        """
+        """What is in host memory or in memory of `own`, for operations begun from now on."""
 
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
-        """What operations begun so far have made, on its way to host memory.
-
-        Parameters
-        ----------
-        made
-            Where operations compute; left alone from now on.
-
-        Returns
-        -------
-        Callable
-            Waits until it is there, and gives it; for any thread, once.
-        """
+        """What operations begun so far have made, on its way to host memory."""
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """What operations begun so far have made, where it is.
-
-        Parameters
-        ----------
-        tensor
-            Where operations compute; left alone from now on.
-
-        Returns
-        -------
-        Callable
-            Waits until it is complete, and gives it; for any thread.
-        """
+        """What operations begun so far have made, where it is."""
 
     def across(self, job: Callable[[], object]) -> None:
-        """Do something beside the operations, and wait until it is done; for any thread.
-
-        Parameters
-        ----------
-        job
-            On memory where operations compute that no operation uses meanwhile.
-        """
+        """Do something beside the operations, and wait until it is done; for any thread."""
 
     def mark(self) -> Mark:
         """When what was begun so far has ended."""
@@ -184,13 +145,7 @@ class GpuStreams(Protocol):
 
 
 class GpuBackend:
-    """Operations are begun on a GPU's current stream; copies have a stream for each direction.
-
-    Parameters
-    ----------
-    gpu
-        Which.
-    """
+    """Operations are begun on a GPU's current stream; copies have a stream for each direction."""
 
     ahead = 1
 
@@ -276,13 +231,6 @@ class CudaEvent:
 
     A thread's current GPU is the first one until it is told otherwise, and waiting would make a
     context there, which is another rank's.
-
-    Parameters
-    ----------
-    event
-        Recorded.
-    device
-        Of the event.
     """
 
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
@@ -300,13 +248,7 @@ class CudaEvent:
 
 
 class CudaStreams:
-    """A GPU by PyTorch's ``torch.cuda``; from now on the current one of this thread.
-
-    Parameters
-    ----------
-    device
-        Which.
-    """
+    """A GPU by PyTorch's ``torch.cuda``; from now on the current one of this thread."""
 
     def __init__(self, device: torch.device) -> None:
         # leaving a stream of it sets the thread's GPU to what it was, the first one by default
@@ -374,16 +316,5 @@ class CudaStreams:
 
 
 def backend_of(device: torch.device) -> DeviceBackend:
-    """Of a device.
-
-    Parameters
-    ----------
-    device
-        Where a rank computes.
-
-    Returns
-    -------
-    Side
-        Of the host, or of a GPU.
-    """
+    """Of a device."""
     return GpuBackend(CudaStreams(device)) if device.type == "cuda" else HOST

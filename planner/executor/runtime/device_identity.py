@@ -31,11 +31,6 @@ def network() -> str:
 def gpu_of(device: torch.device) -> tuple[str, str]:
     """The name of a GPU's kind, and a text that no other GPU has.
 
-    Parameters
-    ----------
-    device
-        A GPU.
-
     Returns
     -------
     tuple[str, str]

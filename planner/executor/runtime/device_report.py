@@ -19,22 +19,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 def peak_flops(plan: TrainingPlan, ranks: ProcessGroup, device: torch.device) -> float | None:
-    """The peak of all GPUs of a run, each counted once; all ranks come here together.
-
-    Parameters
-    ----------
-    plan
-        Whose format counts.
-    ranks
-        This process among all.
-    device
-        Where it computes.
-
-    Returns
-    -------
-    float or None
-        FLOP/s; None where one is not in the table of GPUs, as a processor is not.
-    """
+    """The peak of all GPUs of a run, each counted once; all ranks come here together."""
     own = gpu_of(device) if device.type == "cuda" else ("", "")
     told = [json.loads(text) for text in ranks.share("gpu", json.dumps(own))]
     names = {gpu: name for rank, (name, gpu) in enumerate(told) if rank in plan.stage_of}
@@ -52,26 +37,7 @@ def device_reports(
     device: torch.device,
     worker: Worker,
 ) -> list[dict[str, Any]]:
-    """Memory and bytes sent of all ranks; all come here together.
-
-    Parameters
-    ----------
-    plan, ranks
-        What was run, and this process among all.
-    works, need
-        What this rank computed with, and what was expected of it.
-    device
-        Where.
-    worker
-        What it did.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        One entry a rank. ``peak_bytes`` is what ``peak_is`` says: on a GPU all that was allocated,
-        on a processor the tensors that were kept from one operation to the next. ``part``: of its
-        stage's microbatches, and ``planned_part``, where devices choose paths.
-    """
+    """Memory and bytes sent of all ranks; all come here together."""
     on_gpu = device.type == "cuda"
     own = {
         "device": ranks.name(ranks.rank),

@@ -42,8 +42,6 @@ class EvaluationResult:
 
     Attributes
     ----------
-    steps
-        That were done.
     paths
         Stages that a microbatch visits, of how many, such as ``"4 of 6 stages"``.
     loss
@@ -96,29 +94,7 @@ def evaluation_data(
     batches: int,
     stop: int,
 ) -> EvaluationData:
-    """Held-out text, alike on all ranks; they come here together.
-
-    Parameters
-    ----------
-    plan, ranks
-        What is trained, and this process among all.
-    learner
-        What this rank holds; None: no stage.
-    data
-        The text.
-    every, batches, stop
-        Of `EvaluationData`.
-
-    Returns
-    -------
-    HeldOut
-        Of this rank.
-
-    Raises
-    ------
-    ValueError
-        The data cannot be read, or hold less than a sample.
-    """
+    """Held-out text, alike on all ranks; they come here together."""
     reads = stage_module is not None and stage_module.data is not None
     own = microbatches_of(plan, data) if reads else None
     require_same_data(ranks, "--eval-data", own)
@@ -134,8 +110,6 @@ class Evaluation:
         What is trained, and this process among all.
     learner
         What this rank holds; None: no stage.
-    wiring
-        Of this rank.
     held_out
         What on, and when.
     steps
@@ -188,18 +162,7 @@ class Evaluation:
         self._held.close()
 
     def after(self, step: int) -> list[EvaluationResult]:
-        """A step has ended; all ranks come here together where an evaluation is due.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-
-        Returns
-        -------
-        list[Evaluated]
-            One a schedule; none where nothing is due.
-        """
+        """A step has ended; all ranks come here together where an evaluation is due."""
         if step not in self._after:
             return []
         w, arch = self._plan.workload, self._plan.workload.architecture
@@ -249,18 +212,7 @@ class Evaluation:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The schedule without backward passes, in an order in which nobody waits for ever.
-
-    Parameters
-    ----------
-    schedule
-        Of training.
-
-    Returns
-    -------
-    Schedule
-        Microbatches follow one another along their paths, each a place behind the one before.
-    """
+    """The schedule without backward passes, in an order in which nobody waits for ever."""
     found: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
     for b in range(len(schedule.paths)):
         ahead = [step for step in schedule.chain(b) if step[0] != "B"]

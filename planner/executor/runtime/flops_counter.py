@@ -16,8 +16,6 @@ class FlopsCounter:
 
     Attributes
     ----------
-    plan
-        The plan.
     peak_flops
         Of all GPUs together in the plan's format; None: not all of them are known.
     """
@@ -47,18 +45,6 @@ class FlopsCounter:
     def mfu(self, step: int, took_s: float) -> float | None:
         """Model FLOPs utilization: FLOPs of a step over what the GPUs' peak would do meanwhile.
 
-        Parameters
-        ----------
-        step
-            Its number.
-        took_s
-            Its seconds.
-
-        Returns
-        -------
-        float or None
-            A fraction; None where a peak is not known.
-
         References
         ----------
         A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
@@ -71,18 +57,7 @@ class FlopsCounter:
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> str:
-    """A line of what `device_reports` gave.
-
-    Parameters
-    ----------
-    reports
-        One entry a rank.
-
-    Returns
-    -------
-    str
-        Of the device with most memory, and of all bytes.
-    """
+    """A line of what `device_reports` gave."""
     most = max(reports, key=lambda report: float(report["peak_bytes"]))
     sent = sum(size for report in reports for size in report["sent_bytes"].values())
     routed = [one for one in reports if "part" in one and one["part"] != one["planned_part"]]

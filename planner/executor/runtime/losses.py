@@ -15,13 +15,7 @@ MESSAGE = struct.Struct("!Qd")
 
 
 class LossSender:
-    """Tells rank 0 the losses of this one.
-
-    Parameters
-    ----------
-    connection
-        To rank 0.
-    """
+    """Tells rank 0 the losses of this one."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

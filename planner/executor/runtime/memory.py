@@ -74,31 +74,7 @@ def memory_need(
     calibrates: bool = False,
     direct: bool = False,
 ) -> MemoryNeed:
-    """What a rank will hold.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        Which.
-    averaging
-        Its part in averaging.
-    other
-        Its other part: that of every step where it averages on two clocks, or that of the matrix
-        which two stages share.
-    on_gpu
-        Whether it computes there.
-    calibrates
-        Whether it measures first, on a copy of its parameters and of their moments.
-    direct
-        Whether what comes from others, and goes there, may do so from GPU to GPU.
-
-    Returns
-    -------
-    Need
-        In bytes.
-    """
+    """What a rank will hold."""
     w, stage = plan.workload, plan.averaged_stage(rank)
     gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
     vector = gradient / w.precision.gradients.bytes * SUM_BYTES
@@ -154,20 +130,7 @@ def _power_of_two(size: float) -> float:
 
 
 def buffer_bytes(averaging: StageAverager, values: int) -> float:
-    """Contributions of others that wait to be summed, in the round with most.
-
-    Parameters
-    ----------
-    averaging
-        A rank's part.
-    values
-        Of the vector.
-
-    Returns
-    -------
-    float
-        Bytes.
-    """
+    """Contributions of others that wait to be summed, in the round with most."""
     most = 0
     for group, chunking, wire in zip(
         averaging.rounds, averaging.chunkings, averaging.wires, strict=True
@@ -180,20 +143,7 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
 
 
 def direct_bytes(averaging: StageAverager, values: int) -> float:
-    """The same where contributions go from GPU to GPU, and what is made to write or read others'.
-
-    Parameters
-    ----------
-    averaging
-        A rank's part.
-    values
-        Of the vector.
-
-    Returns
-    -------
-    float
-        Bytes.
-    """
+    """The same where contributions go from GPU to GPU, and what is made to write or read others'."""
     most = 0
     for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
         others, width = len(group.members) - 1, group.width * values
@@ -218,10 +168,6 @@ class MemoryClaim:
     ----------
     memory
         The same text on all ranks that share it.
-    name
-        For people.
-    need, have
-        Bytes.
     usable
         Of what there is, the part that may be used.
     parts
@@ -240,20 +186,6 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
     """What a rank asks of this machine, and of its GPU; all ranks come here together.
 
     A late one by itself: the others hold what they need, and it is not free any more.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    need
-        Of this rank.
-    device
-        Where it computes.
-
-    Returns
-    -------
-    list[Claim]
-        One a memory.
     """
     if device.type == "cuda":
         # a process that begins to use a GPU takes some of it
@@ -275,20 +207,7 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
 
 
 def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
-    """Refuse to begin where memory will not do; all ranks come here together, a late one alone.
-
-    Parameters
-    ----------
-    ranks
-        This process among all.
-    claims
-        Of this rank, made before anybody has taken what it needs.
-
-    Raises
-    ------
-    TooLittleMemoryError
-        On the first of those that share what is too small; the others wait to be ended by it.
-    """
+    """Refuse to begin where memory will not do; all ranks come here together, a late one alone."""
     own = json.dumps([asdict(claim) for claim in claims])
     told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.share("memory", own)))
     pools: dict[str, dict[int, MemoryClaim]] = {}

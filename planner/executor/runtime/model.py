@@ -207,45 +207,14 @@ class Stage(nn.Module):
 
 
 def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
-    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too.
-
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
-    start, stop
-        Layers ``start`` to ``stop - 1``.
-    seed
-        Of all weights.
-
-    Returns
-    -------
-    Stage
-        On the CPU.
-    """
+    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too."""
     stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
     layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
     return Stage(stem, layers)
 
 
 def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
-    """The head with the weights every other process gives it too.
-
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
-    seed
-        Of all weights.
-    stem
-        Whose embedding is the projection too, where they are tied; None: it is elsewhere, and here
-        is a copy.
-
-    Returns
-    -------
-    Head
-        On the CPU.
-    """
+    """The head with the weights every other process gives it too."""
     head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
     if arch.tied:
         here = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem

@@ -35,8 +35,6 @@ class OptimizerConfig:
 
     Attributes
     ----------
-    learning_rate
-        The highest.
     optimizer, schedule
         Which; strings are turned into an `OptimizerKind` and a `RateSchedule`.
     warmup
@@ -47,13 +45,6 @@ class OptimizerConfig:
         ``cosine``: the lowest rate over the highest.
     weight_decay
         AdamW's, of matrices, embeddings included; norms and biases have none.
-    beta1, beta2, eps
-        AdamW's.
-
-    Raises
-    ------
-    ValueError
-        A value that is none.
     """
 
     learning_rate: float = 1e-3
@@ -92,18 +83,7 @@ class OptimizerConfig:
             set_(self, "schedule_steps", 0)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-
-        Returns
-        -------
-        float
-            Of its update.
-        """
+        """The learning rate of a step."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         if self.schedule is RateSchedule.CONSTANT:
@@ -113,18 +93,7 @@ class OptimizerConfig:
         return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * above)
 
     def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of some parameters; `set_rate` says its rate.
-
-        Parameters
-        ----------
-        parameters
-            What it updates.
-
-        Returns
-        -------
-        torch.optim.Optimizer
-            With the rate of step 0.
-        """
+        """The optimizer of some parameters; `set_rate` says its rate."""
         import torch  # who only says settings needs none
 
         rate = self.rate(0)

@@ -35,8 +35,6 @@ class PlannedWeights:
 
     Parameters
     ----------
-    plan
-        The plan.
     rank
         A device with a stage.
     """
@@ -84,36 +82,12 @@ class PlannedWeights:
         """Nothing was counted."""
 
     def scale(self, step: int) -> float | None:
-        """What turns a sum over samples, divided by the batch, into the device's own mean.
-
-        Parameters
-        ----------
-        step
-            Its number, from 0.
-
-        Returns
-        -------
-        float or None
-            Samples of the batch over the device's; None: no sample went through it.
-        """
+        """What turns a sum over samples, divided by the batch, into the device's own mean."""
         k = self._cycle[step % len(self._cycle)]
         return self._all[k] / self._own[k] if self._own[k] else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
-        """The device's part of its stage's samples since the last outer step.
-
-        Parameters
-        ----------
-        step
-            After which an outer step is due.
-        samples
-            Of the stage, where they are counted; the plan says them.
-
-        Returns
-        -------
-        float
-            Of all devices of the stage they sum to 1, or to 0 where there was no sample.
-        """
+        """The device's part of its stage's samples since the last outer step."""
         steps = range(step + 1 - self._every, step + 1)
         schedules = [self._cycle[t % len(self._cycle)] for t in steps]
         stage = sum(self._stage[k] for k in schedules)
@@ -149,15 +123,7 @@ class CountedWeights:
         return self._changed
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
-        """The plan of those who are there from now on.
-
-        Parameters
-        ----------
-        plan
-            With as many microbatches a step.
-        rank
-            The device's among them.
-        """
+        """The plan of those who are there from now on."""
         self._beside = set(as_one(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
@@ -252,8 +218,6 @@ class OuterSGD:
         ----------
         into
             ``float32[values]``.
-        weight
-            Of this device.
         """
         with torch.no_grad():
             if self._left is not None:
@@ -303,13 +267,7 @@ class OuterSGD:
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave.
-
-        Parameters
-        ----------
-        state
-            By name, among other tensors.
-        """
+        """What `state` gave."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         # where an outer step is to come, nothing was done since changes were taken

@@ -20,8 +20,6 @@ class Message:
     ----------
     kind, microbatch
         Of the operation that waits for it.
-    source, destination
-        Devices.
     """
 
     kind: str
@@ -42,8 +40,6 @@ class P2PSchedule:
     ----------
     schedule
         Paths and orders of all devices.
-    device
-        Whose messages.
     forward
         Whether there are no backward passes.
 

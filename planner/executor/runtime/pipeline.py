@@ -29,25 +29,6 @@ def run_operations(
 
     The next operation is begun before one has ended, where the device allows for it and what it
     waits for is there.
-
-    Parameters
-    ----------
-    order
-        The device's operations.
-    traffic
-        Its messages.
-    compute
-        What an operation does.
-    inbox, outbox
-        Where messages come from and go to.
-    serial
-        Number of the step among all of this run.
-    rank
-        This process.
-    record
-        Takes times, monotonic clock.
-    ended
-        Called after each operation with the moment of its end, monotonic clock.
     """
     side = compute.side
     begun: deque[_Begun] = deque()
@@ -103,19 +84,7 @@ class _Begun(NamedTuple):
 def run_whole_model(
     microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
 ) -> None:
-    """Take microbatches through the whole model on this device, whatever their planned path.
-
-    Parameters
-    ----------
-    microbatches
-        One after the other.
-    compute
-        What an operation does.
-    rank
-        This process.
-    record
-        Takes times, monotonic clock.
-    """
+    """Take microbatches through the whole model on this device, whatever their planned path."""
     side = compute.side
     begun: deque[_Begun] = deque()
     for b in microbatches:

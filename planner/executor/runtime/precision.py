@@ -30,8 +30,6 @@ class LowPrecisionModule:
     ----------
     module
         With parameters in fp32, whose gradients are there when there are any to add.
-    dtype
-        Of its products.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
@@ -96,20 +94,7 @@ def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
 
 
 def set_precision(plan: TrainingPlan, device: torch.device) -> None:
-    """Have a device compute in the plan's format, and in no other.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    device
-        Where a rank computes.
-
-    Raises
-    ------
-    PlanError
-        The device only emulates it.
-    """
+    """Have a device compute in the plan's format, and in no other."""
     # products in fp32 never in TF32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

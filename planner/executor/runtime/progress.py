@@ -24,8 +24,6 @@ class Progress:
 
     Attributes
     ----------
-    planned_s
-        Of a step.
     events
         JSON lines instead of text.
     work
@@ -42,15 +40,7 @@ class Progress:
     _told: set[int] = field(default_factory=set)
 
     def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
-        """A step of rank 0 has ended.
-
-        Parameters
-        ----------
-        record
-            Of the step.
-        losses
-            What is known of them; None: there are none.
-        """
+        """A step of rank 0 has ended."""
         # steps chain: each takes from the end of the one before
         first = record.rest or record.step == 0 or not self._ended_s
         began = record.begin_s if first else self._ended_s
@@ -83,17 +73,7 @@ class Progress:
         )
 
     def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:
-        """Devices are lost, or have come, in an elastic run.
-
-        Parameters
-        ----------
-        now
-            Who takes part from now on.
-        plan
-            Of all devices.
-        lost_s
-            Seconds since the step began that is begun again.
-        """
+        """Devices are lost, or have come, in an elastic run."""
         self._ended_s = 0.0
         for event in membership_events(now, plan, lost_s):
             self._say(event_line(event), **event)
@@ -112,15 +92,7 @@ class Progress:
         )
 
     def moves(self, decision: RebalanceDecision, why_not: str) -> None:
-        """A device goes to another stage, or cannot.
-
-        Parameters
-        ----------
-        decision
-            Who, where to, and what for.
-        why_not
-            Why it stays; empty: it goes.
-        """
+        """A device goes to another stage, or cannot."""
         move = decision.move
         self._ended_s = 0.0
         self._say(
@@ -145,13 +117,7 @@ class Progress:
         return rates, said
 
     def end(self, losses: LossCollector | None) -> None:
-        """The run has ended, and all losses are known: tell those not told yet.
-
-        Parameters
-        ----------
-        losses
-            All of them; None: there are none.
-        """
+        """The run has ended, and all losses are known: tell those not told yet."""
         for step in () if losses is None else losses.steps:
             if step in self._told or losses is None:
                 continue
@@ -160,13 +126,7 @@ class Progress:
                 self._say(text, event="loss", step=step, loss=loss)
 
     def phase(self, doing: str) -> None:
-        """Something before the first step begins, for ``planner run``.
-
-        Parameters
-        ----------
-        doing
-            What.
-        """
+        """Something before the first step begins, for ``planner run``."""
         if self.events:
             self._say("", event="phase", doing=doing)
 
@@ -175,13 +135,7 @@ class Progress:
         self._say(f"calibration written to {path}", event="calibrated")
 
     def devices(self, reports: list[dict[str, Any]]) -> None:
-        """Memory and bytes of all devices.
-
-        Parameters
-        ----------
-        reports
-            Of `device_reports`.
-        """
+        """Memory and bytes of all devices."""
         self._say(summary(reports), event="devices", devices=reports)
 
     def _say(self, text: str, **event: Any) -> None:

@@ -12,20 +12,7 @@ Function = Callable[..., Tensor]
 
 
 def recomputed(function: Function, *inputs: Tensor) -> Tensor:
-    """A function's value; until its backward pass only its inputs are kept.
-
-    Parameters
-    ----------
-    function
-        Of tensors, without chance.
-    inputs
-        Its arguments.
-
-    Returns
-    -------
-    Tensor
-        The same bits as without, and the same gradients.
-    """
+    """A function's value; until its backward pass only its inputs are kept."""
     if torch.compiler.is_compiling():
         # the compiler decides itself what is kept for the backward pass
         return function(*inputs)

@@ -35,8 +35,6 @@ class StepRecord:
         Whether all ranks waited for one another before it.
     begin_s, end_s
         From when the rank waits for its first operation to the end of its update.
-    ops, messages
-        What it did.
     routes
         Of the microbatches of this rank's trainer, where they are routed: number, and the device of
         each stage.
@@ -85,15 +83,6 @@ class RouteLog:
     ----------
     path
         Of the file; ``{rank}`` in the name stands for the rank.
-    plan
-        With stochastic wiring.
-    rank
-        Whose.
-
-    Raises
-    ------
-    ValueError
-        Paths are fixed, or several trainers would write one file.
     """
 
     def __init__(self, path: Path, plan: TrainingPlan, rank: int) -> None:
@@ -127,16 +116,6 @@ class RouteLog:
 
 
 def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:
-    """Write the file of one rank.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    rank
-        Whose.
-    steps
-        In the order in which they were done.
-    """
+    """Write the file of one rank."""
     data = {"rank": rank, "steps": [step.to_dict() for step in steps]}
     write_text(path, json.dumps(data, allow_nan=False) + "\n")

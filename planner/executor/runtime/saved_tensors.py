@@ -26,35 +26,13 @@ class SavedTensors:
 
     @contextmanager
     def counting(self, weights: Iterable[Tensor]) -> Iterator[None]:
-        """While the block runs; its graphs count until they are gone.
-
-        Parameters
-        ----------
-        weights
-            What graphs hold too and no microbatch brings.
-
-        Yields
-        ------
-        None
-            Once.
-        """
+        """While the block runs; its graphs count until they are gone."""
         self._weights = {_place(tensor) for tensor in weights}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: _Held(self, t), lambda h: h.tensor):
             yield
 
     def bytes(self, others: Iterable[Tensor] = ()) -> int:
-        """Kept now.
-
-        Parameters
-        ----------
-        others
-            What is kept beside graphs.
-
-        Returns
-        -------
-        int
-            Bytes.
-        """
+        """Kept now."""
         found = {place: size for place, (_, size) in self._held.items()}
         found |= {_place(t): t.untyped_storage().nbytes() for t in others}
         total = sum(size for place, size in found.items() if place not in self._weights)

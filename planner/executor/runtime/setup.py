@@ -50,12 +50,8 @@ class RankContext:
         Of `planner.executor.launch.arguments.parse_arguments`.
     ranks
         This process among all.
-    device
-        Where it computes.
     imposed
         What an imposed run divides by; None: a model is trained.
-    optimizing, data
-        Of the model.
     learner
         Its part of the model; None: it has none, or there is no model.
     works
@@ -68,8 +64,6 @@ class RankContext:
         What it will hold; None: nothing that counts.
     first
         Steps that were done before.
-    checkpoints
-        What writes them.
     export
         Where the model goes in the end.
     direct
@@ -93,18 +87,7 @@ class RankContext:
     direct: DeviceTransfers | None = None
 
     def stage_module_of(self, plan: TrainingPlan) -> StageModule:
-        """What this rank computes by a plan, from its beginning.
-
-        Parameters
-        ----------
-        plan
-            In which it has a stage.
-
-        Returns
-        -------
-        Learner
-            New.
-        """
+        """What this rank computes by a plan, from its beginning."""
         # what is gone on from has its own weights
         weights = self.args.weights if self.args.resume is None else None
         return StageModule(
@@ -119,18 +102,7 @@ class RankContext:
         )
 
     def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
-        """What a rank holds by a plan.
-
-        Parameters
-        ----------
-        plan, rank
-            Which.
-
-        Returns
-        -------
-        Need
-            In bytes.
-        """
+        """What a rank holds by a plan."""
         return memory_need(
             plan,
             rank,
@@ -150,29 +122,7 @@ def set_up(
     pieces: Sequence[RunSegment],
     detector: FailureDetector,
 ) -> RankContext:
-    """Meet the others, and get ready.
-
-    Parameters
-    ----------
-    args
-        Of `planner.executor.launch.arguments.parse_arguments`.
-    plan
-        Which the run begins with.
-    pieces
-        Of the run, as far as they are known.
-    watch
-        Of this process.
-
-    Returns
-    -------
-    Prepared
-        For the first step.
-
-    Raises
-    ------
-    ValueError
-        This rank cannot do what it is told to.
-    """
+    """Meet the others, and get ready."""
     optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
     eval_data = eval_data_of(args)
     _start_gpu(args.device)

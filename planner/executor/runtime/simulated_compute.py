@@ -40,11 +40,6 @@ class TimeScale:
         All times are divided by it.
     shrink
         All bytes are divided by it.
-
-    Raises
-    ------
-    ValueError
-        One is not above 0.
     """
 
     speed: float = 1.0
@@ -64,10 +59,6 @@ class SimulatedCompute:
 
     Parameters
     ----------
-    plan
-        The plan.
-    rank
-        This process.
     imposed
         What times and bytes are divided by.
     """
@@ -165,13 +156,7 @@ class Sleeper:
                 ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)
 
     def until(self, deadline_s: float) -> None:
-        """Sleep.
-
-        Parameters
-        ----------
-        deadline_s
-            Seconds of `time.monotonic`.
-        """
+        """Sleep."""
         target = deadline_s - self._late_s
         if (left := target - time.monotonic()) > 0:
             time.sleep(left)

@@ -31,23 +31,7 @@ from planner.workload.layers import Architecture
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
-    """Raise `PlanError` for what this release cannot carry out.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-
-    Returns
-    -------
-    Architecture
-        Of the plan's workload.
-
-    Raises
-    ------
-    PlanError
-        One line with the field and the remedy.
-    """
+    """Raise `PlanError` for what this release cannot carry out."""
     arch = plan.workload.architecture
     if arch is None or arch.unexecuted:
         raise PlanError(plan.workload.unexecuted)
@@ -82,40 +66,13 @@ def require_executable(plan: TrainingPlan) -> Architecture:
 
 
 def has_head(plan: TrainingPlan, rank: int) -> bool:
-    """Whether the stage of a rank runs head and loss in any schedule.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        Device with a stage.
-
-    Returns
-    -------
-    bool
-        Devices of one stage are alike in this, also those that the plan gives no microbatches:
-        they average the head with the others.
-    """
+    """Whether the stage of a rank runs head and loss in any schedule."""
     group = plan.assignment.groups[plan.stage_of[rank]]
     return any(kind == "H" for s in plan.schedules for d in group for kind, _ in s.order[d])
 
 
 def tied_values(plan: TrainingPlan, stage: int) -> int:
-    """Of a stage's gradients, how many another stage has too, averaged over both.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    stage
-        Of it.
-
-    Returns
-    -------
-    int
-        Of the matrix that embedding and head share, where it is so.
-    """
+    """Of a stage's gradients, how many another stage has too, averaged over both."""
     shares = plan.averages_tied and stage in (0, plan.head_stage)
     return plan.workload.tied_parameters if shares else 0
 
@@ -132,12 +89,6 @@ class StageModule:
 
     Parameters
     ----------
-    plan
-        The plan.
-    rank
-        This process.
-    device
-        Where it computes.
     optimizing
         What updates the parameters.
     data
@@ -150,13 +101,6 @@ class StageModule:
         Of the device; None: its own.
     compiled
         Whether layers and head are compiled.
-
-    Raises
-    ------
-    PlanError
-        The plan cannot be carried out.
-    WeightsError
-        The folder's weights are of another model.
     """
 
     def __init__(
@@ -307,15 +251,7 @@ class StageModule:
         self._updated()
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
-        """Go on in another plan of the same stage, of those who are there.
-
-        Parameters
-        ----------
-        plan
-            The plan.
-        rank
-            This process in it.
-        """
+        """Go on in another plan of the same stage, of those who are there."""
         self._samples.follow(plan, rank)
 
     def samples(self) -> int:
@@ -329,13 +265,7 @@ class StageModule:
         self._samples.leave()
 
     def change(self, samples: int | None = None) -> Tensor:
-        """How far this device's parameters went from the last outer step to `leave`, weighted.
-
-        Parameters
-        ----------
-        samples
-            Of all devices of the stage, as `samples` counts them; None: those of the plan.
-        """
+        """How far this device's parameters went from the last outer step to `leave`, weighted."""
         assert self.outer is not None
         # gradients are needed no more
         self.outer.change(self._vector, self._samples.weight(self._step, samples))
@@ -379,13 +309,7 @@ class StageModule:
         return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave, of the same part of the model.
-
-        Parameters
-        ----------
-        state
-            By name; every parameter is there.
-        """
+        """What `state` gave, of the same part of the model."""
         counts_here = any(group.get("fused") for group in self.optimizer.param_groups)
         with torch.no_grad():
             for name, parameter in self.named().items():

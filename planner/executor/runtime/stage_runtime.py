@@ -19,20 +19,7 @@ class Operations(Protocol):
         """Where it computes."""
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Begin F, H or B and return what goes on to the next operation.
-
-        Parameters
-        ----------
-        kind, microbatch
-            Of the operation.
-        received
-            What the device of the operation before sent; None if that was this one.
-
-        Returns
-        -------
-        Tensor
-            On its side complete when `DeviceBackend.mark` says so; left alone from now on.
-        """
+        """Begin F, H or B and return what goes on to the next operation."""
 
 
 class StageRuntime(Operations, Protocol):
@@ -42,25 +29,10 @@ class StageRuntime(Operations, Protocol):
         """A step begins."""
 
     def buffer(self, message: Message, *, own: bool = False) -> Tensor:
-        """Memory for a message to this rank.
-
-        Parameters
-        ----------
-        message
-            Which.
-        own
-            Of `DeviceBackend.own`, instead of the host's.
-        """
+        """Memory for a message to this rank."""
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
-        """``float32`` vector of the step's gradients, to be averaged in place.
-
-        Parameters
-        ----------
-        here
-            Where operations compute, or else in host memory: it is brought there, and counts there
-            from now on; None: where it is.
-        """
+        """``float32`` vector of the step's gradients, to be averaged in place."""
 
     @property
     def tied_values(self) -> int:
@@ -83,11 +55,6 @@ class StageRuntime(Operations, Protocol):
 
         From the last outer step to `leave`, with its weight; only where devices update by
         themselves. Asked again before `outer_step`, the same.
-
-        Parameters
-        ----------
-        samples
-            Of all devices of the stage; None: those of the plan.
         """
 
     def outer_step(self) -> None:

@@ -26,8 +26,6 @@ class TrainResult(NamedTuple):
     ----------
     plan
         Of the last piece.
-    worker
-        Of that one.
     last
         Step; None: there was none.
     """
@@ -38,22 +36,7 @@ class TrainResult(NamedTuple):
 
 
 def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -> TrainResult:
-    """Do all steps; all ranks come here together.
-
-    Parameters
-    ----------
-    made
-        This rank.
-    plan
-        Which the run begins with.
-    pieces
-        Of the run, as far as they are known.
-
-    Returns
-    -------
-    Done
-        At the end.
-    """
+    """Do all steps; all ranks come here together."""
     args, ranks = made.args, made.ranks
     microbatch_queue = ranks.store if args.own_pace else None
     time_scale, direct = made.time_scale, made.direct

@@ -54,8 +54,6 @@ class Worker:
 
     Parameters
     ----------
-    plan
-        The plan.
     ranks
         This process among all.
     compute
@@ -89,11 +87,6 @@ class Worker:
         By rank, what averaging and the pipeline sent there so far.
     router
         What this device has learnt of its peers, where it chooses among them.
-
-    Raises
-    ------
-    PlanError
-        Own pace for a plan of several stages, or of devices that update by themselves.
     """
 
     def __init__(
@@ -175,34 +168,7 @@ class Worker:
         owes: bool = False,
         begun: bool | None = None,
     ) -> Generator[StepRecord, None, None]:
-        """Train; yields after every step.
-
-        Parameters
-        ----------
-        count
-            Steps that chain, each beginning when the one before has ended.
-        rest
-            Steps before them that all ranks begin together.
-        first
-            Number of the first of the steps that chain: those before it were done.
-        owes
-            Of the first step, only the outer one that ends it is to be done.
-        begun
-            Whether those who did the step before the first have begun an outer step that is to be
-            begun again; None: if they have, its mean is known.
-
-        Yields
-        ------
-        StepRecord
-            What this rank did.
-
-        Raises
-        ------
-        ConnectionLost
-            Another rank is gone.
-        EndedError
-            The run is over.
-        """
+        """Train; yields after every step."""
         cycle = self.plan.cycle
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
@@ -459,13 +425,7 @@ class Worker:
         record.end_s = time.monotonic()
 
     def settle(self) -> None:
-        """Wait until what is averaged beside the operations is there.
-
-        Raises
-        ------
-        ConnectionLost
-            Another rank is gone.
-        """
+        """Wait until what is averaged beside the operations is there."""
         if self._beside is not None:
             self._beside.wait()
 

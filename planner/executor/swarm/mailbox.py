@@ -31,10 +31,6 @@ class RoutedMessage:
 
     Attributes
     ----------
-    note
-        What it says.
-    source
-        Who sent it.
     tensor
         Values, in host memory; None: the note is all.
     arrived_s
@@ -52,18 +48,10 @@ class Mailbox:
 
     Parameters
     ----------
-    rank
-        This process.
-    connections
-        By source.
-    form
-        Of notes.
     buffer
         Makes the memory that values go to.
     taken
         Called with each mail, from the thread of its source.
-    failure
-        Where errors go.
     """
 
     def __init__(

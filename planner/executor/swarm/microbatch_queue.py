@@ -13,11 +13,6 @@ class MicrobatchQueue:
 
     One ahead: no device waits for the store but at a step's begin. At a step's end a slow device
     may hold one more than it would have taken then.
-
-    Parameters
-    ----------
-    store
-        Counts.
     """
 
     def __init__(self, store: Store) -> None:
@@ -25,20 +20,7 @@ class MicrobatchQueue:
         self._asking = ThreadPoolExecutor(1, "tickets")
 
     def of(self, serial: int, microbatches: int) -> Iterator[int]:
-        """Microbatches of a step that nobody else takes.
-
-        Parameters
-        ----------
-        serial
-            Number of the step among all of this run.
-        microbatches
-            That it has.
-
-        Yields
-        ------
-        int
-            From 0.
-        """
+        """Microbatches of a step that nobody else takes."""
         ahead = self._ask(serial)
         while (ticket := ahead.result()) <= microbatches:
             ahead = self._ask(serial)

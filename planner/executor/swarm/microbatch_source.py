@@ -16,10 +16,6 @@ class MicrobatchSource:
 
     Parameters
     ----------
-    plan
-        With stochastic wiring.
-    rank
-        This process.
     ask
         Takes a microbatch to be done.
     end

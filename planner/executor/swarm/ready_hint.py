@@ -30,25 +30,11 @@ class ReadyHint:
         self.told: set[int] = set()
 
     def begin(self, schedule: int) -> None:
-        """A step begins.
-
-        Parameters
-        ----------
-        schedule
-            Its operations.
-        """
+        """A step begins."""
         self._schedule, self._ends, self.told = schedule, [], set()
 
     def after(self, end: float, tell: Callable[[int], None]) -> None:
-        """An operation has ended.
-
-        Parameters
-        ----------
-        end
-            Monotonic clock.
-        tell
-            Sends word to a rank.
-        """
+        """An operation has ended."""
         self._ends.append(end)
         left_s = self._left_s.get(self._schedule, ())
         done = len(self._ends)
@@ -62,11 +48,5 @@ class ReadyHint:
                 tell(rank)
 
     def ready(self, now: float) -> None:
-        """The device is ready to average.
-
-        Parameters
-        ----------
-        now
-            Monotonic clock.
-        """
+        """The device is ready to average."""
         self._left_s[self._schedule] = [now - end for end in self._ends]

@@ -28,8 +28,6 @@ class Rebalancing:
         With which it begins.
     every
         Steps between two decisions.
-    rule
-        Who moves.
     steps
         How many are done at the end.
     ranks
@@ -38,11 +36,6 @@ class Rebalancing:
         Whether this rank's device has the memory for its part of a plan.
     told
         Takes what was decided, and why it is not done; empty: it is.
-
-    Raises
-    ------
-    PlanError
-        Devices cannot move in this plan, or not after so many steps.
     """
 
     def __init__(
@@ -62,24 +55,12 @@ class Rebalancing:
         self._stay: set[int] = set()
 
     def after(self, record: StepRecord) -> None:
-        """Count a step of this rank.
-
-        Parameters
-        ----------
-        record
-            Of the step.
-        """
+        """Count a step of this rank."""
         self._busy_s += sum(end - start for _, _, kind, start, end in record.ops if kind in "FHB")
         self._count += sum(kind == "B" for _, _, kind, _, _ in record.ops)
 
     def pieces(self) -> Iterator[RunSegment]:
-        """One after the other; who takes the next has run the one before.
-
-        Yields
-        ------
-        Piece
-            Without a move where nothing was worth one.
-        """
+        """One after the other; who takes the next has run the one before."""
         piece = RunSegment(self._plan, 0, min(self._every, self._steps))
         while True:
             begun_s = time.monotonic()
@@ -132,20 +113,7 @@ class Rebalancing:
 
 
 def require_movable(plan: TrainingPlan, every: int) -> None:
-    """Raise `PlanError` where devices cannot move after so many steps.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    every
-        Steps between two decisions.
-
-    Raises
-    ------
-    PlanError
-        One line.
-    """
+    """Raise `PlanError` where devices cannot move after so many steps."""
     if every < 1:
         raise PlanError(f"--rebalance is {every}; give steps, at least 1")
     require_routed(plan, "--rebalance")

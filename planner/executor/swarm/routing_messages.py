@@ -46,12 +46,8 @@ class RoutingMessage:
 
     Attributes
     ----------
-    word
-        What it says.
     serial
         Number of the step among all of this run.
-    microbatch
-        Which.
     path
         Its peers, one a stage, `NOBODY` where none is chosen.
     seconds
@@ -72,11 +68,6 @@ class MessageFormat:
     ----------
     stages
         S of the pipeline.
-
-    Attributes
-    ----------
-    size
-        Bytes of each.
     """
 
     def __init__(self, stages: int) -> None:

@@ -49,8 +49,6 @@ class Neighbourhood:
 
     Parameters
     ----------
-    plan
-        The plan.
     rank
         A device with a stage.
 
@@ -88,22 +86,7 @@ class Neighbourhood:
 
 
 def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
-    """A device's router: it knows those it may choose, and begins with the plan's paths.
-
-    Parameters
-    ----------
-    plan
-        With stochastic wiring.
-    rank
-        Whose.
-    speed
-        The plan's times are divided by it.
-
-    Returns
-    -------
-    Router[int]
-        Of devices.
-    """
+    """A device's router: it knows those it may choose, and begins with the plan's paths."""
     begin = {s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()}
     return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
 
@@ -113,16 +96,12 @@ class StochasticPipeline:
 
     Parameters
     ----------
-    plan
-        With stochastic wiring.
     rank
         A device with a stage.
     compute
         What an operation does.
     connections
         To all `Neighbourhood.neighbours`.
-    outbox
-        Over the same.
     failure
         Errors of all threads.
     router
@@ -163,20 +142,7 @@ class StochasticPipeline:
         self._neighbours = tuple(connections)
 
     def run(self, serial: int, record: StepRecord) -> None:
-        """Do this device's part of a step.
-
-        Parameters
-        ----------
-        serial
-            Number of the step among all of this run.
-        record
-            Takes times, monotonic clock, and the paths of the trainer's microbatches.
-
-        Raises
-        ------
-        ConnectionLost
-            A neighbour is gone.
-        """
+        """Do this device's part of a step."""
         with self._changed:
             self._serial, self._record = serial, record
             if self._trainer is not None:
