@@ -70,13 +70,13 @@ def _average(
 ) -> float:
     """Seconds of the slowest rank."""
     vector = _vector(ranks.rank, repeat, args.values)
-    ranks.meet(f"begin/{repeat}")
+    ranks.barrier(f"begin/{repeat}")
     start = time.perf_counter()
     ShardedAllReduce(vector, group, ranks.rank, peers, WireFormat(args.wire), chunking).run()
     took = time.perf_counter() - start
     if WireFormat(args.wire) is WireFormat.FP32:
         _require_mean(vector, repeat, group)
-    return max(float(t) for t in ranks.share(f"took/{repeat}", repr(took)))
+    return max(float(t) for t in ranks.all_gather(f"took/{repeat}", repr(took)))
 
 
 def _vector(rank: int, repeat: int, values: int) -> torch.Tensor:

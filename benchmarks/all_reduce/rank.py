@@ -72,7 +72,7 @@ def main() -> int:
                 args.direct, ranks, device, side, PrefixStore("direct", store)
             )
             assert isinstance(direct, DeviceTransfers)
-            direct.meet(others)
+            direct.connect(others)
             opened = held.enter_context(connections_to(ranks, wanted, "direct"))
             words = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
 

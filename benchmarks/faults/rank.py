@@ -78,7 +78,7 @@ class Fault:
             self._before(CommitProtocol, "end", lambda *_: True)
             return
         if phase == OUTER:  # its mean is there
-            self._before(CommitProtocol, "agree", lambda *_: self._due())
+            self._before(CommitProtocol, "commit_outer_step", lambda *_: self._due())
             return
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
@@ -87,8 +87,8 @@ class Fault:
             self._before(Evaluation, "_sum", lambda *_: self._due())
             return
         name, kind = {
-            "forward": ("operate", "F"),
-            "backward": ("operate", "B"),
+            "forward": ("run_op", "F"),
+            "backward": ("run_op", "B"),
             "averaging": ("gradients", None),
             "update": ("update", None),
         }[phase]
@@ -106,16 +106,16 @@ class Fault:
         setattr(owner, name, hurt)
 
     def _after_counting(self) -> None:
-        usual = ProcessGroup.share
+        usual = ProcessGroup.all_gather
 
-        def share(ranks: ProcessGroup, name: str, text: str) -> list[str]:
+        def all_gather(ranks: ProcessGroup, name: str, text: str) -> list[str]:
             if name == f"samples/{self._given['step']}" and not self._done:
                 self._done = True
                 ranks.store.set(f"{name}/{ranks.rank}", text)
                 self._happen()
             return usual(ranks, name, text)
 
-        setattr(ProcessGroup, "share", share)  # noqa: B010
+        setattr(ProcessGroup, "all_gather", all_gather)  # noqa: B010
 
     def _keep_connections(self) -> None:
         usual = opening._open

@@ -98,7 +98,7 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
         stage_module.begin(step, schedule)
         for kind, microbatch in schedule.order[rank]:
             message = torch.randn(shape).to(dtype) if needs_message[kind] else None
-            stage_module.operate(kind, microbatch, message)
+            stage_module.run_op(kind, microbatch, message)
             peaks[kind] = max(peaks.get(kind, 0.0), peak_mb())
         stage_module.update()
         peaks["update"] = max(peaks.get("update", 0.0), peak_mb())

@@ -94,7 +94,7 @@ class _Measurement:
         for kind, microbatch in schedule.order[0]:
             self._synchronize()
             start = time.perf_counter()
-            stage_module.operate(kind, microbatch, None)
+            stage_module.run_op(kind, microbatch, None)
             launched.setdefault(kind, []).append(time.perf_counter() - start)
             self._synchronize()
             ended.setdefault(kind, []).append(time.perf_counter() - start)

@@ -1,7 +1,7 @@
 """One rank under torchrun: ``python -m planner.executor plan.json --devices a b ...``.
 
-Prints one line a step on the rank of device 0; with ``--events`` JSON lines, which ``planner run``
-reads. With ``--impose`` no model is built: operations take the plan's times, messages have the
+The rank of device 0 prints one line per step; with ``--events``, JSON lines, which ``planner run``
+reads. With ``--impose`` compute is simulated: operations take the plan's times, messages have the
 plan's bytes.
 """
 
@@ -40,7 +40,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import require_elastic
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""In the environment of ranks that torchrun has started."""
+"""Environment variable of ranks started by torchrun."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def _run_elastic(made: RankContext, plan: TrainingPlan, detector: FailureDetecto
 
 
 def _finish(made: RankContext, ranks: ProcessGroup, done: TrainResult) -> None:
-    """What is told after the last step; all ranks come here together."""
+    """Reports after the last step; a collective call."""
     if made.args.trace is not None:
         _trace(made.args.trace, done.plan, ranks, done.worker, done.last)
     if made.need is not None:
@@ -109,13 +109,13 @@ def _finish(made: RankContext, ranks: ProcessGroup, done: TrainResult) -> None:
 def _trace(
     path: Path, plan: TrainingPlan, ranks: ProcessGroup, worker: Worker, last: StepRecord | None
 ) -> None:
-    """The last step of all ranks, each on its clock since the first step, as rank 0 writes it."""
+    """Timeline of the last step of all ranks, written by rank 0."""
     text = ""
     if last is not None:
         ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
         text = json.dumps([last.begin_s - worker.began_s, ops])
     # who came for the end alone has done none
-    told = [json.loads(text) for text in ranks.share("trace", text) if text]
+    told = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
     if ranks.rank == 0 and told:
         zero = min(begin for begin, _ in told)
         found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]

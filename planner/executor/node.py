@@ -1,9 +1,8 @@
 """``python -m planner.executor.node plan.json --devices a b ...``: all ranks of one node.
 
-As torchrun starts them, but that the others of the node stay when one is lost: with ``--elastic``
-that one is started again, and comes back. The options are the executor's, and those below.
-``MASTER_ADDR`` and ``MASTER_PORT`` say where ranks meet: on the node of the plan's first device,
-whose command serves their store.
+Like torchrun, except that the other ranks of the node continue when one is lost: with ``--elastic``
+it is restarted and rejoins. The options are those of the executor, and those below. ``MASTER_ADDR``
+and ``MASTER_PORT`` name the store: on the node of the plan's first device, whose command serves it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from planner.utils.argument_parser import OneLineParser
 
 WHO = "planner.executor.node"
 RESTARTS = 3
-"""Of each device, where the others go on without it."""
+"""Restarts of each device in elastic runs."""
 FAILED_STILL_S, LEFT_STILL_S = 3.0, 15.0
-"""The store is served until other nodes' ranks give no sign of life for so long: who has failed
-tells them why, and who is lost leaves them what they meet by."""
+"""The store is served until ranks of other nodes have been silent for so long: after a failure they
+read the reason from it, after a loss they coordinate through it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,12 +61,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """What is for this command, and what is left for the ranks.
+    """Separate the options of this command from those of the ranks.
 
     Returns
     -------
     tuple[argparse.Namespace, list[str]]
-        Its own options, and words for `planner.executor.launch.parse_arguments.arguments`.
+        Its own options, and words for `parse_arguments`.
     """
     parser = OneLineParser(
         prog=f"python -m {WHO}",
@@ -91,7 +90,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
 
 
 def require_own(asked: argparse.Namespace, args: argparse.Namespace) -> None:
-    """Raise for own options that do not go with the ranks'."""
+    """Refuse options that do not go with those of the ranks."""
     if asked.restarts is not None and asked.restarts < 0:
         raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
     if asked.restarts is not None and not args.elastic:
@@ -100,7 +99,7 @@ def require_own(asked: argparse.Namespace, args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Node:
-    """A node's ranks before they are started."""
+    """Ranks of a node before they are started."""
 
     words: list[str]
     devices: list[str]
@@ -111,7 +110,7 @@ class _Node:
     store: Store | None
 
     def run(self) -> int:
-        """Until they have ended, and others need the store no more; returns the exit code."""
+        """Run them, and serve the store as long as others need it; returns the exit code."""
         view = StoreMonitor(self.address, self.world)
         environment = threads(len(self.devices), cores(), alone=False)
         environment[NODE] = "1" if self.store is None else "0"
@@ -139,7 +138,7 @@ class _Node:
 
 
 def _serve_on(view: StoreMonitor, still_s: float) -> None:
-    """Until all is done, or nobody has given a sign of life for some time."""
+    """Serve until all is done, or heartbeats have stopped for some time."""
     since = time.monotonic()
     while time.monotonic() - max(since, view.stirred_s) < still_s:
         if view.over and view.knows(since) and time.monotonic() - view.stirred_s > LOOK_S:
@@ -176,7 +175,7 @@ def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
 
 
 def _told_to_end(number: int, frame: FrameType | None) -> NoReturn:
-    """Ranks are told before this process ends, and no second signal comes between."""
+    """Let ranks end before this process; further signals are ignored."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

@@ -1,7 +1,8 @@
-"""``python -m planner.executor.serve_store --bind 10.0.0.5 --port 29500``: on a node that stays.
+"""``python -m planner.executor.serve_store --bind 10.0.0.5 --port 29500``: serve the store of a
+run.
 
-Ranks with ``TORCHELASTIC_USE_AGENT_STORE=True`` meet there, and none of them has to outlive the
-others. Ends when it is told to.
+For ranks with ``TORCHELASTIC_USE_AGENT_STORE=True``, none of which then has to outlive the others.
+Ends on a signal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One rank of a probe under torchrun: ``python -m planner.probe log.jsonl --devices a b``.
 
-Measures latency and bandwidth of every ordered pair of devices, disjoint pairs at the same time,
-and what each device sends to and receives from all others at once, over connections as the executor
-opens them. Rank 0 adds every finding to its log; started again with it, the probe goes on.
+Measures latency and bandwidth of every ordered pair of devices, with disjoint pairs at the same
+time, and total upload and download of each device, over connections like the executor's. Rank 0
+appends every finding to its log; restarted with the same log, the probe continues.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from planner.probe.rounds import Pair, disjoint_rounds
 from planner.utils.argument_parser import OneLineParser
 
 HEARTBEAT_TIMEOUT_S = 60.0
-"""Signs of life queue behind streams that fill a link's buffers."""
+"""Heartbeats queue behind streams that fill a link's buffers."""
 
 
 class Work(NamedTuple):
-    """What is measured next: pairs that share no device, or one device's up- or download."""
+    """The next measurement: disjoint pairs, or upload or download of one device."""
 
     pairs: tuple[Pair, ...]
     device: int | None = None
@@ -105,13 +105,13 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")
     findings, log = _known(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
-    done = json.loads(ranks.share("done", json.dumps(findings))[0])
+    done = json.loads(ranks.all_gather("done", json.dumps(findings))[0])
     works = _works(ranks, {(a, b) for a, b in done})
     others = [r for r in range(ranks.world) if r != ranks.rank]
     wanted = [(purpose, r) for r in others for purpose in (ChannelKind.PROBE, *STREAMS)]
     with connections_to(ranks, wanted, "probe") as opened:
         for number, work in enumerate(works):
-            ranks.meet(f"begin/{number}")
+            ranks.barrier(f"begin/{number}")
             for found in _measured(ranks, work, opened, timing, number):
                 if log is not None:
                     log(found)
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
 def _known(
     path: Path, ranks: ProcessGroup, timing: ProbeTiming
 ) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
-    """What a log has already, and what adds to it."""
+    """Findings already in a log, and the log to append to."""
     found: list[tuple[str, str]] = []
     if path.exists() and path.stat().st_size:
         known = ProbeLog.load(path)
@@ -167,7 +167,7 @@ def _known(
 
 
 def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
-    """What is not known yet, in the order in which all ranks do it."""
+    """Missing measurements, in the order of all ranks."""
     names, world = ranks.names, ranks.world
     wanted = [
         (i, j)
@@ -186,17 +186,21 @@ def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
 def _measured(
     ranks: ProcessGroup, work: Work, opened: Connections, timing: ProbeTiming, number: int
 ) -> Iterator[LinkFinding]:
-    """Do this rank's part; what all have found."""
+    """Do this rank's part; returns the findings of all ranks."""
     names, rank = ranks.names, ranks.rank
     if work.device is not None:
         rate = measure_device(rank, work.device, work.up, ranks.world, opened, timing)
-        told = ranks.share(f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high]))
+        told = ranks.all_gather(
+            f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high])
+        )
         rates = [Rate(*found) for text in told if (found := json.loads(text)) is not None]
         yield line_of(names[work.device], work.up, rates, ranks.world - 1)
         return
     mine = next((pair for pair in work.pairs if rank in pair), None)
     text = "" if mine is None else measure_pair(rank, mine, opened, timing).to_json()
-    halves = [Half.of_json(text) if text else None for text in ranks.share(f"found/{number}", text)]
+    halves = [
+        Half.of_json(text) if text else None for text in ranks.all_gather(f"found/{number}", text)
+    ]
     for i, j in work.pairs:
         for source, destination in ((i, j), (j, i)):
             there, here = halves[source], halves[destination]

@@ -1,8 +1,8 @@
-"""What goes over connections while links are measured: round trips, and streams that last.
+"""Traffic of a measurement: round trips, and sustained streams.
 
-Two ends do one thing together: `ask` and `answer`, or `send` and `receive`. A stream's receiver
-says when it has seen enough; its sender then says how much it has sent, and what is still under way
-is taken in before anything else is sent, so that the next measurement finds the link empty.
+Both ends cooperate: `ask` and `answer`, or `send` and `receive`. A stream's receiver says when it
+has enough; its sender then says how much it has sent, and the rest is drained, so that the next
+measurement finds the link idle.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from planner.executor.comm.connections import ConnectionLost, named, receive_int
 SIZE = struct.Struct("!Q")
 ENOUGH = b"\1"
 BLOCK_BYTES = 1 << 18
-"""That a stream hands over at a time."""
+"""Bytes that a stream sends at a time."""
 LOOK_S = 0.02
-"""Between two looks for word from a receiver while all connections are full."""
+"""Interval of polling for word from a receiver."""
 SLICES = 5
-"""Of a stream's time, each with a rate of its own."""
+"""Intervals of a stream whose rates are recorded separately."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What a stream got, in bytes per second: in all, and in its slowest and fastest part."""
+    """Bytes per second of a stream: overall, and in its slowest and fastest interval."""
 
     mean: float
     low: float
@@ -38,19 +38,19 @@ class Rate:
 
 @dataclass(frozen=True)
 class Flow:
-    """Connections to another rank: one for words, and some that a stream is spread over."""
+    """Connections to another rank: one for control, and those over which a stream is spread."""
 
     words: socket.socket
     channels: tuple[socket.socket, ...]
 
 
 def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[int, list[float]]:
-    """Send messages and wait for word that each has come.
+    """Send messages, and wait for the acknowledgement of each.
 
     Returns
     -------
     dict[int, list[float]]
-        By size, seconds there and of the word back; no entry for what there was no time for.
+        By size, round-trip seconds; sizes without time left are missing.
     """
     found: dict[int, list[float]] = {}
     message, word = memoryview(bytes(max(sizes, default=0))), memoryview(bytearray(1))
@@ -67,7 +67,7 @@ def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[
 
 
 def answer(connection: socket.socket) -> None:
-    """Say of every message that it has come, until there are no more."""
+    """Acknowledge every message until there are no more."""
     head = memoryview(bytearray(SIZE.size))
     room = bytearray()
     while True:
@@ -82,7 +82,7 @@ def answer(connection: socket.socket) -> None:
 
 
 def send(flows: Mapping[int, Flow]) -> None:
-    """Stream to others as fast as they go, until all have seen enough."""
+    """Stream to others at full speed until all have enough."""
     block = memoryview(bytes(BLOCK_BYTES))
     sent = dict.fromkeys(flows, 0)
     waiting = set(flows)
@@ -115,14 +115,14 @@ def send(flows: Mapping[int, Flow]) -> None:
 
 
 def _keep_little_unsent(stream: socket.socket) -> None:
-    """What waits in the sender's own system holds up the end of a measurement."""
+    """Limit unsent data in the sender's system, which would delay the end of a measurement."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and stream.family in (socket.AF_INET, socket.AF_INET6):
         stream.setsockopt(socket.IPPROTO_TCP, option, BLOCK_BYTES)
 
 
 def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
-    """Take in what others stream, and say when it is enough."""
+    """Receive streams, and say when there is enough."""
     room, taken = bytearray(1 << 20), dict.fromkeys(flows, 0)
     marks: list[tuple[float, int]] = []
     with selectors.DefaultSelector() as ready:
@@ -156,7 +156,7 @@ def _take_rest(
     taken: dict[int, int],
     room: bytearray,
 ) -> None:
-    """What was still under way when senders were told."""
+    """Drain data still in flight."""
     told: dict[int, int] = {}
     words = {other: bytearray() for other in flows}
     for other, flow in flows.items():

@@ -1,4 +1,4 @@
-"""Measuring one pair, one direction after the other, and a device with all others at once."""
+"""Measures a pair, one direction after the other, and a device with all others at once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from planner.probe.flows import Flow, Rate, answer, ask, receive, send
 from planner.probe.rounds import Pair
 
 MESSAGES = (*(1,) * 21, *(1 << k for k in range(10, 25, 2) for _ in range(3)))
-"""Bytes of the messages that are timed; the smallest ones are the round trips."""
+"""Bytes of timed messages; the smallest give the round-trip time."""
 STREAMS = (ChannelKind.PIPELINE, ChannelKind.AVERAGING)
-"""What the executor sends over between two devices that hand on microbatches and average."""
+"""Kinds of connections that the executor uses between devices that are neighbours and average."""
 
 
 @dataclass(frozen=True)
 class ProbeTiming:
-    """How long is measured.
+    """Durations of measurements.
 
     Attributes
     ----------
     seconds
-        Of every stream, counted.
+        Measured time of each stream.
     warm_s
-        Of every stream, before.
+        Warm-up of each stream.
     messages_s
-        For messages of all sizes, after which no further one is sent.
+        Time for messages of all sizes.
     """
 
     seconds: float = 3.0
@@ -38,24 +38,24 @@ class ProbeTiming:
     messages_s: float = 3.0
 
     def of_pair_s(self) -> float:
-        """About what both directions of a pair take."""
+        """Approximate seconds for both directions of a pair."""
         return 2 * (len(STREAMS) * (self.warm_s + self.seconds) + self.messages_s)
 
     def of_device_s(self) -> float:
-        """About what a device's up- and download take."""
+        """Approximate seconds for upload and download of a device."""
         return 2 * (self.warm_s + self.seconds)
 
 
 @dataclass(frozen=True)
 class Half:
-    """What one of a pair's two ranks knows.
+    """What one rank of a pair has measured.
 
     Attributes
     ----------
     rates
-        By number of flows, what it received of the other.
+        By number of flows, received rate.
     trips
-        By bytes, seconds of its messages to the other and of the word back.
+        By bytes, round-trip seconds of its messages.
     """
 
     rates: dict[int, Rate]
@@ -69,7 +69,7 @@ class Half:
 
     @classmethod
     def of_json(cls, text: str) -> Half:
-        """From the store."""
+        """Inverse of `to_json`."""
         data = json.loads(text)
         return cls(
             {int(k): Rate(*v) for k, v in data["rates"].items()},
@@ -98,7 +98,7 @@ def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming
 
 
 def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFinding:
-    """One direction of a pair from what its source and its destination know."""
+    """One direction of a pair from the measurements of source and destination."""
     small = sorted(there.trips[MESSAGES[0]])
     rates = {count: (rate.mean, rate.low, rate.high) for count, rate in here.rates.items()}
     # the word back takes half a round trip; where it is busy a larger message's may be the shortest
@@ -112,7 +112,7 @@ def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFindi
 def measure_device(
     rank: int, device: int, up: bool, world: int, opened: Connections, timing: ProbeTiming
 ) -> Rate | None:
-    """One rank's part in measuring what a device sends to, or receives from, all others at once."""
+    """One rank's part in measuring upload or download of a device with all others."""
     others = [device] if rank != device else [r for r in range(world) if r != rank]
     flows = {
         other: Flow(opened[ChannelKind.PROBE, other], (opened[STREAMS[0], other],))
@@ -125,7 +125,7 @@ def measure_device(
 
 
 def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFinding:
-    """A device's whole up- or download, shared by so many, from what each rank received."""
+    """A device's total upload or download, from what each rank received."""
     mean, low, high = (sum(parts) for parts in zip(*map(astuple, rates), strict=True))
     ends = (name, ALL) if up else (ALL, name)
     return LinkFinding(*ends, _now(), {1: (mean, low, high)}, peers=peers)

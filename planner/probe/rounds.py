@@ -1,4 +1,4 @@
-"""Which pairs are measured at the same time: such that share no device."""
+"""Rounds of disjoint pairs, which are measured at the same time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ Pair = tuple[int, int]
 def disjoint_rounds(devices: int, wanted: Iterable[Pair]) -> list[list[Pair]]:
     """Rounds of pairs without a common device.
 
-    All pairs of n devices take n - 1 rounds, or n where n is odd, by the circle method: one device
-    stays, the others move on by one place.
+    All pairs of n devices take n - 1 rounds, or n if n is odd, by the circle method.
     """
     left = set(wanted)
     places = devices + devices % 2

@@ -54,7 +54,9 @@ def main(words: Sequence[str]) -> int:
         updates=len(gradients),
         parameters=np.concatenate([p.detach().numpy().ravel() for p in stage_module.parameters]),
         # those that another sees alike
-        agreed=np.concatenate([p.detach().numpy().ravel() for p in stage_module.agreed().values()]),
+        agreed=np.concatenate(
+            [p.detach().numpy().ravel() for p in stage_module.global_parameters().values()]
+        ),
     )
     ranks.part()
     return 0

@@ -16,11 +16,11 @@ def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     """On others beside each other; on a processor as many as it has cores for."""
     told: list[str] = []
 
-    def share(name: str, text: str) -> list[str]:
+    def all_gather(name: str, text: str) -> list[str]:
         told.append(text)
         return told
 
-    ranks: Any = SimpleNamespace(share=share)
+    ranks: Any = SimpleNamespace(all_gather=all_gather)
     monkeypatch.setattr(calibrate, "machine", lambda: "b")
     monkeypatch.setattr(calibrate, "cores", lambda: 2 * torch.get_num_threads())
     for place in ("a 1", "a 2", "a 1", "cpu", "cpu", "a 1", "cpu"):

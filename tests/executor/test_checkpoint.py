@@ -155,7 +155,7 @@ def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
         ranks, made = rank()
         settings = OptimizerConfig().to_dict()
         checkpoints = CheckpointManager(folder, every, PLAN, ranks, made, settings, written.append)
-        checkpoints.after(step - 1)
+        checkpoints.maybe_save(step - 1)
     return written
 
 

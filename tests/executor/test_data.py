@@ -183,7 +183,7 @@ def test_a_stage_and_its_head_read_once(schedule: str, monkeypatch: pytest.Monke
     for step in (0, 1, 1):
         stage_module.begin(step, each)
         for kind, b in each.order[0]:
-            stage_module.operate(kind, b, None)
+            stage_module.run_op(kind, b, None)
     assert sorted(read) == sorted((t, b) for t in (0, 1, 1) for b in range(len(each.paths)))
 
 

@@ -75,7 +75,7 @@ class Hall:
         """As one rank sees it."""
         return _OfHall(self, rank)
 
-    def meet(self, source: int, destination: int, rank: int, tensor: Tensor) -> None:
+    def barrier(self, source: int, destination: int, rank: int, tensor: Tensor) -> None:
         """One end of a transfer."""
         assert self.gpus[rank].acquire(blocking=False), "two transfers of one rank"
         for end in (source, destination) if self.directs else ():
@@ -105,12 +105,12 @@ class _OfHall:
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
         """Met at once, and nothing is left to wait for."""
-        self.hall.meet(self.rank, rank, self.rank, tensors[0])
+        self.hall.barrier(self.rank, rank, self.rank, tensors[0])
         return self
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
         """The same."""
-        self.hall.meet(rank, self.rank, self.rank, tensors[0])
+        self.hall.barrier(rank, self.rank, self.rank, tensors[0])
         return self
 
     def wait(self) -> None:
@@ -281,7 +281,7 @@ def test_who_is_to_blame(error: Exception, raised: type[Exception], line: str) -
     # made, and asked for twice
     assert there.recv(9) == bytes([2, 3, 3])
     with pytest.raises(raised, match=line):
-        direct.meet([5])
+        direct.connect([5])
 
 
 def test_libraries_meet_in_both_directions() -> None:
@@ -291,7 +291,7 @@ def test_libraries_meet_in_both_directions() -> None:
     hall.directs = {}  # before the first turn
     pairs = {0: {1, 3}, 1: {0, 2}, 2: {1}, 3: {0}}
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda r: directs[r].meet(pairs[r]), range(4)))
+        list(pool.map(lambda r: directs[r].connect(pairs[r]), range(4)))
     ways = [(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (3, 0)]
     assert sorted((a, b) for a, b, _ in hall.sent) == ways
 
@@ -579,7 +579,7 @@ def test_who_reaches_whom(
     assert [None if one is None else sorted(one.members) for one in found] == want
     pair = next(one for one in want if one)[:2]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda r: found[r].meet(set(pair) - {r}), pair))
+        list(pool.map(lambda r: found[r].connect(set(pair) - {r}), pair))
 
 
 def test_nobody_reaches_anybody() -> None:

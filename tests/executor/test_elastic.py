@@ -633,7 +633,7 @@ class Told:
     def look_after(self, *_: Any) -> None:
         """Nobody."""
 
-    def heed(self, keys: Any) -> None:
+    def poll(self, keys: Any) -> None:
         """As the real one."""
         self._heeded = keys
 
@@ -662,7 +662,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
 
     def vote(rank: int, step: int) -> None:
         try:
-            commits[rank].decide(step, float(rank))
+            commits[rank].commit_step(step, float(rank))
             answers[rank] = "taken"
         except DeviceLost:
             answers[rank] = "again"
@@ -681,7 +681,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
     waiting = all_vote((0, 1), 8)
     time.sleep(0.2)
     assert answers == {}
-    run.memberships[0].accuse(["c"], "c is gone")
+    run.memberships[0].report_lost(["c"], "c is gone")
     run.look()
     for thread in waiting:
         thread.join(10)
@@ -699,9 +699,9 @@ def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.Monk
         for rank, membership in enumerate(run.memberships)
     )
     failure = ErrorLatch()
-    a.heed(failure)
+    a.abort_on(failure)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(a.decide, 7, 0.5)
+        waits = pool.submit(a.commit_step, 7, 0.5)
         while not run.store.check(["generation/0/votes"]):
             time.sleep(0.01)
         failure(ConnectionReset("device 'b' closed its connection", "b"))
@@ -713,9 +713,9 @@ def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.Monk
     assert str(run.memberships[1].loss.error) == "device 'a' lost its connection to 'b'"
     # noticed before the vote, it is told by whoever takes the step
     with pytest.raises(ConnectionReset):
-        a.decide(7, 0.5)
+        a.commit_step(7, 0.5)
     with pytest.raises(DeviceLost):
-        b.decide(7, None)
+        b.commit_step(7, None)
 
 
 def test_an_outer_step_is_taken_by_all_or_none() -> None:
@@ -730,16 +730,16 @@ def test_an_outer_step_is_taken_by_all_or_none() -> None:
         with ThreadPoolExecutor(2) as pool:
             return [done.exception(10) for done in [pool.submit(work, one) for one in commits]]
 
-    assert both(lambda commit: commit.decide(4, 0.5)) == [None, None]
-    assert both(lambda commit: commit.agree(4)) == [None, None]
-    assert both(lambda commit: commit.decide(5, 0.5)) == [None, None]
-    run.memberships[0].accuse(["b"], "b is gone")
+    assert both(lambda commit: commit.commit_step(4, 0.5)) == [None, None]
+    assert both(lambda commit: commit.commit_outer_step(4)) == [None, None]
+    assert both(lambda commit: commit.commit_step(5, 0.5)) == [None, None]
+    run.memberships[0].report_lost(["b"], "b is gone")
     run.look()  # what is said now is heard
     run.look()
     for commit in commits:
         # in turns: were all votes there before the first is answered, all would take the step
         with pytest.raises(DeviceLost):
-            commit.agree(5)
+            commit.commit_outer_step(5)
     assert [commit.taken for commit in commits] == [5, 5]
     # told although the step is not over
     assert commits[0].of(5) == 0.5
@@ -749,9 +749,9 @@ def test_who_goes_on_is_agreed() -> None:
     """Accusations of the accused do not count; who comes is let in, and has no parameters."""
     run = Threads(("a", "b", "c"))
     a, b, c = run.memberships
-    b.accuse(["c"], "c is gone")
+    b.report_lost(["c"], "c is gone")
     run.look()
-    c.accuse(["a"], "a is gone")
+    c.report_lost(["a"], "a is gone")
     run.look()
     assert list(a.lost) == list(b.lost) == list(c.lost) == ["c"]
     # both know that of step 9 only the outer one is to be done; who comes has not to know
@@ -769,7 +769,7 @@ def test_who_goes_on_is_agreed() -> None:
     )
     # the same device, started again
     again = late(run, 60.0)
-    comes = threading.Thread(target=again.come, daemon=True)
+    comes = threading.Thread(target=again.join, daemon=True)
     comes.start()
     until = time.monotonic() + 10
     while not a.comers and time.monotonic() < until:
@@ -790,7 +790,7 @@ def test_a_connection_tears_between_two_that_live() -> None:
     """All go on, with the reason; a device that is lost at the same time is not among them."""
     run = Threads(("a", "b", "c"))
     a, b, c = run.memberships
-    b.tear("c", "device 'c' closed its connection")
+    b.repeat_step("c", "device 'c' closed its connection")
     run.look()  # what is said now is heard
     run.look()
     assert [str(r.loss.error) for r in run.memberships] == ["device 'c' closed its connection"] * 3
@@ -802,8 +802,8 @@ def test_a_connection_tears_between_two_that_live() -> None:
     assert a.now == b.now == c.now
     assert (a.now.members, a.now.new, a.now.lost) == (("a", "b", "c"), (), {})
     assert a.now.torn == "device 'c' closed its connection"
-    a.tear("b", "torn")
-    b.accuse(["c"], "c is gone")
+    a.repeat_step("b", "torn")
+    b.report_lost(["c"], "c is gone")
     run.look()
     run.look()
     threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in (a, b)]
@@ -824,8 +824,8 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     for rank in range(4):
         run.store.set(f"heartbeat/{rank}", "7")
     b = run.memberships[1]
-    b.accuse(["a", "c"], "silent", alone=True)
-    b.accuse(["a", "c"], "silent", alone=True)  # at every look
+    b.report_lost(["a", "c"], "silent", alone=True)
+    b.report_lost(["a", "c"], "silent", alone=True)  # at every look
     run.look()
     if alive:
         run.store.set("heartbeat/2", "8")
@@ -842,7 +842,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
     run = Threads(names)
     for tears in range(1, MOST_TORN + 2):
         for membership, other in zip(run.memberships, ("b", "c", "d", "a"), strict=True):
-            membership.tear(other, f"device {other!r} closed its connection")
+            membership.repeat_step(other, f"device {other!r} closed its connection")
         run.look()
         run.look()
         assert all(membership.loss.error is not None for membership in run.memberships)
@@ -859,7 +859,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
         assert run.memberships[0].now.tears == (tears if tears <= MOST_TORN else 0)
     # a step that is done makes good
     a, c, d = goes_on
-    a.tear("c", "device 'c' closed its connection")
+    a.repeat_step("c", "device 'c' closed its connection")
     run.look()
     run.look()
     threads = [threading.Thread(target=r.next, args=(8,), daemon=True) for r in (a, c, d)]
@@ -873,7 +873,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
 def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None:
     """It is cut off from its neighbours, and they give no sign of life in the store either."""
     run = Threads(("a", "b", "c"))
-    run.memberships[2].accuse(["c"], "device 'c' hears nobody any more")
+    run.memberships[2].report_lost(["c"], "device 'c' hears nobody any more")
     run.look()
     with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to go on with"):
         run.memberships[2].next(9)
@@ -890,11 +890,11 @@ def test_who_comes_in_vain() -> None:
     """Nobody gives a sign of life, another process has the name, or all steps are done."""
     run = Threads(("a", "b", "c"))
     with pytest.raises(Evicted, match="nobody is left to go on with"):
-        late(run, 0.2).come()
+        late(run, 0.2).join()
     with pytest.raises(Evicted, match=r"'c' was not missed within 0.2 s; see whether another"):
-        late(run, 60.0, 0.2).come()
+        late(run, 60.0, 0.2).join()
     run.memberships[0].close()
-    assert not late(run, 60.0).come()
+    assert not late(run, 60.0).join()
 
 
 @pytest.mark.parametrize(

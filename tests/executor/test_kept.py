@@ -53,7 +53,7 @@ def test_activations_are_as_many_bytes_as_planned(
     stage_module.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
     for b in (1, 2):
-        stage_module.operate(
+        stage_module.run_op(
             "F", b - 1, torch.randn(stage_module.boundary.shape, dtype=stage_module.dtype)
         )
         assert stage_module.kept.most == pytest.approx(b * planned, rel=TOLERANCE)
@@ -154,8 +154,8 @@ def work(stage_module: StageModule, stage: int) -> None:
         return made
 
     for b in range(3):
-        stage_module.operate("F", b, None if stage == 0 else come())
+        stage_module.run_op("F", b, None if stage == 0 else come())
     for b in range(3):
         if stage == 1:
-            stage_module.operate("H", b, None)
-        stage_module.operate("B", b, come() if stage == 0 else None)
+            stage_module.run_op("H", b, None)
+        stage_module.run_op("B", b, come() if stage == 0 else None)

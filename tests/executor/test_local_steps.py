@@ -207,7 +207,7 @@ def test_the_outer_step_by_hand() -> None:
     outer = OuterSGD(plan, {"x": parameter})
     vector = torch.empty(2)
     parameter.data += torch.tensor([-0.2, 0.4])
-    outer.change(vector, 0.5)
+    outer.pseudo_gradient(vector, 0.5)
     np.testing.assert_allclose(vector, [0.1, -0.2], rtol=1e-6)
     outer.step(torch.tensor([0.2, -0.4]))  # m = g, old - 0.5 (g + 0.5 g)
     np.testing.assert_allclose(parameter.detach(), [0.85, -1.7], rtol=1e-6)
@@ -225,21 +225,21 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     )
     giver.begin(0, plan.schedules[0])
     for b in range(2):
-        giver.operate("F", b, None)
-        giver.operate("H", b, None)
-        giver.operate("B", b, None)
+        giver.run_op("F", b, None)
+        giver.run_op("H", b, None)
+        giver.run_op("B", b, None)
     giver.update()
     giver.leave()
-    change = giver.change(giver.samples()).clone()
+    change = giver.pseudo_gradient(giver.samples()).clone()
     assert giver.samples() == 2 and change.abs().max() > 0
     comer.load_state(giver.state())
     comer.restart_from_global()
     assert comer.samples() == 0
     # of all, of whom this one has done nothing; and where nobody has done anything
     for samples in (2, 0):
-        assert comer.change(samples).abs().max() == 0
+        assert comer.pseudo_gradient(samples).abs().max() == 0
     # averaged twice, since somebody was lost the first time
-    again = giver.change(giver.samples()).clone()
+    again = giver.pseudo_gradient(giver.samples()).clone()
     assert torch.equal(again, change)
     for stage_module in (giver, comer):
         stage_module.gradients().copy_(change)

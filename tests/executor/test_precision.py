@@ -132,18 +132,18 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     rounded = sum(weight.nbytes for weight in stage_module.computed_stage.rounded)
     assert rounded == 2 * sum(p.numel() for p in layers)
     stage_module.begin(0, plan.schedules[0])
-    sent = stage_module.operate("F", 0, None)
+    sent = stage_module.run_op("F", 0, None)
     assert sent.dtype == torch.bfloat16
-    stage_module.operate("B", 0, torch.randn(stage_module.boundary.shape, dtype=torch.bfloat16))
+    stage_module.run_op("B", 0, torch.randn(stage_module.boundary.shape, dtype=torch.bfloat16))
     stage_module.update()
     assert {t.dtype for t in stage_module.state().values()} == {torch.float32}
     stage_module.begin(1, plan.schedules[0])
-    assert not torch.equal(stage_module.operate("F", 0, None), sent)
+    assert not torch.equal(stage_module.run_op("F", 0, None), sent)
     other = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
     other.load_state(stage_module.state())
     for one in (stage_module, other):
         one.begin(1, plan.schedules[0])
-    assert torch.equal(stage_module.operate("F", 1, None), other.operate("F", 1, None))
+    assert torch.equal(stage_module.run_op("F", 1, None), other.run_op("F", 1, None))
 
 
 def test_calibration_measures_in_the_plans_format() -> None:

@@ -43,16 +43,16 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     ]
     after, made, kept = [], [], stage_module.kept
     for b in range(FLIGHT):
-        made.append(stage_module.operate("F", b, None if stage == 0 else given[b].clone()))
+        made.append(stage_module.run_op("F", b, None if stage == 0 else given[b].clone()))
         after.append(kept.bytes())
     held = sum(t.nbytes for pair in stage_module._kept.values() for t in pair if t is not None)
     heads = stage_module.head is not None
     for b in range(FLIGHT if heads else 0):
         here = head == "last"
-        made.append(stage_module.operate("H", b, None if here else given[FLIGHT + b].clone()))
+        made.append(stage_module.run_op("H", b, None if here else given[FLIGHT + b].clone()))
     for b in range(FLIGHT):
         own = heads and head == "last"
-        made.append(stage_module.operate("B", b, None if own else given[-1 - b].clone()))
+        made.append(stage_module.run_op("B", b, None if own else given[-1 - b].clone()))
     assert kept.bytes() == 0 and not stage_module._kept
     return after, kept.most, held, [*made, stage_module.gradients().clone()]
 

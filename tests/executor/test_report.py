@@ -90,11 +90,11 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
         mine: list[str] = []
 
-        def share(name: str, text: str) -> list[str]:
+        def all_gather(name: str, text: str) -> list[str]:
             mine.append(text)
             return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
 
-        ranks: Any = SimpleNamespace(rank=0, share=share)
+        ranks: Any = SimpleNamespace(rank=0, all_gather=all_gather)
         monkeypatch.setattr("planner.executor.runtime.device_identity.machine", lambda: "m")
         return peak_flops(plan, ranks, torch.device("cuda", 0))
 

@@ -152,7 +152,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
         one.did()
         one.taken()
         assert one.changed == 5 and one.weight(1) == 5 / 16
-        one.agreed()
+        one.outer_step_taken()
         assert one.changed == 0 and one.state()["outer/samples"] == 1
     again.load_state({})
     assert again.weight(3) == 0

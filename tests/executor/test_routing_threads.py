@@ -41,7 +41,7 @@ class Slow:
         self.held = self.most = 0
         self._forward_s = forward_s
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Sleep; hold from F to B."""
         time.sleep(self._forward_s * {"F": 1, "H": 0, "B": 2}[kind])
         self.held += {"F": 1, "H": 0, "B": -1}[kind]

@@ -186,7 +186,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     # who comes has what the one has that it is as one with
     counts[3].load_state(counts[2].state())
     assert counts[3].changed == counts[2].changed
-    counts[3].agreed()
+    counts[3].outer_step_taken()
     assert counts[3].state().keys() == {SAMPLES}
 
 
@@ -253,7 +253,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
                 lose_or_come()
             outer(follow())
             for name in there:
-                counts[name].agreed()
+                counts[name].outer_step_taken()
             expected[:] = [0, 0]
         else:
             step(follow(), what == "step")

@@ -347,7 +347,7 @@ def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
         def __init__(self, other: dict[str, str]) -> None:
             self.other = other
 
-        def share(self, name: str, text: str) -> list[str]:
+        def all_gather(self, name: str, text: str) -> list[str]:
             return [json.dumps(self.other), text]
 
         def name(self, rank: int) -> str:

@@ -1,7 +1,7 @@
-"""Checkpoints: a file of tensors a device, and an index that is written when all of them are there.
+"""Checkpoints: one file of tensors per device, and an index written when all are complete.
 
-``FOLDER/step-000020/`` holds what is needed to go on after 20 steps. The folder may be one that all
-nodes share, or each node's own: every rank writes the same index beside its shard.
+``FOLDER/step-000020/`` holds what is needed to continue after 20 steps. The folder may be shared by
+all nodes or local to each: every rank writes the same index beside its shard.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ INDEX = "index.json"
 VERSION = 3
 SHARD = "device-"
 KEPT = 2
-"""Complete checkpoints in the folder."""
+"""Number of complete checkpoints kept."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be gone on from."""
+    """A checkpoint that cannot be resumed from."""
 
 
 class CheckpointManager:
-    """Writes what training needs to go on.
+    """Writes checkpoints.
 
     Parameters
     ----------
     plan, ranks
-        What is trained, and this process among all.
+        The plan and the process group.
     learner
-        What this rank holds; None: it holds nothing.
+        The stage module; None if this rank has none.
     settings
-        What losses depend on beside the plan, by the names of the options that say it.
+        What losses depend on beside the plan, by name of the options.
     written
-        Takes the number of steps of each checkpoint that is complete.
+        Called with the number of steps of each complete checkpoint.
     """
 
     def __init__(
@@ -84,22 +84,23 @@ class CheckpointManager:
         stage_module: StageModule | None,
         ranks: ProcessGroup | None = None,
     ) -> CheckpointManager:
-        """The same for another plan from now on."""
+        """The same for another plan."""
         given = (ranks or self._ranks, stage_module, self._settings, self._written)
         return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
-        """Whether there is one after this step."""
+        """Whether a checkpoint follows this step."""
         return (step + 1) % self._every == 0
 
-    def after(self, step: int) -> None:
-        """A step has ended; all ranks come here together where a checkpoint is due."""
+    def maybe_save(self, step: int) -> None:
+        """Write a checkpoint if one is due after a step; then a collective call."""
         done = step + 1
         if not self.due(step):
             return
         here = _place(self._folder, done)
         told = [
-            json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here, done))
+            json.loads(t)
+            for t in self._ranks.all_gather(f"checkpoint/{done}", self._shard(here, done))
         ]
         failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
         if not failed:
@@ -120,7 +121,7 @@ class CheckpointManager:
                 shutil.rmtree(place, ignore_errors=True)
 
     def _shard(self, here: Path, done: int) -> str:
-        """Write this rank's; what the others are told."""
+        """Write this rank's shard; returns its entry of the index."""
         if self._stage_module is None:
             return "{}"
         try:
@@ -142,7 +143,7 @@ class CheckpointManager:
         return []
 
     def _give_up(self, here: Path, done: int, rank: int, why: str) -> None:
-        """The run goes on without."""
+        """Continue the run without this checkpoint."""
         with suppress(OSError):
             (here / _shard(self._ranks.rank)).unlink(missing_ok=True)
         with suppress(OSError):
@@ -157,9 +158,9 @@ class CheckpointManager:
 
 
 def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
-    """Refuse a folder of another run's checkpoints, which would be taken away, or none at all.
+    """Refuse a folder with checkpoints of another run, or one that cannot be written.
 
-    A full disk is no reason: it costs checkpoints, not the run.
+    A full disk is not refused: it costs checkpoints, not the run.
     """
     steps = _complete(folder)
     if steps and (resumed is None or resumed.resolve() != folder.resolve()):
@@ -192,7 +193,7 @@ def resume(
         if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
     ]
     everywhere: list[set[tuple[int, str]]] = [
-        set(map(tuple, json.loads(t))) for t in ranks.share("checkpoints", json.dumps(own))
+        set(map(tuple, json.loads(t))) for t in ranks.all_gather("checkpoints", json.dumps(own))
     ]
     # a device without a stage needs none, and may have no folder
     holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
@@ -250,7 +251,7 @@ def resume(
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Refuse a folder that has no checkpoint, before anything starts."""
+    """Refuse a folder without checkpoint before anything starts."""
     if not _complete(folder):
         raise CheckpointError(
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
@@ -259,7 +260,7 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def latest_step(folder: Path, ranks: Iterable[int]) -> int:
-    """Steps of the newest complete checkpoint that has the shards of all these ranks."""
+    """Steps of the newest complete checkpoint with the shards of all these ranks."""
     wanted = tuple(ranks)
     found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
     if not found:
@@ -271,12 +272,12 @@ def latest_step(folder: Path, ranks: Iterable[int]) -> int:
 
 
 def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
-    """What a rank held.
+    """Read the shard of a rank.
 
     Returns
     -------
     dict[str, Tensor]
-        As `planner.executor.runtime.stage_module.StageModule.state` gave it.
+        As from `StageModule.state`.
     """
     index, path = _index(folder, steps)
     if index["plan"] != plan.content_hash:
@@ -290,7 +291,7 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
 def _require_same_model(
     path: Path, index: dict[str, Any], plan: TrainingPlan, done: int
 ) -> list[tuple[str, Any, Any]]:
-    """Refuse what another plan cannot go on from; returns what it trains otherwise."""
+    """Refuse a checkpoint of another model; returns differences in training."""
     ours = json.loads(json.dumps(description(plan)))  # as a file has it
     for name, was, now in differences(index["model"], ours["model"]):
         raise CheckpointError(
@@ -320,7 +321,7 @@ def _resharded(
     rank: int,
     stage_module: StageModule,
 ) -> dict[str, Tensor]:
-    """What a rank goes on from, out of the shards of another plan's devices."""
+    """A rank's state from the shards of another plan's devices."""
     found: dict[str, Tensor] = {}
     for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
 
@@ -358,7 +359,7 @@ def _sources(
 def _has_all(
     folder: Path, steps: int, plan: TrainingPlan, rank: int, stage_module: StageModule
 ) -> bool:
-    """Whether what a rank needs is here; what is wrong is said when it is read."""
+    """Whether the files that a rank needs are here; their content is validated when read."""
     try:
         index, _ = _index(folder, steps)
     except CheckpointError:
@@ -387,7 +388,7 @@ def _read(
 
 
 def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
-    """The index of a checkpoint, and where it is."""
+    """The index of a checkpoint, and its path."""
     path = _place(folder, steps) / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())
@@ -425,7 +426,7 @@ def _shard(rank: int) -> str:
 
 
 def _is_checkpoint(place: Path) -> bool:
-    """Whether nothing is in it that is not written here; temporary files are."""
+    """Whether a folder contains only files of checkpoints, or temporary ones."""
     try:
         names = [path.name for path in place.iterdir()]
     except OSError:  # a file, or another rank has just taken it away
@@ -438,11 +439,11 @@ def _has(folder: Path, steps: int, rank: int) -> bool:
 
 
 def _complete(folder: Path) -> list[int]:
-    """Numbers of steps of the checkpoints that have an index, ascending."""
+    """Steps of the checkpoints that have an index, ascending."""
     return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
 
 
 def _begun(folder: Path) -> list[int]:
-    """Numbers of steps of all checkpoints, ascending."""
+    """Steps of all checkpoints, ascending."""
     names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())

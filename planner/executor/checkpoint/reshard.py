@@ -1,10 +1,9 @@
-"""What a rank needs of a checkpoint that another plan of the same model has written.
+"""What a rank needs from a checkpoint that another plan of the same model wrote.
 
-Parts of the model lie where that plan had them: a rank finds each of its own, the embedding, a
-layer or the head, in the shard of a device that held it. What is averaged is the same on all of
-those. What is not, the moments of devices that update by themselves, comes from one of them: the
-n-th device of a stage takes those of the part's n-th holder, and again from the first. Devices that
-are as one take what the first of them takes.
+A rank finds each of its parts (embedding, layer, head) in the shard of a device that held it. What
+is averaged is equal on all such devices. The moments of devices that take steps of their own
+differ: the n-th device of a stage takes those of the part's n-th holder, cyclically. Devices that
+act as one take those of the first of them.
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ from planner.training_plan.model import TrainingPlan, as_one
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
 LATER = ("qk_norm", "out_bias", "ffn_bias", "post_norms", "full_layers", "experts", "priced_only")
-"""Fields of an `Architecture` that are left out where they say nothing."""
+"""Fields of an `Architecture` that are omitted at their default."""
 
 
 def description(plan: TrainingPlan) -> dict[str, Any]:
-    """What a checkpoint tells those who go on from it, JSON-ready.
+    """What a checkpoint states about its plan, JSON-ready.
 
     Returns
     -------
     dict[str, Any]
-        ``model``: what must be alike. ``training``: what another plan may decide otherwise, to be
-        said. ``holds``: by device with a stage, its first layer, the one after its last, and
-        whether it has the head.
+        ``model``: must be equal. ``training``: may differ, with a notice. ``holds``: by device with
+        a stage, its range of layers and whether it has the head.
     """
     w = plan.workload
     assert w.architecture is not None
@@ -62,7 +60,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Fields with other values: name, theirs, ours."""
+    """Fields that differ: name, theirs, ours."""
     names = sorted(set(theirs) | set(ours))
     pairs = ((name, theirs.get(name), ours.get(name)) for name in names)
     return [(name, was, now) for name, was, now in pairs if was != now]
@@ -71,12 +69,12 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tupl
 def source_shards(
     holds: Mapping[str, Any], plan: TrainingPlan, rank: int, names: Iterable[str]
 ) -> dict[int, dict[str, str]]:
-    """In which shards a rank's parameters lie.
+    """Shards that contain the parameters of a rank.
 
     Returns
     -------
     dict[int, dict[str, str]]
-        By device of the plan that wrote: names there, and ours of the same parameter.
+        By device of the plan that wrote: name there, and our name of the same parameter.
     """
     try:
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())

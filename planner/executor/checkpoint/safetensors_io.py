@@ -1,6 +1,6 @@
-"""Tensors in a file, as safetensors has them: a JSON header of names, types, places, then bytes.
+"""Tensor files in the safetensors format: a JSON header, then bytes.
 
-Read without running anything that the file says, unlike pickle.
+Unlike pickle, reading executes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from planner.utils.input_files import parse_json
 
 LENGTH = struct.Struct("<Q")
-"""Of the header, in front of it."""
+"""Length of the header, in front of it."""
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -33,18 +33,18 @@ TYPES = {
 }
 NAMES = {value: name for name, value in TYPES.items()}
 METADATA = "__metadata__"
-"""Among the names of tensors, but none."""
+"""Key of the header that is not a tensor."""
 MOST_HEADER_BYTES = 100_000_000
 ALIGN = 8
 BLOCK_BYTES = 1 << 22
 
 
 class TensorFileError(ValueError):
-    """A file that does not hold what it should."""
+    """A file with invalid content."""
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies in a file: type, shape, first byte and the one after the last."""
+    """A tensor in a file: type, shape, first byte and the one after the last."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class TensorEntry(NamedTuple):
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write to a temporary file beside ``path``, onto the disk, then rename it into place."""
+    """Write to a temporary file next to ``path``, sync it, then rename it."""
     header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ def write_tensors(
 def read_tensors(
     path: Path, sha256: str, wanted: Callable[[str], bool] | None = None
 ) -> dict[str, Tensor]:
-    """What `write_tensors` wrote.
+    """Read tensors, verified by SHA-256.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def read_tensors(
 def read_entries(
     path: Path, leave_out: Callable[[str], object] | None = None
 ) -> dict[str, TensorEntry]:
-    """What is in a file, and where; its tensors are not read."""
+    """Entries of a file, without reading the tensors."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -144,7 +144,7 @@ def read_entries(
 
 
 def read_tensor(path: Path, place: TensorEntry) -> Tensor:
-    """One tensor of a file."""
+    """Read one tensor."""
     size = place.end - place.begin
     if size == 0:
         return torch.empty(place.shape, dtype=place.dtype)

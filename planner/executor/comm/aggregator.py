@@ -1,4 +1,4 @@
-"""A rank that holds no stage: it sums its share of others' gradients and does nothing else."""
+"""A rank without a stage: it reduces its share of gradients, and does nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.training_plan.schedule import Schedule
 
 
 class Aggregator:
-    """Room for the gradients of the stage that it helps, and no operations."""
+    """A vector for the gradients of its stage, and no operations."""
 
     side = HOST
 
@@ -33,46 +33,46 @@ class Aggregator:
 
     @property
     def held_bytes(self) -> int:
-        """Of the vector."""
+        """Bytes of the vector."""
         return self._vector.nbytes
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """No plan asks for it."""
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Not called: it has no operations."""
         raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
 
     def buffer(self, message: Message, *, own: bool = False) -> Tensor:
-        """No plan asks for it."""
+        """Not called: it has no operations."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
-        """Where the sums of its share are made; what is there does not count."""
+        """The vector for sums of its share; its content is ignored."""
         return self._vector
 
     @property
     def tied_values(self) -> int:
-        """None: only devices with a stage average what two stages share."""
+        """0: only devices with a stage average tied parameters."""
         return 0
 
     def update(self) -> None:
-        """Nothing to update."""
+        """Does nothing."""
 
     def samples(self) -> int:
-        """There are none."""
+        """None."""
         return 0
 
     def leave(self) -> None:
-        """There is no change."""
+        """Does nothing."""
 
-    def change(self, samples: int | None = None) -> Tensor:
+    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector
 
     def outer_step(self) -> None:
-        """Nothing to update."""
+        """Does nothing."""
 
     def loss(self) -> float | None:
-        """There is none."""
+        """None."""
         return None

@@ -1,4 +1,4 @@
-"""Connections of a rank for averaging: a thread for each direction of each, and who wakes whom."""
+"""Connections of a rank for averaging, with one thread per direction."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from planner.executor.comm.p2p import WorkerThread
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
 HEAD = struct.Struct("!I")
-"""In front of a chunk: its number, and `RETURN` if it is a sum."""
+"""Header of a chunk: its number, with flag `RETURN` for a sum."""
 RETURN = 1 << 31
 READY = (1 << 32) - 1
-"""Instead of a chunk: the member's gradients are there."""
+"""In place of a chunk: the member's gradients are ready."""
 NOTHING = memoryview(b"")
 
 
 class SendQueue:
-    """The way to one member: sends at once what the connection takes, and the rest by a thread.
+    """Queue to one member: sends at once what the connection takes, the rest by a thread.
 
     Parameters
     ----------
     failure
-        Where its errors go.
+        Receives errors.
     """
 
     def __init__(self, connection: socket.socket, name: str, failure: ErrorLatch) -> None:
@@ -40,7 +40,7 @@ class SendQueue:
         self._waiting = 0
 
     def send(self, word: int, message: memoryview) -> None:
-        """Send one chunk, after all that was given before."""
+        """Send a chunk after everything queued before."""
         left = [memoryview(HEAD.pack(word)), message]
         with self._lock:
             if not self._waiting:
@@ -49,7 +49,7 @@ class SendQueue:
                 self._later(partial(send_all, self._connection, *left))
 
     def send_made(self, word: int, make: Callable[[], memoryview]) -> None:
-        """The same for a chunk that is made first, on the thread."""
+        """The same for a chunk that the thread makes first."""
 
         def job() -> None:
             send_all(self._connection, memoryview(HEAD.pack(word)), make())
@@ -58,16 +58,16 @@ class SendQueue:
             self._later(job)
 
     def do(self, job: Callable[[socket.socket], None]) -> None:
-        """Let the thread do something with the connection, after all that was given before."""
+        """Run a job on the thread, after everything queued before."""
         with self._lock:
             self._later(partial(job, self._connection))
 
     def after_all(self, told: Callable[[], None]) -> None:
-        """Call when everything given so far has left."""
+        """Call back when everything queued so far has been sent."""
         self._lane.submit(told)
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything has been sent."""
         self._lane.finish()
 
     def _later(self, job: Callable[[], None]) -> None:
@@ -82,38 +82,38 @@ class SendQueue:
 
 
 class BufferPool:
-    """Pieces of memory that are used again and again: as many as are needed at a time."""
+    """Reusable buffers, as many as are needed at a time."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self._spare: list[NDArray[np.uint8]] = []
 
     def take(self) -> NDArray[np.uint8]:
-        """A piece."""
+        """Get a buffer."""
         try:
             return self._spare.pop()
         except IndexError:
             return np.empty(self.length, np.uint8)
 
     def give_back(self, piece: NDArray[np.uint8]) -> None:
-        """A piece that is not needed any more."""
+        """Return a buffer."""
         self._spare.append(piece)
 
 
 class AllReduceLinks:
-    """A rank's connections for averaging, with a thread for each direction of each.
+    """A rank's connections for averaging, with one thread per direction.
 
     Parameters
     ----------
     failure
-        Errors of all threads.
+        Receives errors of all threads.
 
     Attributes
     ----------
     to, of
-        By rank, the way to it, and what receives from it.
+        By rank, the send queue to it, and the thread that receives from it.
     changed
-        Guards what threads count; told when something is complete.
+        Condition that guards what threads count.
     """
 
     def __init__(self, channels: DuplexChannels, failure: ErrorLatch) -> None:
@@ -129,7 +129,7 @@ class AllReduceLinks:
         self._memory = BufferPool(0)
 
     def memory(self, length: int) -> BufferPool:
-        """For contributions; kept from round to round as long as they have the same length."""
+        """Buffer pool for contributions, reused while their length stays the same."""
         if self._memory.length != length:
             self._memory = BufferPool(length)
         return self._memory
@@ -139,7 +139,7 @@ class AllReduceLinks:
         self.to[rank].send(READY, NOTHING)
 
     def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
-        """Wait for the threads; raises what any of them raised."""
+        """Wait for the threads; raises their errors."""
         until = None if most_s is None else time.monotonic() + most_s
         with self.changed:
             while self.failure.error is None and not done():
@@ -150,7 +150,7 @@ class AllReduceLinks:
         self.failure.check()
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything has been sent."""
         for way in self.to.values():
             way.finish()
         for lane in self.of.values():

@@ -1,7 +1,7 @@
-"""Averaging a stage's gradients in the planned rounds of groups.
+"""Averages a stage's gradients in the planned rounds of groups.
 
-Microbatch losses are already divided by the samples of the whole step, so that the sum of the
-contributions is the mean over samples, whoever gave how many.
+Losses of microbatches are already divided by the samples of the whole step, so the sum of the
+contributions is the mean over samples, however they are distributed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from planner.training_plan.averaging_group import AveragingGroup, is_hierarchica
 
 @dataclass(frozen=True)
 class StageAverager:
-    """What one rank averages with whom.
+    """Averaging of one rank.
 
     Attributes
     ----------
     rounds
-        Its group in every round. One round over all gives the sum, equal on all members bit for
-        bit, and so do the rounds of two levels, and those of either of two clocks. In other rounds
-        every group takes its mean; a valid plan's rounds give the mean of all.
+        Its group in every round. One round of all members gives the sum, bit for bit equal on all,
+        and so do hierarchical and two-frequency rounds. In other rounds every group takes its mean;
+        the rounds of a valid plan give the mean of all.
     paces, wires
-        Of each round: how finely it is cut, how vectors are written.
+        Chunking and wire format of each round.
     upload_bytes_per_s
-        What this rank can send in all.
+        Upload limit of this rank.
     ahead_s
-        By rank of the first round, how long before it is ready this one sends word of it: its way,
-        less what the round is over sooner than planned when all begin at once.
+        By rank of the first round, how long before it is ready this rank sends word: the latency,
+        less the time by which the round ends sooner than planned if all begin at once.
     """
 
     rank: int
@@ -53,16 +53,16 @@ class StageAverager:
 
     @property
     def peers(self) -> set[int]:
-        """The ranks it talks to."""
+        """Ranks with which it averages."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
     def reached(self, direct: DeviceTransfers) -> set[int]:
-        """The ranks with which it averages without the host."""
+        """Ranks with which it averages without the host."""
         groups = [group.members for group in self.rounds if direct.reaches(group.members)]
         return {member for members in groups for member in members} - {self.rank}
 
     def begins_here(self, direct: DeviceTransfers | None) -> bool | None:
-        """Whether the first round wants its vector where operations compute; None: there is none."""
+        """Whether the first round needs the vector on the device; None if there is no round."""
         if not self.peers:
             return None
         return direct is not None and direct.reaches(self.rounds[0].members)
@@ -81,9 +81,8 @@ class StageAverager:
         Parameters
         ----------
         values
-            The vector, ``float32[values]``: where operations compute, if asked with True, in host
-            memory with False; what was changed in one place is brought along to the other. None:
-            where it is.
+            Returns the vector, ``float32[values]``: on the device if called with True, in host
+            memory with False (changes in one place are copied to the other), where it is with None.
         """
         end = time.monotonic()
         steps = zip(self.rounds, self.chunkings, self.wires, strict=True)
@@ -103,7 +102,7 @@ class StageAverager:
         return end
 
     def _room(self, sender: Sender) -> tuple[float, float]:
-        """Leave the pipeline's last messages their rate: other devices wait for them."""
+        """Leave bandwidth for the last pipeline messages, for which other devices wait."""
         size, until_s = sender.in_flight(self.upload_bytes_per_s)
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)
@@ -111,7 +110,7 @@ class StageAverager:
         return self.upload_bytes_per_s - busy, until_s
 
     def _scale(self, number: int) -> float:
-        """What a round's sums are multiplied by: means, and at last the sum of all."""
+        """Factor of a round: means, and for the last round the sum of all."""
         if len(self.rounds) == 1 or is_hierarchical([self.rounds]):
             return 1.0
         last = number == len(self.rounds) - 1

@@ -1,8 +1,8 @@
-"""How finely an averaging is cut and how much of it is on the way, from the plan's network.
+"""Chunk size and window of averaging, from the plan's network.
 
-Chunks must be small: what a round takes beyond its fullest link is a chunk's time to fill and to
-drain. They must not be many: each costs messages. And what is on the way must cover the longest way
-there and back, or links stand idle waiting for returns.
+Chunks must be small: beyond its slowest link, a round takes the time of a chunk to fill and drain.
+They must not be too many: each costs messages. The window must cover the longest round-trip time,
+or links idle while waiting for returns.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from planner.training_plan.averaging_group import AveragingGroup
 MESSAGE_S = 40e-6
 """Processor time of a chunk's message at one end."""
 BUSY = 0.25
-"""Of a rank's processor time in a round, what messages may cost."""
+"""Largest share of a rank's processor time in a round for messages."""
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
-"""Of a chunk of the largest share."""
+"""Smallest chunk of the largest share."""
 EARLY = 1.0
-"""Of the longest way there and back: only rounds whose bytes take less are begun early."""
+"""Rounds whose bytes take less than this multiple of the longest round trip start early."""
 TOLD = 0.05
-"""Of a round as planned: where word from all makes it later by more than that, it is sent ahead. A
-round that is begun sooner meets the last messages of the pipeline."""
+"""Largest delay of a round by waiting for word from all, relative to its planned time; beyond it,
+word is sent ahead. A round that starts sooner competes with the last pipeline messages."""
 SLACK = 8
-"""Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
+"""Chunks beyond those in flight: being summed, queued at both ends, or on uneven links."""
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """How a group averages.
+    """Chunking of a group.
 
     Attributes
     ----------
     chunks
-        Of every share; all shares' chunks of one number travel together.
+        Number of chunks of every share; chunks of all shares with the same number travel together.
     window
-        Chunks that a member contributes beyond those that it got back whole.
+        Chunks that a member sends beyond those returned completely.
     early_s
-        After its own readiness, when a member contributes before it knows that all others are
-        ready; None: it waits until it does.
+        Time after its own readiness at which a member starts without word from all others; None to
+        always wait.
     spare_s
-        By how much a round that all begin as soon as they are ready is over before it is planned;
-        None: word that all are ready comes in time by itself.
+        Time by which a round that all begin when ready ends before its planned end; None if word
+        that all are ready arrives in time.
     """
 
     chunks: int
@@ -65,7 +65,7 @@ def chunking_of(
     shrink: float = 1.0,
     crowd: float = 1.0,
 ) -> Chunking:
-    """The pace of a group, the same for all its members."""
+    """The chunking of a group, equal on all its members."""
     if len(group.members) == 1:
         return Chunking(1, 1)
     # as many chunks as the plan has without shrinking
@@ -86,24 +86,24 @@ def chunking_of(
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
-    """Seconds in which the fullest link or device carries a round's bytes."""
+    """Seconds in which the fullest link or device carries the bytes of a round."""
     there, back = _sent(group, vector_bytes)
     return float(_seconds(there + back, group, cluster).max())
 
 
 def planned_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
-    """Seconds of a round as a plan counts them, on links that carry nothing else."""
+    """Seconds of a round as in the plan, on otherwise idle links."""
     return round_s(group, vector_bytes, cluster) + return_s(group, cluster)
 
 
 def ends_s(
     group: AveragingGroup, vector_bytes: float, cluster: Cluster, begins_s: NDArray[np.float64]
 ) -> float:
-    """When a round is over whose members begin at given moments, each link at its own latency.
+    """End of a round whose members begin at given times, with each link's own latency.
 
-    Contributions go first, returns follow as they can be summed. A link is through with both no
-    sooner than its bytes take, and with the last return no sooner than after the last contribution
-    to who sums it.
+    Contributions go first, returns follow as sums are ready. A link has finished both no sooner
+    than its bytes take, and the last return no sooner than after the last contribution to its
+    reducer.
     """
     latency = _latency_s(group, cluster)
     there, back = _sent(group, vector_bytes)
@@ -123,15 +123,15 @@ def ends_s(
 def against_plan_s(
     group: AveragingGroup, vector_bytes: float, cluster: Cluster
 ) -> tuple[float, float]:
-    """How much sooner than planned a round is over that all begin at once, or later with word.
+    """Difference between a round that all begin at once, or with word, and the planned one.
 
-    A plan counts the fullest link's bytes and the longest way there and back. Word from all that
-    they are ready takes a way by itself.
+    A plan counts the bytes of the fullest link and the longest round trip. Word that all are ready
+    takes one more latency.
 
     Returns
     -------
     tuple[float, float]
-        Seconds: sooner, at least 0, and later, below 0 if it is sooner too.
+        Seconds: how much sooner, at least 0; how much later with word, negative if sooner.
     """
     wanted_s = planned_s(group, vector_bytes, cluster)
     told_s = _latency_s(group, cluster).max(axis=0)
@@ -141,14 +141,14 @@ def against_plan_s(
 
 
 def _latency_s(group: AveragingGroup, cluster: Cluster) -> NDArray[np.float64]:
-    """From each member to each other."""
+    """Latency between all pairs of members."""
     return np.asarray(cluster.network.latency_s[np.ix_(group.members, group.members)])
 
 
 def _sent(
     group: AveragingGroup, vector_bytes: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes from each member to each other: contributions, and returns of its own share."""
+    """Bytes between all pairs of members: contributions and returns."""
     share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
     gets = np.array(group.gets, dtype=float)
     found = gives[:, None] * share[None, :], share[:, None] * gets[None, :]
@@ -161,7 +161,7 @@ def _sent(
 def _seconds(
     sent: NDArray[np.float64], group: AveragingGroup, cluster: Cluster
 ) -> NDArray[np.float64]:
-    """Of each pair that sends something, on its link and on all that pairs share."""
+    """Seconds of each pair with traffic, on its link and on shared limits."""
     members = np.array(group.members)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)
@@ -184,7 +184,7 @@ def _seconds(
 
 
 def return_s(group: AveragingGroup, cluster: Cluster) -> float:
-    """Seconds of the longest way there and back that a plan counts: of pairs that send something."""
+    """Longest round-trip time of pairs with traffic, as in the plan."""
     latency = _latency_s(group, cluster)
     there, back = _sent(group, 1.0)
     used = there + back > 0
@@ -192,6 +192,6 @@ def return_s(group: AveragingGroup, cluster: Cluster) -> float:
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:
-    """Seconds of the longest way between two members, there and back."""
+    """Longest round-trip time between two members."""
     latency = _latency_s(group, cluster)
     return float((latency + latency.T).max())

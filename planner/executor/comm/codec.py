@@ -1,9 +1,8 @@
-"""How a vector travels: as it is, rounded to 16 bits, or as integers with one scale per block.
+"""Encoding of vectors: unchanged, rounded to 16 bits, or as integers with a scale per block.
 
-``int8`` stores ``round(x / s)`` with ``s = max |x| / 127`` of each block of 1024 values: about a
-quarter of the bytes, and every value within ``s / 2 = max |x| / 254`` of the true one. ``int4``
-does the same with 7 for 127, two values in a byte. ``fp16`` takes what is beyond its largest number
-for that number.
+``int8`` stores ``round(x / s)`` with ``s = max |x| / 127`` for each block of 1024 values: about a
+quarter of the bytes, with an error up to ``s / 2 = max |x| / 254``. ``int4`` uses 7 instead of 127,
+with two values per byte. ``fp16`` clamps to its largest number.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from planner.training_plan.choices import Codec
 BLOCK = 1024
 LARGEST_FP16 = 65504.0
 SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Rounded value by value."""
+"""16-bit formats, rounded value by value."""
 LEVELS = {"int8": 127, "int4": 7}
-"""On either side of 0."""
+"""Levels on either side of 0."""
 
 
 class WireFormat(enum.StrEnum):
-    """What is on the wire; sums are made in fp32 from whatever comes."""
+    """Format on the wire; sums are computed in fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -35,24 +34,19 @@ class WireFormat(enum.StrEnum):
 
     @classmethod
     def of(cls, codec: Codec, gradients: Dtype) -> WireFormat:
-        """As a plan has it: its codec, or else the format of its gradients."""
+        """From a plan: its codec, or else the gradients' format."""
         return cls(codec.value) if codec is not Codec.NONE else cls(gradients.value)
 
 
 def message_length(values: int, wire: WireFormat) -> int:
-    """Bytes of a message of so many values."""
+    """Bytes of a message with so many values."""
     if wire in LEVELS:
         return (values if wire is WireFormat.INT8 else -(-values // 2)) + _head(values)
     return (2 if wire in SHORT else 4) * values
 
 
 def encode(vector: Tensor, wire: WireFormat) -> Tensor:
-    """A ``uint8`` message from a ``float32`` vector.
-
-    Parameters
-    ----------
-    vector
-        ``float32[values]``.
+    """Encode a ``float32[values]`` vector.
 
     Returns
     -------
@@ -78,7 +72,7 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
 
 
 def decode(message: Tensor, values: int, wire: WireFormat) -> Tensor:
-    """The vector that `encode` was given, up to what rounding takes.
+    """Decode a message, up to rounding.
 
     Returns
     -------
@@ -102,13 +96,13 @@ def _head(values: int) -> int:
 
 
 def _paired(levels: Tensor) -> Tensor:
-    """Two levels in a byte, the first one in its lower half."""
+    """Pack two levels per byte, the first in the lower half."""
     even = torch.nn.functional.pad(levels, (0, len(levels) % 2)) & 15
     return even[::2] | even[1::2] << 4
 
 
 def _apart(pairs: Tensor, values: int) -> Tensor:
-    """What `_paired` was given, as signed numbers."""
+    """Inverse of `_paired`, as signed numbers."""
     # moved to the upper half and back, a level brings its sign along
     low, high = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
     return torch.stack([low, high], dim=1).reshape(-1)[:values]

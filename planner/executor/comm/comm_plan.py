@@ -1,4 +1,4 @@
-"""What one rank has to do with which others, read off the plan before anything runs."""
+"""Communication of one rank, derived from the plan before anything runs."""
 
 from __future__ import annotations
 
@@ -24,33 +24,31 @@ from planner.training_plan.model import TrainingPlan
 
 
 class CommPlan:
-    """The plan as one rank sees it.
+    """The plan from the view of one rank.
 
     Parameters
     ----------
     imposed
-        What an imposed run divides times and bytes by; None: a model is trained.
+        Scale of simulated compute; None if a model is trained.
     own_pace
-        Whether any rank does any microbatch, alone.
+        Whether any rank may run any microbatch (DeDLOC, 3.1).
     tells
-        Whether rank 0 is told losses over connections.
+        Whether losses are sent to rank 0 over connections.
 
     Attributes
     ----------
     traffic
-        Messages, by schedule of the cycle; none where they are not known beforehand.
+        P2P schedules, by schedule of the cycle; empty with stochastic wiring.
     places
-        Whom it routes microbatches to and gets them from; None: paths are fixed, or it has no
-        stage.
+        Peers of stochastic wiring; None if paths are fixed, or it has no stage.
     averaging
-        Its groups; on two clocks those of every H-th step.
+        Its groups; in two-frequency averaging, those of every H-th step.
     within
-        Its group in every step, on two clocks; else it has no rounds.
+        In two-frequency averaging, its group in every step; otherwise without rounds.
     tied
-        Its groups for the matrix that embedding and head share, after `averaging`; no rounds where
-        it has no part in that.
+        Its groups for a tied matrix, after `averaging`; without rounds if it takes no part.
     clipping
-        Its part of the norm of all gradients; None: they are not clipped, or it has none.
+        Its part in the global norm; None without clipping, or if it takes no part.
     tellers
         Ranks that have losses.
     """
@@ -82,7 +80,7 @@ class CommPlan:
 
     @property
     def connections(self) -> set[tuple[ChannelKind, int]]:
-        """Purpose and other rank of each connection that this rank needs."""
+        """Kind and peer of each connection of this rank."""
         beside = {d for t in self.traffic.values() for d in t.peers}
         if self.places is not None:
             beside |= set(self.places.neighbours)
@@ -100,7 +98,7 @@ class CommPlan:
         return wanted
 
     def expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
-        """What each source sends to this rank, in its order."""
+        """Messages of each source to this rank, in order."""
 
         def messages(source: int) -> Iterator[ExpectedMessage]:
             for serial, k in enumerate(walk):
@@ -111,7 +109,7 @@ class CommPlan:
         return {source: messages(source) for t in used for source in t.incoming}
 
     def bandwidth_delay_bytes(self) -> Mapping[int, float]:
-        """By rank, what is on the way there, or back, while news of it comes."""
+        """By rank, bandwidth-delay product of the connection."""
         network = self._plan.cluster.network
         latency, bandwidth, me = network.latency_s, network.bandwidth_bytes_per_s, self._rank
         return {
@@ -123,13 +121,13 @@ class CommPlan:
         }
 
     def round_trips_s(self) -> Mapping[int, float]:
-        """By rank, seconds there and back, as this run takes them."""
+        """By rank, round-trip time in this run."""
         latency, me = self._plan.cluster.network.latency_s, self._rank
         both = (latency[me] + latency[:, me]) / self._time_scale.speed
         return {d: float(seconds) for d, seconds in enumerate(both) if d != me}
 
     def rates(self) -> Mapping[int, float]:
-        """By rank, bytes per second of the link there, as this run takes them."""
+        """By rank, bytes per second of the link in this run."""
         cluster, me = self._plan.cluster, self._rank
         up, down = device_limits(cluster)
         limit = np.minimum(up[me], down)
@@ -149,7 +147,7 @@ def averaging_of(
 
 
 def tied_of(plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None) -> StageAverager:
-    """A rank's part in averaging the matrix that embedding and head share."""
+    """A rank's part in averaging a matrix shared by embedding and head."""
     entry = len(plan.stage_layers)
     asked = plan.averaging[entry] if plan.averages_tied else ()
     return _averaging(plan, rank, time_scale, entry, asked)
@@ -158,7 +156,7 @@ def tied_of(plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None) 
 def _averaging(
     plan: TrainingPlan, rank: int, time_scale: TimeScale | None, entry: int, asked: StageAveraging
 ) -> StageAverager:
-    """Some rounds of an entry of the plan's averaging, as a rank takes part in them."""
+    """Rounds of an entry of the plan's averaging in which a rank takes part."""
     scale = time_scale or TimeScale()
     # in two levels not all exchange
     rounds = [g for groups in asked for g in groups if rank in g.members]

@@ -1,12 +1,12 @@
-"""Connections between ranks: one a pair and purpose.
+"""Connections between ranks: one per pair and purpose.
 
-Plain streams, for three things that a library's send and receive do not give: a message leaves when
-it is handed over, whatever the receiver does; messages of a pair arrive in the order in which they
-left; and what averaging sends does not queue behind the pipeline's messages.
+Plain sockets, for three properties that send and receive of a library lack: a message leaves when
+it is handed over, regardless of the receiver; messages of a pair arrive in order of sending; and
+averaging does not queue behind pipeline messages.
 
-Streams that go both ways at the same time have a connection for each way. On a shared one news of
-what has arrived travels with the data that goes back, and waits where those wait: the link that it
-is news for runs dry.
+Traffic in both directions at the same time uses one connection per direction. On a shared one,
+acknowledgements travel with the data in the opposite direction and wait where it waits, which would
+stall the link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTPUT_QUEUE = 0x5411
 
 
 class ChannelKind(enum.IntEnum):
-    """What a connection carries."""
+    """Purpose of a connection."""
 
     PIPELINE = 0
     AVERAGING = 1
@@ -44,28 +44,28 @@ BACK = {
     ChannelKind.PIPELINE: ChannelKind.PIPELINE_BACK,
     ChannelKind.AVERAGING: ChannelKind.AVERAGING_BACK,
 }
-"""Of a stream from the lower rank to the higher, the way back."""
+"""Kind of the opposite direction, for a channel from the lower rank to the higher."""
 
 
 class Connection(socket.socket):
-    """A connection that knows whose it is, and what went over it."""
+    """A connection with the name of its peer, and byte counts."""
 
     name = ""
-    """Of the device at the other end."""
+    """Device at the other end."""
     sent_bytes = 0
 
 
 Connections = dict[tuple[ChannelKind, int], Connection]
-"""By purpose and the other rank."""
+"""By kind and peer."""
 
 
 class DuplexChannels(NamedTuple):
-    """Both ways between this rank and others.
+    """Channels in both directions between this rank and others.
 
     Attributes
     ----------
     to, of
-        By rank, the connection on which it is sent to, and the one on which it sends.
+        By rank, the connection for sending and the one for receiving.
     """
 
     to: dict[int, Connection]
@@ -73,12 +73,12 @@ class DuplexChannels(NamedTuple):
 
 
 def duplex_of(purpose: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
-    """What streams to and from other ranks need."""
+    """Connections needed for channels in both directions."""
     return {(way, other) for other in others for way in (purpose, BACK[purpose])}
 
 
 def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> DuplexChannels:
-    """The streams among open connections."""
+    """The channels among open connections."""
     to, of = DuplexChannels({}, {})
     for (way, other), connection in connections.items():
         if way in (purpose, BACK[purpose]):
@@ -88,12 +88,12 @@ def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> Du
 
 
 class ConnectionLost(RuntimeError):
-    """The other end is gone.
+    """The other end is lost.
 
     Parameters
     ----------
     device
-        Who cannot be reached; empty: whether it is that one's doing is not known.
+        The unreachable device; empty if it is not known whether that one failed.
     """
 
     def __init__(self, line: str, device: str = "") -> None:
@@ -102,11 +102,11 @@ class ConnectionLost(RuntimeError):
 
 
 class ConnectionReset(ConnectionLost):
-    """An open connection has ended, whether or not the other end lives."""
+    """An open connection has closed, whether or not the other end is alive."""
 
 
 def send_all(connection: socket.socket, *parts: memoryview) -> None:
-    """Send all bytes of ``parts``, one after the other."""
+    """Send all bytes of ``parts`` in order."""
     try:
         for part in parts:
             connection.sendall(part)
@@ -118,7 +118,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
 
 
 def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
-    """Send what the connection takes without waiting."""
+    """Send what the connection takes without blocking."""
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
         count_sent(connection, sent)
@@ -137,7 +137,7 @@ def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryvie
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill ``view`` with what arrives next."""
+    """Fill ``view`` with the next bytes."""
     try:
         while len(view):
             # waiting in the kernel for all of it costs one call and no interpreter time
@@ -154,9 +154,9 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
 
 
 def unacknowledged_bytes(connection: socket.socket) -> int:
-    """What the other end's system has not confirmed; 0 where this system does not tell.
+    """Bytes not acknowledged by the peer's system; 0 where unknown.
 
-    Of a Unix socket: the memory of what the other end has not read, somewhat more than its bytes.
+    For a Unix socket, the memory of unread data, slightly more than its bytes.
     """
     if sys.platform != "linux":
         return 0
@@ -167,23 +167,23 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+    """Memory of a contiguous CPU tensor."""
     array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return array.data
 
 
 def count_sent(connection: socket.socket, size: int) -> None:
-    """Count what went to the other end, by whatever way."""
+    """Count bytes sent to the peer by any means."""
     if isinstance(connection, Connection):
         connection.sent_bytes += size
 
 
 def device_of(connection: socket.socket) -> str:
-    """The name of the device at the other end; empty: it is not known."""
+    """Name of the device at the other end; empty if unknown."""
     return getattr(connection, "name", Connection.name)
 
 
 def named(connection: socket.socket) -> str:
-    """Who is at the other end, for a line."""
+    """The peer, for a message."""
     name = device_of(connection)
     return f"device {name!r}" if name else "another rank"

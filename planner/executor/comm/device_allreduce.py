@@ -1,9 +1,8 @@
-"""One round of averaging from GPU to GPU: what `exchange` does, among members that reach each other
-so.
+"""A round of averaging from GPU to GPU, among members that reach each other without the host.
 
-Member k sums share k and returns it, in the same order: in fp32, bf16 and fp16 to the same bits, in
-int8 and int4 with blocks that begin where pieces do. Nobody says that it is ready: for who is not
-yet there is no room, and nothing leaves.
+As in `sharded_allreduce`, member k reduces share k and returns it, in the same order: bit for bit
+equal in fp32, bf16 and fp16; in int8 and int4 blocks begin at pieces. No word of readiness is
+needed: a member that is not ready has no memory for a piece, so nothing is sent to it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.shares import Range
 
 PIECE_VALUES = BLOCK << 14
-"""Of a share, that travel as one message: 64 MiB in fp32."""
+"""Values of a share in one message: 64 MiB in fp32."""
 HELD = 2
-"""Pieces of each contributor that wait at a reducer to be summed."""
+"""Pieces of each contributor that wait to be summed."""
 
 
 def split_share(part: Range, most: int = PIECE_VALUES) -> list[Range]:
@@ -43,15 +42,15 @@ class DeviceAllReduce:
     Parameters
     ----------
     vector
-        ``float32[values]``, where operations compute, changed in place.
+        ``float32[values]`` on the device, changed in place.
     group
         The rank's group.
     peers
-        Its connections, to the other members at least.
+        Its connections, at least to the other members.
     wire
-        How pieces are written.
+        Format of pieces.
     scale
-        What sums are multiplied by.
+        Factor on sums.
     most
         Values of a piece.
     """
@@ -100,7 +99,7 @@ class DeviceAllReduce:
         return all((k, c) in self._parts for k in self._roles.givers)
 
     def _send(self, k: int, connection: socket.socket) -> None:
-        """All that member k gets in this round."""
+        """Send everything for member k."""
         member = self._members[k]
         if self._roles.gives:
             for start, stop in self._pieces[k]:
@@ -116,7 +115,7 @@ class DeviceAllReduce:
             self._peers.changed.notify_all()
 
     def _receive(self, k: int) -> None:
-        """All that member k sends in this round."""
+        """Receive everything from member k."""
         member = self._members[k]
         connection = self._peers.incoming[member]
         if k in self._roles.givers:
@@ -134,7 +133,7 @@ class DeviceAllReduce:
                 self._peers.changed.notify_all()
 
     def _let_go(self, c: int) -> None:
-        """Of a sum, once all have it who get it."""
+        """Free a sum once all receivers have it."""
         with self._peers.changed:
             self._taken[c] += 1
             if self._taken[c] == len(self._roles.takers):
@@ -150,7 +149,7 @@ class DeviceAllReduce:
         self._side.across(lambda: total.copy_(decode(message, len(total), self._wire)))
 
     def _reduce(self, c: int) -> None:
-        """Sum piece c of this member's share; it is returned to all who get it."""
+        """Sum piece c of this member's share, and return it."""
         start, stop = self._pieces[self._roles.me][c]
         total = self._vector[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -179,7 +178,7 @@ class DeviceAllReduce:
             self._peers.changed.notify_all()
 
     def _written(self, part: Tensor) -> Tensor:
-        """A complete part of the vector as it travels."""
+        """Encode a part of the vector."""
         if self._wire is WireFormat.FP32:
             return part
         found: list[Tensor] = []
@@ -187,7 +186,7 @@ class DeviceAllReduce:
         return found[0]
 
     def _room(self, part: Range) -> Tensor:
-        """For a piece as it travels, in fp32 as numbers and else as bytes."""
+        """Memory for an encoded piece: fp32 numbers, or bytes."""
         values = part[1] - part[0]
         if self._wire is WireFormat.FP32:
             return self._side.own((values,), torch.float32)

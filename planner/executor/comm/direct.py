@@ -1,12 +1,11 @@
-"""From GPU to GPU without the host: messages between ranks of one machine that each have their own.
+"""Transfers from GPU to GPU without the host, between ranks of one machine.
 
-NCCL names no messages: a transfer is a pair of calls, one at each end, and each of them keeps a GPU
-waiting until the other one comes. So both ends agree first, by words on the connection that would
-else carry the bytes: there is room, it is made, it is my turn. A rank does one transfer at a time.
-Of two ranks the lower asks for both turns, with its own taken, and lets go of that one if the
-higher's is taken. So nobody whose turn it is waits for more than an answer, somebody's question is
-always answered with yes (that to the highest of those who are asked), and a GPU begins no transfer
-that its peer does not begin at once.
+NCCL has no tags: a transfer is a pair of calls, each of which occupies a GPU until the other is
+made. Both ends therefore agree first, by messages on their connection: memory is ready, data is
+ready, it is my turn. A rank runs one transfer at a time. The lower of two ranks requests both turns
+while it holds its own, and releases it if the higher one's is taken. So a rank that holds its turn
+waits for an answer only, some request is always granted (that to the highest rank asked), and a GPU
+starts no transfer that its peer does not start at once.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ from planner.executor.runtime.device_identity import gpu_of, machine, network
 
 LOCAL = "127.0.0.1"
 AGAIN_S = (5e-5, 1e-4, 2e-4, 5e-4)
-"""Before asking for turns again, the first times; then as the last time."""
+"""Delays before requesting turns again; the last one repeats."""
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""Of this rank's GPU, whatever was done with others."""
+"""Errors of this rank's GPU, whatever the peer did."""
 KEPT: list[object] = []
-"""Groups of libraries: ended with the process, since ending one by itself waits for the others."""
+"""Groups kept until the process ends, since destroying one waits for its other members."""
 
 
 class TransferBackend(Protocol):
-    """What is asked of a process group of PyTorch: ranks count within it."""
+    """The part of a PyTorch process group that is used; ranks count within it."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
-        """Begin to send; what it returns waits."""
+        """Start to send; returns a handle to wait for."""
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
-        """Begin to receive; what it returns waits."""
+        """Start to receive; returns a handle to wait for."""
 
 
 class TurnMessage(enum.IntEnum):
-    """What both ends of a connection tell each other around a transfer."""
+    """Messages between both ends around a transfer."""
 
     ROOM = 1
     MADE = 2
@@ -70,18 +69,18 @@ class TurnMessage(enum.IntEnum):
 
 
 class DeviceTransfers:
-    """A rank's transfers to and from the others of its machine, one at a time.
+    """A rank's transfers to and from others of its machine, one at a time.
 
     Parameters
     ----------
     members
-        Ranks that reach each other so, ascending.
+        Ranks that reach each other, ascending.
     rank
-        This process, one of them.
+        This rank, one of them.
     name
-        Of a rank's device.
+        Names the device of a rank.
     carrier
-        The library whose the group is, for people.
+        Name of the library.
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class DeviceTransfers:
         self._turn = threading.Lock()
 
     def reaches(self, ranks: Collection[int]) -> bool:
-        """Whether all of some ranks are members."""
+        """Whether all ranks are members."""
         return self.members.issuperset(ranks)
 
     def send(self, connection: socket.socket, other: int, made: Tensor) -> None:
-        """Send to a member, and wait until it has left."""
+        """Send to a member, and wait until it has been sent."""
         _hear(connection, TurnMessage.ROOM)
         _say(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
@@ -111,14 +110,14 @@ class DeviceTransfers:
         count_sent(connection, made.nbytes)
 
     def receive(self, connection: socket.socket, other: int, room: Tensor) -> None:
-        """Receive from a member, and wait until all of it is there."""
+        """Receive from a member, and wait until it is complete."""
         _say(connection, TurnMessage.ROOM)
         _hear(connection, TurnMessage.MADE)
         with self._both_turns(connection, other):
             self._carry(other, self._group.recv, room)
 
-    def meet(self, others: Collection[int]) -> None:
-        """Let the library connect with members, in both directions."""
+    def connect(self, others: Collection[int]) -> None:
+        """Let the library connect with members in both directions."""
         word = self._side.own((1,), torch.uint8)
         # of all pairs that are left the first one can always go on
         for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
@@ -136,7 +135,7 @@ class DeviceTransfers:
             self._turn.release()
 
     def _asks(self, connection: socket.socket) -> None:
-        """Take both turns, the other end's if it is free."""
+        """Take both turns, if the other end's is free."""
         times = 0
         while True:
             self._turn.acquire()
@@ -148,7 +147,7 @@ class DeviceTransfers:
             times += 1
 
     def _answers(self, connection: socket.socket) -> None:
-        """Give one's turn to who asks for it while it is free."""
+        """Grant the turn to a request while it is free."""
         while True:
             _hear(connection, TurnMessage.TURN)
             if self._turn.acquire(blocking=False):
@@ -185,10 +184,10 @@ def _hear(connection: socket.socket, *due: TurnMessage) -> TurnMessage:
 def open_device_transfers(
     library: Library, ranks: ProcessGroup, device: torch.device, side: DeviceBackend, store: Store
 ) -> DeviceTransfers | None:
-    """What carries between this rank and others; all ranks come here together."""
+    """Create the transfers of this rank; a collective call."""
     if library is Library.NCCL and not is_nccl_available():
         raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
-    told = ranks.share("direct/place", json.dumps(gpu_location(library, ranks.rank, device)))
+    told = ranks.all_gather("direct/place", json.dumps(gpu_location(library, ranks.rank, device)))
     places = [None if place is None else tuple(place) for place in map(json.loads, told)]
     own = [r for r, place in enumerate(places) if place is not None and places.count(place) == 1]
     machines = {r: places[r][0] for r in own}  # type: ignore[index]
@@ -209,12 +208,12 @@ def open_device_transfers(
 
 
 def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
-    """The machine of a rank, and its GPU there.
+    """Machine and GPU of a rank.
 
     Returns
     -------
     tuple[str, str] or None
-        The same for all ranks there; None: it computes on none.
+        The same for all ranks on the GPU; None without a GPU.
     """
     # of ranks that have networks of their own none finds the other
     here = f"{machine()} {network()}"

@@ -1,4 +1,4 @@
-"""What a member of an averaging group does in a round: for whom, from whom, which elements."""
+"""Roles of a member in a round: who sends to it, to whom it sends, which elements."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
 
 class GroupRoles(NamedTuple):
-    """Of one member; all are numbered within the group.
+    """Roles of one member; members are numbered within the group.
 
     Attributes
     ----------
     givers
-        Of the others, those that contribute to its share, in the order of sums.
+        Other members that contribute to its share, in order of summation.
     takers
-        Of the others, those that get its share's sum.
+        Other members that receive the sum of its share.
     reducers
-        Of the others, those whose sums it gets.
+        Other members whose sums it receives.
     gives
-        Whether it contributes to others' shares.
+        Whether it contributes to the shares of others.
     """
 
     me: int
@@ -34,7 +34,7 @@ class GroupRoles(NamedTuple):
 
     @classmethod
     def of(cls, group: AveragingGroup, rank: int) -> GroupRoles:
-        """A rank's in its group."""
+        """Roles of a rank in its group."""
         n, me = len(group.members), group.members.index(rank)
         # starting after this one, so that not all send to the same one first
         others = [(me + step) % n for step in range(1, n)]
@@ -49,7 +49,7 @@ class GroupRoles(NamedTuple):
 
 
 def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
-    """The elements of a vector that each member of a group sums, or holds."""
+    """Elements of a vector that each member reduces, or holds."""
     if group.phase is Phase.ALL:
         return share_ranges(length, group.shares)
     return slice_ranges(length, group.slice, group.shares)

@@ -1,9 +1,8 @@
-"""The pipeline's messages: each leaves when it is handed over, and is there when it has arrived.
+"""P2P messages of the pipeline, sent when handed over and timed when they arrive.
 
-A thread for every device that this one sends to, and one for every device that it receives from:
-neither end waits for the other, and the time of arrival is when a message arrived and not when its
-operation asked for it. What arrived early waits in the receiver's memory, `EARLY_BYTES` at most
-(beyond that only what the next operation waits for); then senders are held up.
+One thread per peer and direction: neither end waits for the other, and the time of arrival is not
+that of the request. Early messages wait in the receiver's memory, up to `EARLY_BYTES` (beyond that,
+only those that the next operation needs); then senders block.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ Job = Callable[[], None]
 
 
 class WorkerThread(threading.Thread):
-    """A thread that does what it is given, in order.
+    """A thread that runs jobs in order.
 
     Parameters
     ----------
     name
-        For people who look at threads.
+        Name of the thread.
     failure
-        Takes the error if a job fails; then neither this thread nor any other that shares it goes
-        on for long.
+        Receives the error of a job; all threads that share it then stop.
     """
 
     def __init__(self, name: str, failure: ErrorLatch) -> None:
@@ -50,16 +48,16 @@ class WorkerThread(threading.Thread):
         self.start()
 
     def submit(self, job: Job) -> None:
-        """Do this after everything submitted before."""
+        """Run a job after all submitted before."""
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Wait until all is done; nothing may be submitted any more."""
+        """Wait until all jobs are done; no more may be submitted."""
         self._jobs.put(None)
         self.join()
 
     def run(self) -> None:
-        """Until `finish`."""
+        """Run jobs until `finish`."""
         while self._next():
             pass
 
@@ -84,11 +82,11 @@ class Sender:
     rates
         By destination, bytes per second of the link in the plan.
     round_trips_s
-        By destination, for how long what has left is not confirmed yet; None: no time.
+        By destination, time until data is acknowledged; None for 0.
     side
-        Where messages are made.
+        Backend of the device.
     direct
-        What reaches others without the host; None: nothing does.
+        Transfers between GPUs without the host; None for none.
     """
 
     def __init__(
@@ -136,22 +134,22 @@ class Sender:
         self._lanes[destination].submit(job)
 
     def made(self, destination: int, size: int, end_s: float) -> None:
-        """A message that was handed over is made."""
+        """A message that was handed over has been computed."""
         begin = max(end_s, self._leaves_s[destination])
         self._leaves_s[destination] = begin + size / self._rates[destination]
 
     def tell(self, destination: int, note: bytes) -> None:
-        """Send a few bytes after all that was handed over before; returns at once."""
+        """Send a few bytes after all messages handed over before; returns at once."""
         connection = self._connections[destination]
         self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
 
     def in_flight(self, upload_bytes_per_s: float) -> tuple[float, float]:
-        """What is still leaving, and is not known to have arrived.
+        """Data that is being sent or not known to have arrived.
 
         Returns
         -------
         tuple[float, float]
-            Bytes, and until when on the monotonic clock, by the plan's rates.
+            Bytes, and the time on the monotonic clock by which they arrive at the plan's rates.
         """
         now = time.monotonic()
         behind = {d: self._behind(d) for d in self._connections}
@@ -170,12 +168,12 @@ class Sender:
         return sum(left.values()), now + longest
 
     def finish(self) -> None:
-        """Wait until everything is in the hands of the system."""
+        """Wait until everything is in the system's buffers."""
         for lane in self._lanes.values():
             lane.finish()
 
     def _behind(self, destination: int) -> int:
-        """Bytes that were handed over and are not known to have arrived."""
+        """Bytes handed over and not known to have arrived."""
         waiting = self._given[destination] - self._taken[destination]
         return waiting + unacknowledged_bytes(self._connections[destination])
 
@@ -187,9 +185,9 @@ class ReceivedMessage:
     Attributes
     ----------
     tensor
-        What was sent, in memory of `Receiver`'s buffer.
+        Its content.
     arrived_s
-        Monotonic clock, when its last byte was there.
+        Arrival of its last byte on the monotonic clock.
     """
 
     message: Message
@@ -201,29 +199,29 @@ class MakeBuffer(Protocol):
     """Makes memory for messages, like `StageRuntime.buffer`."""
 
     def __call__(self, message: Message, *, own: bool = False) -> Tensor:
-        """For one of them."""
+        """Memory for a message."""
 
 
 class ExpectedMessage(NamedTuple):
-    """A message that will come: the number of its step, and what it is."""
+    """An expected message: number of its step, and what it is."""
 
     serial: int
     message: Message
 
 
 class Receiver:
-    """Receives what other devices send.
+    """Receives from other devices.
 
     Parameters
     ----------
     expected
-        By source, its messages in the order in which they leave.
+        By source, its messages in order of sending.
     buffer
-        Makes the memory that a message goes to.
+        Allocates memory for a message.
     early_bytes
-        Of messages that wait for their operation.
+        Limit on messages that wait for their operation.
     direct
-        What reaches others without the host; None: nothing does.
+        Transfers between GPUs without the host; None for none.
     """
 
     def __init__(
@@ -247,11 +245,11 @@ class Receiver:
             lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
 
     def has(self, serial: int, message: Message) -> bool:
-        """Whether a message is there."""
+        """Whether a message has arrived."""
         return ExpectedMessage(serial, message) in self._arrived
 
     def take(self, serial: int, message: Message) -> ReceivedMessage:
-        """A message, as soon as it is there."""
+        """Wait for a message and return it."""
         wanted = ExpectedMessage(serial, message)
         with self._changed:
             if wanted not in self._arrived:

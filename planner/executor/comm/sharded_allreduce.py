@@ -1,16 +1,16 @@
-"""One round of averaging: member k sums share k and returns it to all but helpers (DeDLOC, 3.2).
+"""One round of averaging: member k reduces share k, and returns it to all members (DeDLOC, 3.2).
 
-In two levels a round does one part of that only: giving shares, or returning them, or all of it
-with a slice of the vector.
+In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
+for a slice of the vector.
 
-A round begins when its last member is ready, which each tells the others: what is sent earlier
-would take links from the pipeline's messages that others still wait for. Word is sent ahead where
-it can be (`planner.executor.swarm.ready_hint`); where it cannot, and would come too late, a member
-does not wait for it (`Chunking.early_s`). Shares travel in chunks; all reducers' chunks with
-the same number travel together, so that contributions, sums and returns overlap and rates keep in
-proportion to shares. A member contributes up to a window of chunks beyond those that came back
-whole: an answer is at the same time leave to go on, and its reducers hold no more of it than the
-window. Where nothing comes back, they read no further than that.
+A round begins when its last member is ready, of which members notify each other: earlier messages
+would compete with pipeline messages that others still need. Word is sent ahead where possible
+(`planner.executor.swarm.ready_hint`); where it would arrive too late, a member does not wait for it
+(`Chunking.early_s`). Shares are sent in chunks; the chunks of all reducers with the same number
+travel together, so that contributions, sums and returns overlap and rates stay in proportion to
+shares. A member sends up to a window of chunks beyond those returned completely: a return is an
+acknowledgement as well, and reducers hold no more of it than the window. Where nothing is returned,
+they read no further than that.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class ShardedAllReduce:
     group
         The rank's group.
     peers
-        Its connections, to the other members at least.
+        Its connections, at least to the other members.
     wire
-        How chunks are written on the wire.
+        Format of chunks.
     pace
-        The group's chunks and window.
+        Chunks and window of the group.
     scale
-        What sums are multiplied by.
+        Factor on sums.
     room
-        Called when the round begins: the bytes per second that may be sent, and until when on the
+        Called at the start of the round: bytes per second that may be sent, and until when on the
         monotonic clock; afterwards there is no limit.
     told
-        Ranks that have word of this one already; None: nobody tells ahead.
+        Ranks that already have word of this one; None if no word is sent ahead.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ShardedAllReduce:
     def _begin_slowly(
         self, contributions: deque[int], sums: deque[int], bytes_per_s: float, until_s: float
     ) -> None:
-        """Contribute and reduce, up to a moment no faster than this."""
+        """Contribute and reduce at a limited rate, until a given time."""
         free_s = until_s if bytes_per_s <= 0.0 else 0.0
         while (now := time.monotonic()) < until_s:
             self._peers.failure.check()
@@ -141,7 +141,7 @@ class ShardedAllReduce:
         return not self._missing[c]
 
     def _scatter(self, c: int) -> int:
-        """Give chunk c away, and what else needs no answer to it; returns bytes."""
+        """Send chunk c, and whatever needs no answer to it; returns bytes."""
         values = 0
         while c < self._chunking.chunks:
             if self._roles.gives:
@@ -164,7 +164,7 @@ class ShardedAllReduce:
             way.send_made(c, lambda: as_bytes(encode(part, self._wire)))
 
     def _receive(self, k: int) -> None:
-        """All that member k sends in this round."""
+        """Receive everything from member k."""
         connection = self._peers.incoming[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
         own = self._sizes[self._roles.me]
@@ -216,7 +216,7 @@ class ShardedAllReduce:
             self._scatter(c + self._chunking.window)
 
     def _reduce(self, c: int) -> int:
-        """Sum chunk c of this member's share and return it to all who get it; returns bytes."""
+        """Sum chunk c of this member's share and return it; returns bytes."""
         start, stop = self._chunks[self._roles.me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -255,7 +255,7 @@ class ShardedAllReduce:
         return decode(torch.from_numpy(message), values, self._wire).numpy()
 
     def _settle(self) -> None:
-        """Wait until the vector's bytes have left, so that it may be changed."""
+        """Wait until the vector's bytes have been sent, so that it may be changed."""
         left = len(self._roles.others)
 
         def one_less() -> None:

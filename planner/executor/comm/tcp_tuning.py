@@ -1,8 +1,8 @@
-"""Keeping connections warm: a link carries its rate from the first message on, also after a pause.
+"""TCP tuning, so that a connection reaches its rate at once, also after a pause.
 
-Linux lets a connection that was idle for a moment start again with a small window, and a step has
-many such moments. The setting is one of the whole machine (of its network namespace): it is changed
-for the run where that is allowed, put back afterwards however the run ends, and both are said.
+Linux restarts an idle connection with a small window, and a step has many pauses. The setting
+applies to the whole network namespace: it is changed for the run where permitted, and restored
+however the run ends; both are reported.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from planner.executor.comm.connections import DuplexChannels, receive_into, send
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
 UNDO = 'cat >/dev/null; echo 1 >"$0"'
-"""Waits for the end of its input, which comes when this process closes it, or is no more."""
+"""Waits for the end of its input, which comes when this process ends or closes it."""
 UNDO_S = 2.0
 LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
-"""Sent each way over a connection before the first step, within which windows grow."""
+"""Bytes sent in each direction of a connection before the first step, to grow its window."""
 
 
 @contextmanager
 def disable_slow_start_after_idle(
     file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
 ) -> Iterator[None]:
-    """No slow start after a pause, as long as the block runs."""
+    """Disable slow start after idle while the block runs."""
     changed = _write_zero(file)
     # not ended with this process, whatever ends that
     guard = _guard(file) if changed else None
@@ -55,10 +55,9 @@ def disable_slow_start_after_idle(
 def grow_windows(
     channels: Collection[DuplexChannels], bandwidth_delay_bytes: Mapping[int, float]
 ) -> None:
-    """Send and receive as much as fills each connection's way, all at the same time.
+    """Send and receive the bandwidth-delay product of each connection, all at once.
 
-    Where `leaves_the_machine` is not so there is nothing to grow. Both ends see that alike of each
-    connection: what else a rank is connected with says nothing of it.
+    Not where `leaves_the_machine` is false. Both ends evaluate it identically for each connection.
     """
     size = {
         other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
@@ -79,14 +78,14 @@ def grow_windows(
 
 
 def leaves_the_machine(connection: socket.socket) -> bool:
-    """Whether a connection may go over a network."""
+    """Whether a connection may use a network."""
     if connection.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
 
 
 def _guard(file: Path) -> subprocess.Popen[bytes] | None:
-    """What puts the setting back if this process is killed; None where that cannot be started."""
+    """A process that restores the setting if this one is killed; None if it cannot be started."""
     try:
         return subprocess.Popen(
             ["/bin/sh", "-c", UNDO, str(file)],

@@ -1,1 +1,1 @@
-"""What is trained on: the tokens of any microbatch of any step, made alike by every process."""
+"""Training data: tokens of any microbatch of any step, the same in every process."""

@@ -1,4 +1,4 @@
-"""Whether all ranks that read data can read them, and the same."""
+"""Verifies that all ranks read the same data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from planner.executor.rendezvous.process_group import ProcessGroup
 
 
 def require_same_data(ranks: ProcessGroup, option: str, mine: Microbatches | None) -> None:
-    """Raise if this rank would make other samples than another.
+    """Raise if the samples of this rank differ from those of another.
 
-    All ranks come here together, and a late one by itself.
+    A collective call, except for a rank that joins late.
     """
     if mine is not None:
         try:  # what is too short is said before the first step
@@ -24,7 +24,7 @@ def require_same_data(ranks: ProcessGroup, option: str, mine: Microbatches | Non
         keys = [f"{name}/{rank}" for rank in range(ranks.world)]
         told = [value.decode() for value in ranks.store.multi_get(keys)]
     else:
-        told = ranks.share(name, said)
+        told = ranks.all_gather(name, said)
     first = next((rank for rank, says in enumerate(told) if says), 0)
     if mine is not None and mine.says != told[first]:
         raise DataError(

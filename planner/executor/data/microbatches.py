@@ -1,4 +1,4 @@
-"""The tokens of a plan's microbatches."""
+"""Tokens of a plan's microbatches."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from planner.training_plan.model import TrainingPlan
 
 
 class Microbatches(Protocol):
-    """Tokens of any microbatch of any step, the same everywhere.
+    """Tokens of any microbatch of any step, the same in every process.
 
     Attributes
     ----------
     says
-        What they are of, for those who compare.
+        Description of the data, for comparison.
     """
 
     says: str
@@ -38,14 +38,14 @@ class Microbatches(Protocol):
         """
 
     def position(self, step: int) -> list[int]:
-        """From where on the data are needed for a step and those after it."""
+        """Position in the data required for a step and those after it."""
 
     def seek(self, position: list[int]) -> None:
-        """Start there, as `position` said it."""
+        """Continue from a `position`."""
 
 
 def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
-    """A plan's microbatches of some data."""
+    """Microbatches of a plan from some data."""
     arch, w = plan.workload.architecture, plan.workload
     assert arch is not None
     if data.text is None:
@@ -61,12 +61,12 @@ def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
 
 
 class Text:
-    """Microbatches of a text, one after the other in its shuffled order.
+    """Microbatches of a text in its shuffled order.
 
     Parameters
     ----------
     sequence
-        Tokens of a sample.
+        Tokens per sample.
     buffer
         Samples that are shuffled together.
     """

@@ -1,4 +1,4 @@
-"""What to train on, as it is asked for."""
+"""Choice of training data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ BUFFER = 1024
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on, or to evaluate with.
+    """Training or evaluation data.
 
     Attributes
     ----------
     text
-        A text file, a folder of them, or any iterable of texts or lists of tokens that can be gone
-        through again; None: synthetic text.
+        A text file, a folder of them, or a re-iterable of texts or lists of tokens; None for
+        synthetic text.
     tokenizer
-        A ``tokenizer.json``, or a folder with one; None: every byte is a token.
+        A ``tokenizer.json``, or a folder with one; None to use bytes as tokens.
     buffer
-        Samples that are shuffled together, and held in memory; 1: in the order of the text.
+        Samples that are shuffled together and held in memory; 1 for the order of the text.
     """
 
     text: Path | Iterable[Any] | None = None

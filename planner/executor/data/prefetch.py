@@ -1,4 +1,4 @@
-"""The next item of what never ends, made while the one before is in use."""
+"""Prefetches the next item of an infinite iterator."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Goes through an iterator in a thread of its own, one item ahead of who takes them.
+    """Iterates on a separate thread, one item ahead.
 
-    The first item is begun when it is asked for. The thread ends with this object, or with the
-    process: what takes for ever holds nobody up that has no need of it.
+    The first item is computed when it is requested. The thread ends with this object or with the
+    process.
 
     Parameters
     ----------
     items
-        Used by nobody else from here on.
+        Used by nothing else.
     """
 
     def __init__(self, items: Iterator[T]) -> None:
@@ -33,7 +33,7 @@ class Prefetcher(Generic[T]):
         threading.Thread(target=_work, args=work, name="reads ahead", daemon=True).start()
 
     def take(self) -> T:
-        """The next item, and the one after it is begun."""
+        """The next item; starts the one after it."""
         if self._error is not None:
             raise self._error
         if not self._begun:

@@ -1,4 +1,4 @@
-"""Where text comes from, piece after piece, from any place on: files, or what Python gives."""
+"""Sources of text, readable piece by piece from any position: files, or Python iterables."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from planner.executor.data.tokenizer import ByteTokenizer, Tokenizer
 from planner.utils.input_files import is_utf_16
 
 Place = tuple[int, int]
-"""Where a piece begins: number of the file and byte in it, or number of the item and 0."""
+"""Start of a piece: number of the file and byte in it, or number of the item and 0."""
 BEGIN = (0, 0)
 PIECE_BYTES = 1 << 16
 
 
 class DataError(ValueError):
-    """Data that cannot be trained on."""
+    """Unusable training data."""
 
 
 class Source(Protocol):
-    """Pieces of text, tokenized by themselves.
+    """Pieces of text, tokenized separately.
 
     Attributes
     ----------
     says
-        What it is, for those who compare.
+        Description, for comparison.
     """
 
     says: str
 
     def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
-        """Place and tokens of each piece, from the one that begins at ``begin`` to the end."""
+        """Place and tokens of each piece, from the one at ``begin`` to the end."""
 
 
 class TextFiles:
-    """A text file, or all files of a folder and those below it, sorted by name.
+    """A text file, or all files below a folder, sorted by name.
 
-    Hidden files and folders are left out.
+    Hidden files and folders are ignored.
 
     Parameters
     ----------
     vocabulary
-        Tokens that the model knows.
+        Vocabulary size of the model.
     """
 
     def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -68,7 +68,7 @@ class TextFiles:
         self.says = f"{len(self._paths)} files, {size} bytes, {tokenizer.says}"
 
     def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
-        """Some ten thousand bytes each, up to the end of a line where there is one."""
+        """Pieces of about ten thousand bytes, up to the end of a line if there is one."""
         first, offset = begin
         for number in range(first, len(self._paths)):
             with self._paths[number].open("rb") as file:
@@ -90,16 +90,16 @@ class TextFiles:
 
 
 class Items:
-    """Texts or lists of tokens, as an iterable gives them.
+    """Texts or lists of tokens from an iterable.
 
     Parameters
     ----------
     items
-        Of ``str``, ``bytes`` or whole numbers; can be gone through again and gives the same then.
+        Of ``str``, ``bytes`` or whole numbers; must give the same when iterated again.
     tokenizer
-        Makes tokens of texts.
+        Tokenizes texts.
     vocabulary
-        Tokens that the model knows.
+        Vocabulary size of the model.
     """
 
     def __init__(self, items: Iterable[Any], tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -112,7 +112,7 @@ class Items:
         self.says = f"items, {tokenizer.says}"
 
     def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
-        """An item each."""
+        """One piece per item."""
         for number, item in enumerate(islice(self._items, begin[0], None), begin[0]):
             yield (number, 0), self._tokens(number, item)
 
@@ -139,13 +139,14 @@ def _require_known(tokens: NDArray[Any], vocabulary: int, what: str) -> None:
 
 
 def _text(path: Path, folder: Path) -> bool:
-    """Whether to read a file; not what is hidden or lies in a hidden folder, such as ``.git``."""
+    """Whether to read a file; hidden ones, or those in hidden folders such as ``.git``, are
+    ignored."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.is_file() and os.access(path, os.R_OK)
 
 
 def require_text(text: bytes, path: Path, offset: int) -> None:
-    """Refuse a piece that is not UTF-8; bytes of 0 are valid there, but are in no text."""
+    """Refuse a piece that is not UTF-8 or contains zero bytes."""
     at, what = text.find(b"\0"), "has a byte of 0 and is no text"
     try:
         text.decode()
@@ -161,7 +162,7 @@ def require_text(text: bytes, path: Path, offset: int) -> None:
 
 
 def _cut(text: bytes) -> int:
-    """After the last line, else before the last character, which may be half there."""
+    """Cut after the last line, else before the last, possibly incomplete, character."""
     line = text.rfind(b"\n") + 1
     if line:
         return line

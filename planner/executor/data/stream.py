@@ -1,9 +1,9 @@
-"""A text as samples in a shuffled order that every process knows.
+"""Samples of a text in a shuffled order known to every process.
 
-All tokens, one after the other and again from the beginning, are cut into samples; blocks of as
-many samples as the buffer holds are shuffled, each by itself. So a block follows from its number
-and from where it begins, and a place in the order is a few numbers. The next block is read and
-tokenized while steps are done with the one before.
+All tokens, repeated from the beginning, are cut into samples; blocks of as many samples as the
+buffer holds are shuffled separately. A block thus follows from its number and its start, and a
+position in the order is a few numbers. The next block is read and tokenized while the previous one
+is used.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from planner.executor.data.sources import BEGIN, DataError, Source
 
 
 class Position(NamedTuple):
-    """Where a block begins.
+    """Start of a block.
 
     Attributes
     ----------
     epoch
-        How often all text was read before.
+        Number of completed passes over the text.
     file, offset
-        The piece that holds its first token.
+        The piece with its first token.
     token
-        Number of that token in the piece.
+        Index of that token in the piece.
     """
 
     block: int
@@ -43,15 +43,14 @@ START = Position(0, 0, *BEGIN, 0)
 
 
 class Samples:
-    """Samples of a text by their number.
+    """Samples of a text by number.
 
     Parameters
     ----------
     sequence
-        Tokens of a sample, without the last target, which is the next sample's first.
+        Tokens per sample, without the last target, which is the first token of the next sample.
     buffer
-        Samples that are shuffled together, and held in memory until `forget`; as many more are
-        read ahead.
+        Samples shuffled together and held in memory until `forget`; as many more are prefetched.
     """
 
     def __init__(self, source: Source, sequence: int, buffer: int, seed: int) -> None:
@@ -81,18 +80,18 @@ class Samples:
         return found
 
     def forget(self, number: int) -> None:
-        """Samples before this one are not asked for any more."""
+        """Free samples before this one."""
         self._first = number // self._buffer
         self._blocks = {k: block for k, block in self._blocks.items() if k >= self._first}
 
     def position_of(self, number: int) -> Position:
-        """From where on text is needed for a sample and those after it."""
+        """Position in the text required for a sample and those after it."""
         block = number // self._buffer
         found = self._begins.get(block, self._position)
         return found if found.block <= block else START
 
     def seek(self, position: Position) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         self._position = position
         self._begins: dict[int, Position] = {}
         self._blocks.clear()
@@ -113,7 +112,7 @@ class Samples:
 def _blocks(
     source: Source, position: Position, sequence: int, buffer: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int32], Position]]:
-    """Samples of each block from a position on, and where the one after it begins."""
+    """Samples of each block from a position on, and the start of the next one."""
     tokens = _Tokens(source, position, sequence + 1)
     block = position.block
     while True:
@@ -125,7 +124,7 @@ def _blocks(
 
 
 class _Tokens:
-    """All tokens, one after the other, from a position on and for ever."""
+    """An endless stream of all tokens from a position on."""
 
     def __init__(self, source: Source, position: Position, least: int) -> None:
         self._source, self._least = source, least
@@ -134,7 +133,7 @@ class _Tokens:
         self._used, self._ready = position.token, -position.token
 
     def take(self, count: int) -> NDArray[np.int32]:
-        """The next ``count`` tokens and the one after them, which comes first in the next call."""
+        """The next ``count`` tokens and the following one, which the next call repeats."""
         while self._ready <= count:
             piece = next(self._pieces)
             self._held.append(piece)
@@ -152,7 +151,7 @@ class _Tokens:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Epoch, file, offset and number in the piece of the next token."""
+        """Epoch, file, offset and index of the next token."""
         epoch, file, offset, _ = self._held[0]
         return epoch, file, offset, self._used
 

@@ -1,4 +1,4 @@
-"""A language that nobody speaks, for trying things out."""
+"""A synthetic language for experiments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUCCESSORS = 4
 
 
 class Synthetic:
-    """Each of 64 symbols has four likely successors, so that a model has something to learn.
+    """64 symbols with four likely successors each, so that there is something to learn.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Synthetic:
     Attributes
     ----------
     says
-        What it is, for those who compare.
+        Description, for comparison.
     """
 
     def __init__(self, vocabulary: int, sequence: int, samples: int, seed: int) -> None:
@@ -50,8 +50,8 @@ class Synthetic:
         )
 
     def position(self, step: int) -> list[int]:
-        """Nothing: every microbatch stands by itself."""
+        """Empty: microbatches are independent."""
         return []
 
     def seek(self, position: list[int]) -> None:
-        """Nothing."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Text to tokens: bytes as they are, or a Hugging Face tokenizer."""
+"""Tokenizers: bytes, or a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 
 class Tokenizer(Protocol):
-    """Tokens of a text.
+    """Turns text into tokens.
 
     Attributes
     ----------
     says
-        What it is, for those who compare.
+        Description, for comparison.
     """
 
     says: str
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """Its tokens.
+        """Tokens of a text.
 
         Returns
         -------
         NDArray[np.int32]
-            ``[tokens]``, without marks of begin and end.
+            ``[tokens]``, without special tokens.
         """
 
 
@@ -37,7 +37,7 @@ class ByteTokenizer:
     says = "bytes"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """As many tokens as bytes."""
+        """One token per byte."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
 
 
@@ -47,7 +47,7 @@ class HuggingFaceTokenizer:
     Parameters
     ----------
     path
-        Of the file, or of the folder with it.
+        Of the file, or of its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,6 +71,6 @@ class HuggingFaceTokenizer:
         self.says = f"tokenizer {hashlib.sha256(told).hexdigest()[:12]}"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """What is no UTF-8 is replaced."""
+        """Tokens; invalid UTF-8 is replaced."""
         found = self._reader.encode(text.decode(errors="replace"), add_special_tokens=False)
         return np.array(found.ids, np.int32)

@@ -1,4 +1,8 @@
-"""Whether a step's update is taken: by all of its ranks, or by none."""
+"""Atomic commit of optimizer steps: every rank applies the update, or none does.
+
+Each rank votes in the store once its gradients are averaged. The last vote commits the step; a rank
+that detects a failure first aborts it. The first decision written to the store wins.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +15,28 @@ from planner.executor.fault_tolerance.membership import AGAIN, CAUSE_S, NEW, Dev
 from planner.executor.rendezvous.process_group import ProcessGroup
 
 GO, GROW = "go", "grow"
-"""Take the update; and then begin anew, with those who wait to come in."""
+"""Commit the step; commit it and start a new generation with joining ranks."""
 
 
 class CommitProtocol:
-    """Ranks' votes on their steps, and the losses that they tell with them.
-
-    The store's atomic operations decide: the last of all to vote says yes, who sees a loss before
-    says no, and what was said first counts for all.
+    """Votes of ranks on their steps, and the losses sent with them.
 
     Parameters
     ----------
     ranks
-        This process among those of the generation.
+        The process group of the generation.
     tellers
         Ranks that have losses.
     last
-        The last of all steps, after which nobody comes in.
+        The last step, after which no rank joins.
 
     Attributes
     ----------
     grows
-        Whether those who wait come in after the step.
+        Whether waiting ranks join after the step.
     taken, agreed
-        The last step whose update was taken, and the last after which the outer step was; none:
-        less than any.
+        The last committed step, and the last one whose outer step was committed; smaller than any
+        step if there is none.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class CommitProtocol:
         self._failure: ErrorLatch | None = None
         self._asked = ""
 
-    def heed(self, failure: ErrorLatch) -> None:
-        """Have a connection that ends end a vote, too: others may wait for what was to be sent."""
+    def abort_on(self, failure: ErrorLatch) -> None:
+        """Abort a pending vote when a connection fails: peers may be waiting for its data."""
         self._failure = failure
         failure.on_failure(lambda: self._noticed(failure.error))
 
@@ -69,8 +70,8 @@ class CommitProtocol:
         later.daemon = True
         later.start()
 
-    def decide(self, step: int, loss: float | None) -> None:
-        """Wait for the decision on a step, whose gradients this rank has."""
+    def commit_step(self, step: int, loss: float | None) -> None:
+        """Vote for a step, and wait for the decision."""
         if self._ranks.rank in self._tellers:
             self._ranks.store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
         self.grows = self._vote(f"step/{step}", bool(self._membership.comers) and step < self._last)
@@ -78,8 +79,8 @@ class CommitProtocol:
         if self._ranks.rank == 0 and self._votes > 2:
             self._forget(step - 2)
 
-    def agree(self, step: int) -> None:
-        """Wait for the decision on the outer step after a step, whose mean this rank has."""
+    def commit_outer_step(self, step: int) -> None:
+        """Vote for the outer step after a step, and wait for the decision."""
         self._vote(f"outer/{step}", False)
         # before anybody goes on into another generation
         self._membership.tell_agreed(step)
@@ -87,20 +88,20 @@ class CommitProtocol:
         self._outer.append(step)
 
     def end(self) -> None:
-        """Wait until all ranks have done all there is."""
+        """Wait until all ranks have finished."""
         self._vote("end", False)
 
     def of(self, step: int) -> float:
-        """The loss of a step on which was decided."""
+        """Loss of a committed step."""
         keys = [f"loss/{step}/{rank}" for rank in self._tellers]
         return sum(float(value) for value in self._ranks.store.multi_get(keys))
 
     def newest(self, step: int) -> int:
-        """The last step up to this one whose loss is known: it is."""
+        """The last step up to this one whose loss is known: itself."""
         return step
 
     def _vote(self, name: str, grows: bool) -> bool:
-        """Whether those who wait come in: what the last of all to vote has said."""
+        """Vote; returns whether waiting ranks join, as decided by the last vote."""
         store = self._ranks.store
         # before the look, so that one of the two sees what fails now
         self._asked = name
@@ -118,7 +119,7 @@ class CommitProtocol:
         return answer == GROW
 
     def _forget(self, step: int) -> None:
-        """All have voted since, and so have read what was said on this step."""
+        """Delete keys of a step that all ranks have read."""
         names = [f"step/{step}", *(f"loss/{step}/{rank}" for rank in self._tellers)]
         for outer in [one for one in self._outer if one <= step]:
             self._outer.remove(outer)

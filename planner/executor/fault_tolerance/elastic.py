@@ -1,14 +1,14 @@
-"""Training that goes on when devices are lost, and when they come back.
+"""Training that continues when devices are lost, and when they return.
 
-Each generation of ranks has the plan of those who are there. It ends when one of them is lost:
-then the step that was under way is done again by the others, since no rank takes an update that
-not all take (`commit`). Or it ends after a step, when a device has come that waits to be let in.
+Each generation of ranks has the plan of the devices present. It ends when one of them is lost: the
+interrupted step is then repeated by the others, since an update is applied by all ranks or none
+(`commit`). Or it ends after a step, when a device is waiting to join.
 
-Where devices update by themselves, a step's own updates and the outer step after it are taken one
-after the other. A generation that ends between the two owes the outer step, and the next one begins
-with it. Delayed, an outer step that a generation has begun and not ended is begun again by the
-next, with the same changes of those who are left. Who comes begins at what all have agreed on; on
-two clocks it takes what another of its region has, with all that went into it.
+In local SGD, a step's local updates and the outer step after it are committed separately. A
+generation that ends between the two leaves the outer step to the next one, which begins with it. A
+delayed outer step that was started and not finished is started again by the next generation, with
+the same pseudo-gradients of the remaining devices. A joining device starts from the global
+parameters; in two-frequency averaging, from the state of another device of its region.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ LOOK_S = 0.05
 
 
 class EmptyStageError(RuntimeError):
-    """A stage has nobody left who could go on."""
+    """A stage has no device left."""
 
 
 @dataclass
 class _Told:
-    """The last step that this rank took, for whoever has to tell of it."""
+    """The last step of this rank, for whoever reports it."""
 
     record: StepRecord
     commit: CommitProtocol
@@ -65,22 +65,22 @@ class ElasticRun:
     Parameters
     ----------
     ranks
-        This process among them.
+        The process group.
     works
-        What it computes with; a learner's parameters are those of the first step, or it comes late.
+        Runs its operations; with the parameters of the first step, unless it joins late.
     progress
-        What is told, by the first rank of each generation.
+        Output of the first rank of each generation.
     checkpoints
-        What writes them; None: nothing does.
+        The checkpoint manager; None for none.
     held_out
-        What is evaluated on, and when; None: nothing is.
+        Evaluation data; None for no evaluation.
     wait_s
-        As `planner.executor.fault_tolerance.membership.Membership` has it.
+        As in `planner.executor.fault_tolerance.membership.Membership`.
 
     Attributes
     ----------
     plan, ranks, worker
-        Of the last generation; no worker: there was none that this rank could be in.
+        Of the last generation; no worker if this rank was in none.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class ElasticRun:
         self._lifelines: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
-        """Do all steps."""
+        """Run all steps."""
         if self._all.late:
-            if not self._membership.come():
+            if not self._membership.join():
                 return None
         else:
             self._step = first
@@ -139,7 +139,7 @@ class ElasticRun:
 
     @contextmanager
     def at_the_end(self, otherwise: str = "") -> Iterator[None]:
-        """Around what all do together after the last step."""
+        """Context of collective calls after the last step."""
         try:
             yield
         except (DeviceLost, ConnectionLost) as error:
@@ -149,7 +149,7 @@ class ElasticRun:
             self._all.detector.finish()
 
     def _generation(self, steps: int) -> bool:
-        """Until all steps are done; False if another generation begins before."""
+        """Run a generation; False if another one follows."""
         now = self._membership.now
         self.plan = self._plan_of(now)
         self.ranks = self._membership.ranks(now.members.index(self._membership.name))
@@ -204,7 +204,7 @@ class ElasticRun:
             self._membership.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
-        """The same on all who are there."""
+        """The plan of a generation, the same on all ranks."""
         try:
             plan = remove_devices(self._whole, set(self._all.names) - set(now.members))
         except PlanError as error:
@@ -220,7 +220,7 @@ class ElasticRun:
         return plan
 
     def _connect(self) -> None:
-        """Lifelines to the neighbours of this generation in place of the last one's."""
+        """Replace heartbeat connections by those of this generation."""
         detector = self._all.detector
         assert detector is not None
         if self._lifelines is not None:
@@ -235,7 +235,7 @@ class ElasticRun:
         del self._held[:-2]
 
     def _hand_over(self, now: Generation) -> None:
-        """Who is new gets parameters, moments and place in the data from another of its stage."""
+        """Transfer state to joining devices from others of their stage."""
         for name in now.new:
             taker = now.members.index(name)
             stage = self.plan.stage_of.get(taker)
@@ -258,12 +258,12 @@ class ElasticRun:
                 self._step = now.step
 
     def _awaits_outer(self) -> bool:
-        """Whether an outer step is to come that the last of the steps that were done has begun."""
+        """Whether a delayed outer step of the last step is pending."""
         agreed = NEW if self._commit is None else self._commit.agreed
         return self.plan.sync.begun(self._step) and agreed < self._step - 1
 
     def _note_owed(self) -> None:
-        """Where a device was lost between a step's own updates and the outer step that ends it."""
+        """Record a loss between the local updates and the outer step of a step."""
         commit, step, sync = self._commit, self._step, self.plan.sync
         if self._owes or commit is None or commit.taken != step:
             return
@@ -287,14 +287,14 @@ class ElasticRun:
             if self.ranks.rank == 0:
                 self._tell(self._told)
         if self._checkpoints is not None and self._checkpoints.due(record.step):
-            self._checkpoints.after(record.step)
+            self._checkpoints.maybe_save(record.step)
 
     def _tell(self, last: _Told) -> None:
         self._progress.step(last.record, last.commit)
         self._membership.tell(last.record.step)
 
     def _tell_before(self) -> None:
-        """What the first rank of the generation before could not tell any more."""
+        """Report what the first rank of the previous generation could not."""
         last, now = self._told, self._membership.now
         first = next((m for m in now.members if m not in now.new), None)
         mine = self._membership.name == first
@@ -302,7 +302,7 @@ class ElasticRun:
             self._tell(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
-        """Until it is known who is lost."""
+        """Wait until the lost device is known."""
         detector, loss = self._all.detector, self._membership.loss
         assert detector is not None
         for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):

@@ -1,4 +1,4 @@
-"""The first error of any thread, and who is woken by it."""
+"""The first error of any thread, with callbacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class ErrorLatch:
-    """The first error of any thread, raised where the operations run."""
+    """Holds the first error of any thread, to be raised by the main thread."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -15,7 +15,7 @@ class ErrorLatch:
         self._wake: list[Callable[[], None]] = []
 
     def on_failure(self, wake: Callable[[], None]) -> None:
-        """Call this when something failed; at once if it has."""
+        """Register a callback for the first error; called at once if there is one."""
         with self._lock:
             self._wake.append(wake)
             failed = self.error is not None
@@ -23,7 +23,7 @@ class ErrorLatch:
             wake()
 
     def __call__(self, error: Exception) -> None:
-        """Note an error."""
+        """Record an error."""
         with self._lock:
             if self.error is not None:
                 return

@@ -27,22 +27,22 @@ from planner.executor.rendezvous.store import BEGUN, StoreAddress, StoreMissingE
 
 HEARTBEAT_TIMEOUT_S = 10.0
 LATENCIES = 25.0
-"""By default no less than so many times the plan's longest latency."""
+"""Smallest default timeout, as a multiple of the plan's longest latency."""
 TICK_S = 0.25
 PING_S = 1.0
 PING, FAREWELL = b"\1", b"\0"
 RECONNECT_S = 1.0
-"""To the store, where the connection has ended."""
+"""Timeout for reconnecting to the store."""
 PUBLISH_S = 3.0
-"""To write a reason into the store; then it is said here alone."""
+"""Timeout for writing a reason into the store; then it is printed here alone."""
 CAUSE_S = 2.0
-"""A closed connection or a signal only follows from something: so long may the cause take."""
+"""A closed connection or a signal has a cause elsewhere, which may take this long to arrive."""
 GRACE_S = 2.0
-"""For the main thread to begin to leave; then the process ends from here."""
+"""Time for the main thread to begin to leave; then the process is ended from here."""
 LEAVE_S = 8.0
-"""For the main thread to leave once it has begun to, telling others included."""
+"""Time for the main thread to leave, including notifications."""
 LINGER_S = GRACE_S
-"""Who serves the store stays so long, so that others can read the reason."""
+"""Time that the process serving the store stays, so that others can read the reason."""
 MOST_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -54,20 +54,20 @@ class _Lifeline:
 
 
 class FailureDetector(threading.Thread):
-    """Of one process, from when it meets the others until it leaves.
+    """Failure detection of one process, from joining to leaving.
 
     Parameters
     ----------
     name
-        Of this process's device.
-    patience_s
-        A silence that is longer ends the run.
+        Device of this process.
+    heartbeat_timeout_s
+        A longer silence ends the run.
 
     Attributes
     ----------
     missed
-        Takes names of devices that are gone, why, and whether nobody else is heard either, where
-        the others go on without them; None: then the run ends.
+        Called with names of lost devices, the reason, and whether no other device is heard either,
+        in an elastic run; None if a loss ends the run.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FailureDetector(threading.Thread):
         self._ready.register(self._wakes, selectors.EVENT_READ)
 
     def begin(self, address: StoreAddress, *, serves: bool) -> None:
-        """Look after the store, and after signals; in the main thread."""
+        """Start to watch the store and signals; call in the main thread."""
         self._address, self._serves = address, serves
         store = address.connect(self.heartbeat_timeout_s)
         self._heartbeat = Heartbeat(
@@ -110,17 +110,17 @@ class FailureDetector(threading.Thread):
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """Of this process, once it has begun."""
+        """The heartbeat of this process, once started."""
         assert self._heartbeat is not None
         return self._heartbeat
 
     def look_after(self, rank: int, other: int, name: str) -> None:
-        """Give signs of life as this rank, and watch another one's."""
+        """Send heartbeats as this rank, and watch another one."""
         self.heartbeat.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
-        """Look after connections too, until the block ends."""
+        """Watch connections too, until the block ends."""
         with self._lock:
             self._lifelines |= {c: _Lifeline(name) for c, name in lifelines.items()}
         try:
@@ -132,13 +132,13 @@ class FailureDetector(threading.Thread):
                         _send(connection, FAREWELL)
 
     def only(self, lifelines: Collection[socket.socket]) -> None:
-        """Look after no other connections than these; nobody is told."""
+        """Watch only these connections."""
         with self._lock:
             for connection in self._lifelines.keys() - set(lifelines):
                 del self._lifelines[connection]
 
     def propose(self, line: str, code: int = FAILED) -> None:
-        """End the run: in the store, so that all have the same reason, or else here alone."""
+        """End the run: with a reason in the store for all ranks, or else here alone."""
         with self._lock:
             if self._proposed_s is not None:
                 return
@@ -147,7 +147,7 @@ class FailureDetector(threading.Thread):
             self._heartbeat.propose(line)
 
     def fail(self, line: str) -> int:
-        """End after an error of the main thread that follows from something else, if it does."""
+        """End after an error of the main thread that is a consequence of something else."""
         self._leaving = True
         if not self.shutdown_.wait(CAUSE_S):
             self.propose(line)
@@ -155,13 +155,13 @@ class FailureDetector(threading.Thread):
         return self.leave(line)
 
     def depart(self, line: str) -> int:
-        """End alone: the others go on."""
+        """End alone: the others continue."""
         self._leaving = True
         self.shutdown_.because(line, LEFT)
         return self.leave()
 
     def part(self, line: str) -> int:
-        """End alone, unless the store is gone for all."""
+        """End alone, unless the store is lost for all."""
         self._leaving = True
         rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
         # by another connection it answers, or does not
@@ -171,7 +171,7 @@ class FailureDetector(threading.Thread):
         return self.depart(line)
 
     def refuse(self, line: str, code: int) -> int:
-        """End for what is wrong with this process, and tell the others."""
+        """End because of an error of this process, and notify the others."""
         if self.missed is not None:
             return self.depart(line)
         self._leaving = True
@@ -187,7 +187,7 @@ class FailureDetector(threading.Thread):
         return self.leave(line)
 
     def leave(self, line: str = "") -> int:
-        """The last thing to do; says the reason if there is one, and returns the exit code."""
+        """Last call: print the reason if there is one, and return the exit code."""
         self._leaving = True
         self.shutdown_.because(line)
         code = self.shutdown_.leave()
@@ -196,7 +196,7 @@ class FailureDetector(threading.Thread):
         return code
 
     def finish(self) -> None:
-        """All ranks are through: nobody who is gone is missed any more."""
+        """All ranks have finished: silence is no longer a failure."""
         self._over = True
         with self._lock:
             self._lifelines.clear()
@@ -204,7 +204,7 @@ class FailureDetector(threading.Thread):
             self._heartbeat.stop()
 
     def run(self) -> None:
-        """Until `finish`, or until the process has to end."""
+        """Until `finish`, or until the process must end."""
         looked = pinged = ended = time.monotonic()
         rounds, silent_s = 0, 0.0
         heartbeat = self._heartbeat
@@ -234,7 +234,7 @@ class FailureDetector(threading.Thread):
                     self._end(self._proposal[0])
 
     def _listen(self) -> None:
-        """Wait a moment for signals, and take what has come over lifelines."""
+        """Wait briefly for signals and heartbeats on connections."""
         # lifelines by turns and not as they speak: many would wake this thread all the time
         if self._ready.select(TICK_S):
             self._take_signals(self._wakes.recv(64))
@@ -303,7 +303,7 @@ class FailureDetector(threading.Thread):
             self._signal = known[0], time.monotonic()
 
     def _obey(self, now: float) -> None:
-        """End by a signal: who starts ranks ends all when one has failed, which is the reason."""
+        """End by a signal: a launcher ends all ranks when one has failed, which is the reason."""
         if self._signal is None:
             return
         number, came_s = self._signal
@@ -316,7 +316,7 @@ class FailureDetector(threading.Thread):
                 self.shutdown_.because("" if number == signal.SIGINT else line, code)
 
     def _end(self, reason: str) -> None:
-        """For a reason that counts; who interrupted this process need not be told."""
+        """End for a reason; not printed if this process was interrupted."""
         line, code = self._proposal
         mine = reason == line
         silent = mine and code == 128 + signal.SIGINT
@@ -332,7 +332,7 @@ def _send(connection: socket.socket, what: bytes) -> None:
 
 
 def _tell(line: str) -> None:
-    """Write a reason into the store, if that can be done."""
+    """Write a reason into the store, if possible."""
     with suppress(DistError, StoreMissingError, ValueError):
         store = StoreAddress.of_environment().connect(PUBLISH_S)
         if not store.check([BEGUN]):  # else the others go on without this process

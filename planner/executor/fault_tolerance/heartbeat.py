@@ -1,8 +1,8 @@
-"""Signs of life in the store, and the key that ends all: a thread with a connection of its own.
+"""Heartbeats in the store, and the key that aborts the run: a thread with its own connection.
 
-Every rank counts up its own number and reads two things: whether somebody ended the run, and the
-number of the next rank. So each rank is watched by one other, and a round costs the same whatever
-the number of ranks. Somebody alive always has the first of those that are gone as its next.
+Every rank increments its own counter and reads two values: whether the run was aborted, and the
+counter of the next rank. So each rank is watched by one other, at constant cost for any number of
+ranks. Of several lost ranks, the first always has a live predecessor.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.rendezvous.store import StoreMissingError
 
 ABORT, RUNNING = "abort", "running"
-"""The key that ends all, and what it holds until somebody writes a reason."""
+"""The key that aborts the run, and its value until then."""
 PERIOD_S = 0.5
 MOST_CREDIT_S = 3.0
-"""Of silence between two looks: who was stopped itself must not take that for others' silence."""
+"""Largest silence counted between two polls, so that a process that was stopped itself is not
+misled."""
 
 
 def publish(store: Store, line: str) -> str:
-    """Write a reason, if nobody did before."""
+    """Write a reason, if there is none yet."""
     store.compare_set(ABORT, "", RUNNING)
     return store.compare_set(ABORT, RUNNING, line).decode()
 
 
 class Heartbeat(threading.Thread):
-    """This rank's signs of life, and its look at the next rank's.
+    """Heartbeat of this rank, and its watch of the next one.
 
     Parameters
     ----------
     store
-        A connection that nobody else uses.
+        A connection that nothing else uses.
     ended
-        Takes the reason that somebody wrote.
+        Called with the reason of an abort.
     lost
-        Called when the store is gone.
+        Called when the store is lost.
     again
-        Another connection to the store, where this one ends; raises `StoreMissingError`.
+        Opens another connection to the store; raises `StoreMissingError`.
 
     Attributes
     ----------
     rounds
-        How often the store has answered.
+        Number of answers of the store.
     """
 
     def __init__(
@@ -74,30 +75,30 @@ class Heartbeat(threading.Thread):
         self._look = threading.Event()
 
     def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
-        """Give signs of life, and look for another rank's from its first one on."""
+        """Send heartbeats, and watch another rank from its first one on."""
         self._silent, self._next, self._own = silent, heartbeat_key(other), heartbeat_key(rank)
 
-    def heed(self, keys: Mapping[str, Callable[[str], None]]) -> None:
-        """Read these too at every look, and no others than these."""
+    def poll(self, keys: Mapping[str, Callable[[str], None]]) -> None:
+        """Poll these keys too, and no others."""
         self._heeded = keys
 
     def later(self, job: Callable[[Store], None]) -> None:
-        """Do this with the store, soon."""
+        """Run a job with the store soon."""
         self._jobs.put(job)
         self._look.set()
 
     def propose(self, line: str) -> None:
-        """End the run for this reason, unless there is one already."""
+        """Abort the run with this reason, unless there is one already."""
         self._line = self._line or line
         self._look.set()
 
     def stop(self) -> None:
-        """No more signs of life."""
+        """Stop heartbeats."""
         self._stopped = True
         self._look.set()
 
     def run(self) -> None:
-        """Until `stop`, or until there is a reason to end."""
+        """Until `stop` or an abort."""
         while True:
             rounds = self.rounds
             try:
@@ -167,11 +168,11 @@ class Heartbeat(threading.Thread):
 
 
 def heartbeats(store: Store, ranks: Sequence[int]) -> list[bytes]:
-    """What the last sign of life of each rank says."""
+    """Last heartbeat of each rank."""
     keys = [heartbeat_key(rank) for rank in ranks]
     return [store.get(key) if store.check([key]) else b"" for key in keys]
 
 
 def heartbeat_key(rank: int) -> str:
-    """Where a rank's signs of life are."""
+    """Key of the heartbeats of a rank."""
     return f"heartbeat/{rank}"

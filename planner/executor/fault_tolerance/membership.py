@@ -1,8 +1,8 @@
-"""Who takes part in an elastic run, generation by generation, as all agree in the store.
+"""Membership of an elastic run by generations, agreed in the store.
 
-A generation begins with a list of devices and ends when one of them is lost, or when one that has
-come is let in. Whoever goes on into the next one says so there, with the number of steps that it
-has done; the first list that is made of them counts. A device that comes says so beforehand.
+A generation begins with a list of devices and ends when one of them is lost, or when a waiting
+device is admitted. Every device that continues registers for the next one, with the number of steps
+it has done; the first list made of these counts. A joining device registers beforehand.
 
 Keys, by number of the generation: ``membership/G`` is its list of devices; ``came/G`` has one line
 for each device that wants to join; ``lost/G`` one line for each lost device, or for a connection
@@ -31,52 +31,53 @@ from planner.executor.rendezvous.store import BEGUN, OVER
 
 TOLD, EVALUATED, AGREED = "membership/told", "membership/evaluated", "membership/agreed"
 AGAIN = "again"
-"""In the place of what was waited for when a device was lost."""
+"""Result of waiting for a key, if a device was lost meanwhile."""
 NEW = -1
-"""Steps of a device that has no parameters yet."""
+"""Steps of a device without parameters."""
 LOOK_S = 0.05
 CAUSE_S = 3.0
-"""A connection that closes only follows from something: so long may it take to be told."""
+"""A closed connection has a cause elsewhere, which may take this long to arrive."""
 MOST_TORN = 3
-"""Generations that begin a step again for connections that ended; then somebody is missed."""
+"""Generations that repeat a step because of closed connections, before a device is evicted."""
 DOUBT_S = 2.0
-"""Between two looks at signs of life, of which two a second are given."""
+"""Interval between two reads of heartbeats, which are sent twice a second."""
 MOST_CREDIT_S = 1.0
-"""Of silence between two looks: who was stopped itself must not take that for others' silence."""
+"""Largest silence counted between two polls, so that a process that was stopped itself is not
+misled."""
 
 
 class DeviceLost(RuntimeError):
-    """A device of this generation is lost, and the others go on in the next one."""
+    """A device of this generation is lost, and the others continue in the next one."""
 
 
 class Evicted(RuntimeError):
-    """The others go on without this device."""
+    """The others continue without this device."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Who takes part.
+    """Members of a generation.
 
     Attributes
     ----------
     members
-        Names of devices, in the plan's order.
+        Device names, in the plan's order.
     step
-        With which it begins.
+        First step.
     new
-        Those who have no parameters yet.
+        Devices without parameters.
     lost
-        By name, why devices of the generation before are not in it.
+        By name, why devices of the previous generation are missing.
     torn
-        Why it begins, where nobody is lost.
+        Why it began, if no device was lost.
     tears
-        Generations one after the other that began so with this step.
+        Consecutive generations that began so at this step.
     owes
-        Whether the update of that step was taken, but not the outer step after it.
+        Whether the update of that step was committed, but not the outer step after it.
     evaluated
-        Steps after which the last evaluation was told, or with which the run began.
+        Steps after which the last evaluation was reported, or the run began.
     agreed
-        The step after which the last outer step was taken; none was: less than any.
+        The step after which the last outer step was committed; smaller than any step if none was.
     """
 
     number: int
@@ -96,7 +97,7 @@ class Generation:
 
     @classmethod
     def of_text(cls, text: str) -> Generation:
-        """What `to_text` gave."""
+        """Inverse of `to_text`."""
         data = json.loads(text)
         return cls(
             data["number"],
@@ -113,21 +114,21 @@ class Generation:
 
 
 class Membership:
-    """One device's view of it.
+    """One device's view of the membership.
 
     Parameters
     ----------
     ranks
-        This process among all of the plan.
+        The process group of the whole plan.
     wait_s
-        For the others to miss the process that had this one's name, if it comes late.
+        Time for the others to miss the previous process of this device, if it joins late.
 
     Attributes
     ----------
     loss
-        Fails when a device of it is lost.
+        Latch that fails when a device is lost.
     comers
-        Names of those who wait to come in.
+        Names of devices waiting to join.
     """
 
     def __init__(self, ranks: ProcessGroup, wait_s: float) -> None:
@@ -145,14 +146,14 @@ class Membership:
         self.comers: tuple[str, ...] = ()
 
     def open(self, step: int) -> None:
-        """All ranks of the plan are there, and begin."""
+        """Start the first generation, with all ranks of the plan."""
         first = Generation(0, self._ids, step, evaluated=step)
         self._store.compare_set(BEGUN, "", first.to_text())
         self._begin(first)
 
-    def come(self) -> bool:
-        """Wait until the others have let this device in, at the end of a step."""
-        self._detector.missed = self.accuse
+    def join(self) -> bool:
+        """Wait until the others admit this device at the end of a step."""
+        self._detector.missed = self.report_lost
         number, asked, silence = 0, -1, _Silence(self._store)
         until = time.monotonic() + self._wait_s
         while not self._store.check([OVER]):
@@ -178,7 +179,7 @@ class Membership:
         return False
 
     def next(self, step: int, owes: bool = False) -> None:
-        """Go on into the next generation."""
+        """Continue into the next generation."""
         number, silence = self.now.number + 1, _Silence(self._store)
         key, came_key, lost_key = (
             f"membership/{number}",
@@ -200,7 +201,7 @@ class Membership:
             silent_s = silence.of([self._ids.index(name) for name in late])
             for name, seconds in zip(late, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
-                    self.accuse([name], f"device {name!r} did not go on with the others")
+                    self.report_lost([name], f"device {name!r} did not go on with the others")
             # its own word does not count any more: it would wait for ever for those who vanished
             if self.name in gone and min(silent_s) > self._detector.heartbeat_timeout_s:
                 raise Evicted(f"{gone[self.name]}; and nobody is left to go on with")
@@ -212,7 +213,7 @@ class Membership:
         self._begin(found)
 
     def ranks(self, rank: int) -> ProcessGroup:
-        """This process among those of the generation."""
+        """The process group of the generation."""
         return ProcessGroup(
             rank,
             len(self.now.members),
@@ -225,8 +226,8 @@ class Membership:
             address=self._ranks.address,
         )
 
-    def accuse(self, names: Sequence[str], why: str, alone: bool = False) -> None:
-        """Say that devices are missed."""
+    def report_lost(self, names: Sequence[str], why: str, alone: bool = False) -> None:
+        """Report devices as lost."""
         if alone:
             self._doubt(names, why)
             return
@@ -239,7 +240,7 @@ class Membership:
             self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def _doubt(self, names: Sequence[str], why: str) -> None:
-        """Look twice whether devices live, and then accuse them or this one."""
+        """Check heartbeats twice, then report these devices or this one as lost."""
         with self._lock:
             number = self.now.number
             if self._doubted == number:
@@ -258,33 +259,33 @@ class Membership:
             if number != self.now.number:
                 return
             if heartbeats(store, ranks) == seen:
-                self.accuse(names, why)
+                self.report_lost(names, why)
             else:
-                self.accuse([self.name], f"device {self.name!r} hears nobody any more")
+                self.report_lost([self.name], f"device {self.name!r} hears nobody any more")
 
         self._detector.heartbeat.later(first)
 
-    def tear(self, name: str, why: str) -> None:
-        """Begin again with all who are there: a connection has ended, and both its ends may live."""
+    def repeat_step(self, name: str, why: str) -> None:
+        """Repeat the step with all devices: a connection has closed, both ends may be alive."""
         key = f"lost/{self.now.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
         self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def report(self, error: ConnectionLost) -> bool:
-        """Say what a connection's end means for all, when no cause of it has been told."""
+        """Report a closed connection, if no cause has arrived."""
         if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MOST_TORN):
             # neither end need be gone, whatever the system says of it here
             where = f"its connection to {error.device!r}" if error.device else "a connection"
-            self.tear(error.device, f"device {self.name!r} lost {where}")
+            self.repeat_step(error.device, f"device {self.name!r} lost {where}")
         elif error.device:
-            self.accuse([error.device], str(error))
+            self.report_lost([error.device], str(error))
         else:
             return False
         return True
 
     @contextmanager
     def waiting(self, keys: Sequence[str]) -> Iterator[None]:
-        """While the generation's store is waited for, which a loss ends."""
+        """Context of waiting for keys, which a loss interrupts."""
         self._awaited = tuple(keys)
         self.loss.check()
         yield
@@ -296,7 +297,7 @@ class Membership:
             raise DeviceLost("a device is lost")
 
     def answer(self, key: str) -> str:
-        """What the generation's store has at a key, once it has something: `AGAIN` after a loss."""
+        """Wait for a key of the generation; `AGAIN` after a loss."""
         self._awaited = (key,)
         whole = f"{self._prefix()}/{key}"
         if self.loss.error is not None:
@@ -306,7 +307,7 @@ class Membership:
         return self._store.get(whole).decode()
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Remove keys of the generation that nobody reads any more."""
+        """Delete keys of the generation that no rank will read."""
         names = [f"{self._prefix()}/{key}" for key in keys]
 
         def delete(store: Store) -> None:
@@ -316,23 +317,23 @@ class Membership:
         self._detector.heartbeat.later(delete)
 
     def tell(self, step: int) -> None:
-        """Note that a step's loss was told."""
+        """Record that the loss of a step was reported."""
         self._store.set(TOLD, str(step))
 
     def tell_evaluated(self, steps: int) -> None:
-        """Note that what is learnt after so many steps was told."""
+        """Record that an evaluation was reported."""
         self._store.set(EVALUATED, str(steps))
 
     def tell_agreed(self, step: int) -> None:
-        """Note that the outer step after a step is taken by all."""
+        """Record that the outer step after a step was committed."""
         self._store.set(AGREED, str(step))
 
     def told(self) -> int:
-        """The last step whose loss was told; -1: none was."""
+        """The last step whose loss was reported; -1 for none."""
         return self._number(TOLD, -1)
 
     def close(self) -> None:
-        """All steps are done: who comes now has come too late."""
+        """All steps are done: no device can join any more."""
         self._store.set(OVER, "")
 
     def _begin(self, generation: Generation) -> None:
@@ -345,9 +346,9 @@ class Membership:
             self._accused = set()
         others = [self._ids.index(name) for name in generation.members]
         beside = others[(others.index(me) + 1) % len(others)]
-        self._detector.missed = self.accuse
+        self._detector.missed = self.report_lost
         self._detector.look_after(me, beside, self._ids[beside])
-        self._detector.heartbeat.heed({key: partial(hear, number) for key, hear in heeded.items()})
+        self._detector.heartbeat.poll({key: partial(hear, number) for key, hear in heeded.items()})
 
     def _prefix(self) -> str:
         return f"generation/{self.now.number}"
@@ -383,7 +384,7 @@ class Membership:
         return int(self._store.get(key)) if self._store.check([key]) else otherwise
 
     def _hear_lost(self, number: int, text: str) -> None:
-        """In the thread of signs of life, as `_hear_came`."""
+        """Called in the heartbeat thread, like `_hear_came`."""
         lines = _read(text)
         gone, torn = self._counted(lines), _torn(lines)
         with self._lock:
@@ -402,10 +403,10 @@ class Membership:
                 self.comers = tuple(name for name in names if name not in self.now.members)
 
     def _counted(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Who is lost: what those say who are themselves does not count.
+        """Devices to evict: reports by devices that are reported themselves do not count.
 
-        A step that tore too often costs one device its place: at the other end of the connection
-        that was told of first. What all others see follows from that.
+        A step repeated too often evicts one device: the other end of the connection reported first.
+        All ranks derive the same.
         """
         found: dict[str, str] = {}
         torn = _torn(lines) if self.now.tears >= MOST_TORN else None
@@ -428,7 +429,7 @@ def _read(text: str) -> list[dict[str, Any]]:
 
 
 def _torn(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Of the connection that was told of first; None: none tore."""
+    """The connection reported first; None if none closed."""
     return next((line for line in lines if not line["lost"]), None)
 
 
@@ -441,12 +442,12 @@ def _set_again(key: str, store: Store) -> None:
 
 
 class _Silence:
-    """For how long devices have given no sign of life, by what one sees itself.
+    """Observed silence of devices.
 
     Parameters
     ----------
     store
-        Where the signs are.
+        Store with the heartbeats.
     """
 
     def __init__(self, store: Store) -> None:
@@ -455,7 +456,7 @@ class _Silence:
         self._silent_s: dict[int, float] = {}
 
     def of(self, ranks: Sequence[int]) -> list[float]:
-        """Seconds of each, at this look."""
+        """Seconds of silence of each rank."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):

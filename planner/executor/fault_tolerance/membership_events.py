@@ -1,4 +1,4 @@
-"""What is told when devices of an elastic run are lost or come: events, and a line of each."""
+"""Events of lost and joining devices, and their text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from planner.executor.fault_tolerance.membership import Generation
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
-"""Events."""
+"""Kinds of events."""
 MOST_NAMES = 8
 
 
 def membership_events(
     now: Generation, plan: TrainingPlan, lost_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Events of the begin of a generation.
+    """Events at the start of a generation.
 
     Yields
     ------
     dict[str, Any]
-        JSON-ready. Of devices that are lost for one reason, of those that come, and of a
-        connection that was made anew.
+        JSON-ready: devices lost for one reason, devices that joined, a connection that was
+        replaced.
     """
     said = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
     lost = now.lost or {}
@@ -44,7 +44,7 @@ def membership_events(
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """The line of an event."""
+    """Text of an event."""
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
     tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
@@ -61,7 +61,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 
 def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:
-    """Who is left of the stages of those who are gone, or of those that they help."""
+    """Remaining devices of the stages that lost devices held or aggregated for."""
     ids = plan.cluster.network.ids
     stages = {plan.averaged_stage(ids.index(name)) for name in gone}
     left = (ids[d] for stage in sorted(stages) for d in plan.assignment.groups[stage])

@@ -1,4 +1,4 @@
-"""A run in pieces: between two, a device moves to another stage."""
+"""Segments of a run, between which a device moves to another stage."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class RunSegment:
     Attributes
     ----------
     begin, end
-        Steps that are done before it, and after it.
+        Numbers of steps done before and after it.
     move
-        What came before; None: the run begins.
+        The move before it; None for the first segment.
     """
 
     plan: TrainingPlan
@@ -41,7 +41,7 @@ class RunSegment:
 
 
 def segments_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[RunSegment]:
-    """A run's pieces."""
+    """Segments of a run."""
     found = [RunSegment(plan, 0, steps)]
     for move in sorted((Migration.of(text) for text in moves), key=lambda move: move.after):
         last = found[-1]

@@ -1,4 +1,4 @@
-"""Why a process ends before its work is done: one line, said once, and then it is gone soon."""
+"""Orderly shutdown: one reason, printed once, then a prompt exit."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Callable
 from contextlib import suppress
 
 FAILED = 3
-"""Exit code where the run has failed, whoever's fault it was."""
+"""Exit code of a failed run, whatever the cause."""
 PREFIX = "planner.executor: ended: "
-"""Of the line that says why."""
+"""Prefix of the line with the reason."""
 REFUSED = 2
-"""Exit code where this process was given what cannot be used."""
+"""Exit code for invalid input of this process."""
 LEFT = 4
-"""Exit code where others may go on without this process, which may be started again."""
+"""Exit code when others continue without this process, which may be restarted."""
 
 
 class RunAborted(RuntimeError):
-    """The run is over; `Shutdown` has the reason."""
+    """The run has ended; `Shutdown` has the reason."""
 
 
 class Shutdown:
-    """The first reason counts; whoever waits is woken.
+    """The first reason counts, and wakes all waiting threads.
 
     Attributes
     ----------
     line
-        The reason, None as long as the run goes on.
+        The reason; None while the run continues.
     code
-        What the process ends with.
+        Exit code.
     hint
-        Said behind the reason.
+        Printed after the reason.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Shutdown:
         self._undo: list[Callable[[], None]] = []
 
     def because(self, line: str, code: int = FAILED) -> None:
-        """End, for this reason unless there is one already."""
+        """End for this reason, unless there is one already."""
         with self._lock:
             if self.line is not None:
                 return
@@ -56,7 +56,7 @@ class Shutdown:
             call()
 
     def on_end(self, wake: Callable[[], None]) -> None:
-        """Call this when the run ends; at once if it has."""
+        """Register a callback for the end of the run; called at once if it has ended."""
         with self._lock:
             self._wake.append(wake)
             over = self.line is not None
@@ -64,13 +64,13 @@ class Shutdown:
             wake()
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Do not call this any more, nor keep what it holds."""
+        """Remove a callback."""
         with self._lock:
             if wake in self._wake:
                 self._wake.remove(wake)
 
     def before_end(self, undo: Callable[[], None]) -> None:
-        """Call this also where the process cannot go the usual way out; twice must do no harm."""
+        """Register an idempotent callback that also runs if the process cannot exit normally."""
         self._undo.append(undo)
 
     def wait(self, timeout_s: float) -> bool:
@@ -78,7 +78,7 @@ class Shutdown:
         return self._known.wait(timeout_s)
 
     def leave(self) -> int:
-        """Say the reason, unless that was done; returns the exit code."""
+        """Print the reason once; returns the exit code."""
         with self._out:
             if not self._said:
                 for undo in self._undo:
@@ -92,5 +92,5 @@ class Shutdown:
         return self.code
 
     def force(self) -> None:
-        """Leave from any thread, whatever the others are blocked in."""
+        """Exit from any thread, even if others are blocked."""
         os._exit(self.leave())

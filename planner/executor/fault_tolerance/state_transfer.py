@@ -1,4 +1,4 @@
-"""A device's state over a connection, to one that comes into its stage (SWARM, 3.2).
+"""Transfer of state to a device that joins a stage (SWARM, 3.2).
 
 A list of names, shapes and formats as JSON, then the values, tensor by tensor.
 """
@@ -32,7 +32,7 @@ DTYPES = {
 def transfer_state(
     ranks: ProcessGroup, giver: int, taker: int, stage_module: StageModule | None, steps: int
 ) -> None:
-    """Give a device's parameters, optimizer state and place in the data to another; all come here."""
+    """Transfer parameters, optimizer state and position in the data; a collective call."""
     other = {giver: taker, taker: giver}.get(ranks.rank)
     wanted = [] if other is None else [(ChannelKind.STATE, other)]
     with connections_to(ranks, wanted, f"move/{steps}/{taker}") as connections:

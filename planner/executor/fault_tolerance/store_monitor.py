@@ -1,4 +1,4 @@
-"""The ranks' store as whoever started them sees it, which never waits for it."""
+"""The launcher's view of the store, which never blocks the launcher."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeat
 from planner.executor.rendezvous.store import BEGUN, OVER, StoreAddress, StoreMissingError
 
 LOOK_S, CONNECT_S = 0.5, 10.0
-"""Between two looks, and for a connection."""
+"""Interval of polling, and timeout of a connection."""
 
 
 class StoreMonitor(threading.Thread):
-    """Asks again and again, by a connection of its own, which may block for ever.
+    """Polls the store over its own connection, which may block.
 
     Parameters
     ----------
     address
-        Where the store is, or will be.
+        Address of the store.
     ranks
-        How many there are.
+        Number of ranks.
 
     Attributes
     ----------
     begun, over
-        Whether steps have begun that go on without a lost device; whether all are done.
+        Whether an elastic run has started, and whether all steps are done.
     ended
-        Whether somebody has ended the run for all.
+        Whether the run was aborted.
     answered_s
-        When the last question that was answered was asked, monotonic clock; 0: none was.
+        Time of the last answered poll on the monotonic clock; 0 for none.
     stirred_s
-        When signs of life of ranks were seen to change, or the first were looked for.
+        Time of the last change of heartbeats, or of the first poll.
     """
 
     def __init__(self, address: StoreAddress, ranks: int) -> None:
@@ -57,12 +57,12 @@ class StoreMonitor(threading.Thread):
                 self._stopped.wait(LOOK_S)
 
     def stop(self) -> None:
-        """Ask no more; waits for a question under way, but not for ever."""
+        """Stop polling; waits for a pending poll, with a timeout."""
         self._stopped.set()
         self.join(CONNECT_S)
 
     def knows(self, since_s: float) -> bool:
-        """Whether what it says was asked for after a moment."""
+        """Whether its data are newer than a given time."""
         return self.answered_s > since_s
 
     def _look(self, store: Store) -> None:

@@ -1,4 +1,5 @@
-"""A trained model as a folder that ``transformers`` loads: a file a stage, an index, its config."""
+"""Exports a trained model as a folder that ``transformers`` loads: one file per stage, index,
+config."""
 
 from __future__ import annotations
 
@@ -32,21 +33,21 @@ BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model", "generation_config.json"),
 )
-"""What a folder of weights has beside them, and training does not change."""
+"""Files next to weights that training does not change."""
 PARAMETER = "parameter/"
 
 T = TypeVar("T")
 
 
 class Export:
-    """Writes a trained model.
+    """Exports a trained model.
 
     Parameters
     ----------
     folder
         New, or without weights.
     like
-        The folder of weights that training began with: its config and tokenizer are kept.
+        The folder of initial weights, whose config and tokenizer are copied.
     """
 
     def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
@@ -66,13 +67,13 @@ class Export:
             ) from None
 
     def of(self, plan: TrainingPlan) -> Export:
-        """To the same folder, where devices have moved since: by those who hold stages now."""
+        """The same for another plan, after devices moved."""
         other = copy.copy(self)
         other._plan = plan
         return other
 
     def into(self, folder: Path) -> Export:
-        """To another folder."""
+        """The same into another folder."""
         other = copy.copy(self)
         other.folder = folder
         return other
@@ -87,7 +88,7 @@ class Export:
         Returns
         -------
         dict[str, list[int]]
-            Bytes of each tensor, by name, in a list of one with the stage: for `finish`.
+            Bytes of each tensor by name, in a list with the stage: for `finish`.
         """
         stage = self._plan.stage_of[rank]
         start, stop = self._plan.stage_layers[stage]
@@ -104,7 +105,7 @@ class Export:
         return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
 
     def finish(self, written: Mapping[str, list[int]]) -> None:
-        """Write index and config; every node that has files of the model may do so."""
+        """Write index and config; on every node that has files of the model."""
         if len(self._plan.stage_layers) > 1:
             index = {
                 "metadata": {"total_size": sum(size for _, size in written.values())},
@@ -127,20 +128,20 @@ class Export:
 
 
 def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
-    """At the end of a run: each stage's first rank writes it; all ranks come here together."""
+    """At the end of a run, export each stage by its first rank; a collective call."""
     writes = stage_module is not None and export.writes(ranks.rank)
     mine: dict[str, list[int]] = {}
     if writes and stage_module is not None:
-        rank, trained = ranks.rank, stage_module.agreed()
+        rank, trained = ranks.rank, stage_module.global_parameters()
         export, mine = _where_room(export, lambda place: place.write(rank, trained))
-    told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
+    told = [json.loads(text) for text in ranks.all_gather("export", json.dumps(mine))]
     if writes:
         written = {name: place for one in told for name, place in one.items()}
         _where_room(export, lambda place: place.finish(written))
 
 
 def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T]:
-    """What was trained is written to another folder where that one's disk is full."""
+    """Write to another folder if the disk is full."""
     try:
         return export, write(export)
     except OSError as error:
@@ -158,7 +159,7 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
 
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
-    """Write the newest checkpoint of a folder, in which all devices' shards are."""
+    """Export the newest checkpoint of a folder that has the shards of all devices."""
     firsts = [group[0] for group in plan.assignment.groups]
     steps = latest_step(folder, firsts)
     written: dict[str, list[int]] = {}

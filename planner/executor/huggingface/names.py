@@ -1,4 +1,4 @@
-"""What our parameters are called in files of ``transformers``, and how they lie there."""
+"""Names and layout of parameters in files of ``transformers``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import NamedTuple
 from planner.workload.layers import Architecture, Family
 
 PREFIX = {Family.GPT2: "transformer.", Family.LLAMA: "model."}
-"""Of all names but the output projection's; files of the bare model leave it out."""
+"""Prefix of all names except the output projection; absent in files of the bare model."""
 
 EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
-"""Of ours, those that are one matrix where they are tied."""
+"""Our names of the matrices that are one if tied."""
 
 
 class TensorPart(NamedTuple):
-    """A tensor of a file, and what it is of one of our parameters.
+    """A tensor of a file as part of one of our parameters.
 
     Attributes
     ----------
     rows
-        ``(start, stop)`` of ours; None: all.
+        ``(start, stop)`` of ours; None for all.
     transposed
-        Whether it lies there with inputs first.
+        Whether the file stores it with inputs first.
     """
 
     name: str
@@ -32,12 +32,12 @@ class TensorPart(NamedTuple):
 def tensor_parts(
     arch: Architecture, start: int, stop: int, *, head: bool
 ) -> dict[str, tuple[TensorPart, ...]]:
-    """Of each parameter of a stage, and of its head, the tensors that it is made of.
+    """The tensors of each parameter of a stage and its head.
 
     Returns
     -------
-    dict[str, tuple[Piece, ...]]
-        By the name that a `planner.executor.runtime.stage_module.StageModule` gives the parameter.
+    dict[str, tuple[TensorPart, ...]]
+        By the name in `StageModule`.
     """
     gpt2 = arch.kind is Family.GPT2
     prefix = PREFIX[arch.kind]

@@ -1,4 +1,4 @@
-"""Weights from a folder as ``transformers`` writes it: each rank reads its own tensors only."""
+"""Loads weights from a folder in the format of ``transformers``: each rank its own tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from planner.workload.layers import Architecture, Family
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NO_WEIGHTS = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")
-"""Constants that old files hold too, of any type."""
+"""Constants in old files, of any type."""
 HEAD = "lm_head.weight"
 
 
 class WeightsError(ValueError):
-    """A folder whose weights cannot be trained on."""
+    """A folder whose weights cannot be used."""
 
 
 def load_weights(
@@ -33,7 +33,7 @@ def load_weights(
     stop: int,
     parameters: Mapping[str, nn.Parameter],
 ) -> None:
-    """Replace parameters of a stage by those of a folder."""
+    """Replace the parameters of a stage by those of a folder."""
     require_same_model(folder, arch)
     files = _Files(folder, arch)
     head = any(name.startswith("head.") for name in parameters)
@@ -48,9 +48,9 @@ def load_weights(
 
 
 def require_weights(folder: Path, arch: Architecture) -> None:
-    """Raise what `load_weights` would raise before it reads the tensors themselves.
+    """Validate a folder as `load_weights` would, without reading tensors.
 
-    A head that is stored although the embedding is the head is compared with it.
+    A stored head is compared with the embedding if they are tied.
     """
     require_same_model(folder, arch)
     files = _Files(folder, arch)
@@ -59,7 +59,7 @@ def require_weights(folder: Path, arch: Architecture) -> None:
 
 
 def require_same_model(folder: Path, arch: Architecture) -> None:
-    """Raise if a folder's ``config.json`` is of another model than the plan's."""
+    """Refuse a folder whose ``config.json`` is of another model than the plan's."""
     if folder.is_dir() and not (folder / CONFIG).exists():
         raise WeightsError(f"{folder}: holds no {CONFIG}; name the folder of a Hugging Face model")
     try:
@@ -81,7 +81,7 @@ def require_same_model(folder: Path, arch: Architecture) -> None:
 
 
 def _says(arch: Architecture, planned: Architecture) -> dict[str, object]:
-    """What must be alike; a window that is no shorter than samples is none."""
+    """Fields that must be equal; a window no shorter than samples is ignored."""
     window = None if arch.window is None or arch.window >= planned.sequence else arch.window
     rows = arch.position_rows if arch.kind is Family.GPT2 else None
     names = (
@@ -94,12 +94,12 @@ def _says(arch: Architecture, planned: Architecture) -> dict[str, object]:
 def weight_digests(
     folder: Path, arch: Architecture, start: int, stop: int, *, head: bool
 ) -> dict[str, str]:
-    """What tells the files that a stage reads from others of the same names.
+    """Digests of the files that a stage reads.
 
     Returns
     -------
     dict[str, str]
-        By name, for `planner.executor.rendezvous.file_digest.require_same_files`.
+        By name, for `require_same_files`.
     """
     read = _Files(folder, arch).read_by(
         part for parts in tensor_parts(arch, start, stop, head=head).values() for part in parts
@@ -134,7 +134,7 @@ class _Files:
             )
 
     def read(self, part: TensorPart, shape: torch.Size) -> Tensor:
-        """A piece, as it lies in our parameter."""
+        """Read a part in the layout of our parameter."""
         name = self._name(part)
         path = self._file_of.get(name)
         place = None if path is None else self._in(path).get(name)
@@ -151,7 +151,7 @@ class _Files:
         return tensor
 
     def require_tied_head(self, embedding: TensorPart) -> None:
-        """Refuse a head that is stored beside the embedding and is not equal to it."""
+        """Refuse a stored head that differs from the tied embedding."""
         path = self._file_of.get(HEAD)
         if path is None or HEAD not in (places := self._in(path)):
             return
@@ -165,7 +165,7 @@ class _Files:
             )
 
     def read_by(self, parts: Iterable[TensorPart]) -> set[Path]:
-        """Files that have these."""
+        """Files that contain these parts."""
         return {self._file_of[self._name(part)] for part in parts}
 
     def _name(self, part: TensorPart) -> str:

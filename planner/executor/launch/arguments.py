@@ -1,4 +1,4 @@
-"""What a rank is told: ``python -m planner.executor plan.json --devices a b ...``."""
+"""Arguments of a rank: ``python -m planner.executor plan.json --devices a b ...``."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ ALIKE = (
     *("own_pace", "move", "rebalance", "rebalance_rule", "elastic", "direct", "compile"),
     *NUMBERS,
 )
-"""Options that all ranks must be given alike."""
+"""Options that must have the same value on all ranks."""
 TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
-"""Given to all ranks or to none; the files may have other names elsewhere."""
+"""Options given to all ranks or none; file names may differ."""
 NO_MOVES = ("resume", "eval_data", "own_pace")
-"""Options for a run whose devices stay in their stages."""
+"""Options that exclude devices that move to other stages."""
 NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "routes", "record")
-"""Options for a run whose devices stay all the time."""
+"""Options that exclude lost devices."""
 NO_DIRECT = ("elastic", "move", "rebalance")
-"""Options for a run whose devices may go by way of the host."""
+"""Options with transfers through the host."""
 NO_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
     *("direct", "compile"),
 )
-"""Options for a model that is trained."""
+"""Options that need a model."""
 
 
 def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> argparse.Namespace:
-    """Words of the command line."""
+    """Parse the command line."""
     # who looks for an option among words finds it as it is
     parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
@@ -128,7 +128,7 @@ def parse_arguments(
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Who takes part, and where this node listens."""
+    """Add options for authentication, and for the address to listen on."""
     parser.add_argument(
         "--secret-file",
         type=Path,
@@ -144,14 +144,14 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def trust_of(args: argparse.Namespace) -> Secret | None:
-    """The secret of the options of `add_trust`; the address goes where all of this process looks."""
+    """The secret given by the options of `add_trust`; sets the address for this process."""
     if args.bind is not None:
         os.environ[BIND] = args.bind
     return Secret.of_environment(args.secret_file)
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options that go without each other, or for values that are none."""
+    """Raise `ValueError` for invalid values and combinations of options."""
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
     for option in NO_MODEL if args.impose else ():
@@ -185,7 +185,7 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def validate_for_plan(args: argparse.Namespace, plan: TrainingPlan) -> None:
-    """Raise `ValueError` for options that go without what the plan has."""
+    """Raise `ValueError` for options that the plan does not support."""
     if args.direct is not None and plan.wiring is Wiring.STOCHASTIC:
         raise ValueError(
             "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
@@ -193,7 +193,7 @@ def validate_for_plan(args: argparse.Namespace, plan: TrainingPlan) -> None:
 
 
 def validate_files(args: argparse.Namespace) -> None:
-    """Refuse files that would be written over others."""
+    """Refuse outputs that would overwrite other files."""
     require_outputs(
         vars(args),
         [
@@ -204,7 +204,7 @@ def validate_files(args: argparse.Namespace) -> None:
 
 
 def shared_settings(args: argparse.Namespace) -> str:
-    """What all ranks must be told alike: numbers, and what they do together or not at all."""
+    """Settings that all ranks must have in common."""
     said = {name: getattr(args, name) for name in ALIKE}
     said |= {name: getattr(args, name) is not None for name in TOGETHER}
     return json.dumps(said, default=str)

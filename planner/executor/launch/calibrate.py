@@ -1,6 +1,5 @@
-"""Measuring on the actual devices: F, H, B and the optimizer step, the link between ranks, and what
-the executor itself adds to an operation and to a message.
-"""
+"""Calibration on the actual devices: F, H, B and the optimizer step, the link between ranks, and
+the executor's overhead per operation and per message."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ REPEATS = 5
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = 1 << 22
 PINGS = 41
-"""Messages there and back of each kind."""
+"""Round trips of each kind."""
 EMPTY_OPERATIONS = 999
 
 
@@ -58,10 +57,10 @@ def calibrate(
     device: torch.device,
     direct: DeviceTransfers | None = None,
 ) -> Calibration | None:
-    """Measure on every rank; rank 0 gets all of it, the others None.
+    """Measure on every rank; returns the result on rank 0, None on others.
 
-    As many ranks measure at the same time as there are processors, as they will when training; on
-    GPUs one on each.
+    As many ranks measure at the same time as there are processors, as in training; on GPUs, one per
+    GPU.
     """
     rank = ranks.rank
     places = _places(ranks, device)
@@ -70,15 +69,15 @@ def calibrate(
     group = () if stage_module is None else plan.assignment.groups[plan.stage_of[rank]]
     averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
-        ranks.meet(f"calibration/{turn}")
+        ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and stage_module is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
             mine = {"layers": layers, **measure_compute(stage_module, averages=averages)}
-    ranks.meet("calibration/link")
+    ranks.barrier("calibration/link")
     side = HOST if stage_module is None else stage_module.side
     link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
-    told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
+    told = ranks.all_gather("calibration", json.dumps([name, mine, measure_operation()]))
     if rank != 0:
         return None
     found = [json.loads(text) for text in told]
@@ -111,11 +110,11 @@ def calibrate(
 
 
 def _places(ranks: ProcessGroup, device: torch.device) -> list[tuple[str, int]]:
-    """Of every rank, the GPU or machine that it computes on, and how many can so at a time."""
+    """GPU or machine of every rank, and how many can compute there at a time."""
     own = machine(), max(1, cores() // torch.get_num_threads())
     if device.type == "cuda":
         own = gpu_of(device)[1], 1
-    told = ranks.share("calibration/places", json.dumps(own))
+    told = ranks.all_gather("calibration/places", json.dumps(own))
     return [(str(place), int(together)) for place, together in map(json.loads, told)]
 
 
@@ -131,7 +130,7 @@ def cores() -> int:
 
 
 def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dict[str, float]:
-    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them."""
+    """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`."""
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def timed(field: str, work: Callable[[], None]) -> None:
@@ -201,14 +200,14 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
 
 @dataclass(frozen=True)
 class Link:
-    """Between ranks 0 and 1.
+    """Link between ranks 0 and 1.
 
     Attributes
     ----------
     message_s
-        What a message takes beyond that, from the end of its operation to the next one's begin.
+        Additional time of a message, from the end of its operation to the start of the next one.
     direct
-        The library that carries there; None: it goes by hosts.
+        Library of direct transfers; None for transfers through the host.
     """
 
     latency_s: float
@@ -220,11 +219,11 @@ class Link:
 def measure_link(
     ranks: ProcessGroup, side: DeviceBackend, direct: DeviceTransfers | None = None
 ) -> Link:
-    """Messages of two sizes by themselves, and small ones as the pipeline sends them."""
+    """Time messages of two sizes alone, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
     others = [1 - ranks.rank] if ranks.rank < 2 else []
     if direct is not None and direct.reaches(others):
-        direct.meet(others)
+        direct.connect(others)
     else:
         direct = None
     wanted = duplex_of(ChannelKind.PIPELINE, others)
@@ -232,12 +231,12 @@ def measure_link(
         if others:
             channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
             link = _measure(channels, ranks.rank, side, direct)
-    ranks.meet("calibration/measured")
+    ranks.barrier("calibration/measured")
     return link
 
 
 def measure_operation() -> float:
-    """Seconds that the loop itself takes for an operation."""
+    """Overhead of the loop per operation, in seconds."""
     path, kinds = (0,), "FHB"
     order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
@@ -259,12 +258,12 @@ class _Nothing:
         self.side = side
         self._made = side.enter(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
-    def operate(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Nothing."""
+    def run_op(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
+        """Does nothing."""
         return self._made
 
     def buffer(self, message: Message, *, own: bool = False) -> torch.Tensor:
-        """A small message's."""
+        """Memory for a small message."""
         make = self.side.own if own else self.side.room
         return make((SMALL_BYTES,), torch.uint8)
 
@@ -305,7 +304,7 @@ def _measure(
     ours = _one_way(
         rank,
         PINGS,
-        lambda: sender.send(nothing.operate("F", 0, None), other),
+        lambda: sender.send(nothing.run_op("F", 0, None), other),
         lambda: side.enter(receiver.take(next(numbers), message).tensor),
     )
     sender.finish()
@@ -316,7 +315,7 @@ def _measure(
 def _one_way(
     rank: int, pings: int, send: Callable[[], object], receive: Callable[[], object]
 ) -> float:
-    """Half of the median way there and back."""
+    """Half of the median round-trip time."""
     seconds = []
     for _ in range(pings):
         start = time.perf_counter()

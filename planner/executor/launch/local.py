@@ -1,7 +1,7 @@
-"""Ranks of a plan on this machine: started, listened to and ended by this process.
+"""Starts the ranks of a plan on this machine, reads their output and ends them.
 
-Unless told where else ranks meet, it serves their store, so that the loss of any rank leaves the
-others one to read the reason from.
+Unless the store is elsewhere, this process serves it, so that after the loss of any rank the others
+can read the reason.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from planner.executor.rendezvous.store import SERVED, StoreAddress, call_with_ti
 HOST = "127.0.0.1"
 TICK_S = 0.2
 TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of ranks that were told to end, and so stay away."""
+"""Exit codes of ranks that were told to end, and are not restarted."""
 REST_S = 1.0
-"""From the end of a rank to its next start, the first time."""
+"""Delay from the end of a rank to its first restart."""
 END_S = 5.0
-"""After the first rank has failed the others end by themselves; then they are killed."""
+"""After a rank has failed, the others have this long to end by themselves; then they are killed."""
 
 
 @dataclass
@@ -38,10 +38,10 @@ class _Rank:
     name: str
     process: subprocess.Popen[bytes]
     begun: dict[int, bytes] = field(default_factory=dict)
-    """By descriptor, what has come of a line."""
+    """By descriptor, an incomplete line."""
     restarts: int = 0
     ended_s: float | None = None
-    """When it was seen to have ended, monotonic clock."""
+    """When its end was noticed, on the monotonic clock."""
 
 
 def run_local(
@@ -56,7 +56,7 @@ def run_local(
     address: StoreAddress | None = None,
     who: str = "planner run",
 ) -> tuple[int, str | None]:
-    """Run a process a device to their end."""
+    """Run one process per device to their end."""
     store = served(HOST, 0) if address is None else None
     meet = StoreAddress(HOST, store.port, True) if store is not None else address
     assert meet is not None
@@ -98,14 +98,14 @@ def run_local(
 
 
 def _channels(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
-    """What it says, and what it says when something is wrong."""
+    """Its standard output and standard error."""
     out, error = rank.process.stdout, rank.process.stderr
     assert out is not None and error is not None
     return out, error
 
 
 class _Run:
-    """Ranks that run: what they say, and how they end."""
+    """Running ranks."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Run:
         self._killed: str | None = None
 
     def follow(self) -> tuple[int, str | None]:
-        """Until all have ended; returns exit code and reason."""
+        """Follow all ranks to their end; returns exit code and reason."""
         failed_s: float | None = None
         with selectors.DefaultSelector() as ready:
             for rank in self._ranks:
@@ -159,7 +159,7 @@ class _Run:
         return self._ended([rank.process.wait() for rank in self._ranks])
 
     def _ended(self, codes: Sequence[int]) -> tuple[int, str | None]:
-        """Exit code and reason, when all have ended."""
+        """Exit code and reason after all have ended."""
         # where others go on, the run is done when any has done all of it
         if not any(codes) or (self._view is not None and 0 in codes):
             return 0, None
@@ -177,28 +177,28 @@ class _Run:
         return REFUSED if REFUSED in codes else FAILED, self._reason
 
     def _goes_on(self) -> bool:
-        """Whether the run goes on without ranks that are lost, by the store's last answer."""
+        """Whether the run continues without lost ranks, by the store's last answer."""
         view = self._view
         return view is not None and view.begun and not view.ended and self._answers()
 
     def _answers(self) -> bool:
-        """Whether the store has answered lately."""
+        """Whether the store has answered recently."""
         assert self._view is not None
         return time.monotonic() - self._view.answered_s < CONNECT_S
 
     def _knows(self, rank: _Rank) -> bool:
-        """Whether the store was asked since a rank has ended, or answers no more."""
+        """Whether the store was polled since a rank ended, or answers no more."""
         assert self._view is not None and rank.ended_s is not None
         late = time.monotonic() - rank.ended_s > CONNECT_S + LOOK_S
         return late or self._view.knows(rank.ended_s)
 
     def _rested(self, rank: _Rank) -> bool:
-        """Whether others would have been seen to end with a rank; longer each time."""
+        """Whether enough time has passed since a rank ended; longer after each restart."""
         assert rank.ended_s is not None
         return time.monotonic() - rank.ended_s > REST_S * (1 << rank.restarts)
 
     def _ends_all(self, rank: _Rank) -> bool:
-        """Whether a rank has ended in a way that others must not outlive for long."""
+        """Whether the end of a rank must end the others soon."""
         if rank.ended_s is None or not (code := rank.process.returncode):
             return False
         if self._view is None:
@@ -211,7 +211,7 @@ class _Run:
         return code == REFUSED and not rank.restarts
 
     def _may_return(self, rank: _Rank) -> bool:
-        """Whether a rank that has ended may be started again, as far as that is up to itself."""
+        """Whether a rank that has ended may be restarted."""
         if self._view is None or rank.ended_s is None or rank.restarts >= self._restarts:
             return False
         if rank.process.returncode in (0, REFUSED, *TOLD):
@@ -222,7 +222,7 @@ class _Run:
         return not self._knows(rank) or (self._goes_on() and not self._view.over)
 
     def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:
-        """A rank that was lost comes back, once all that it said has been read."""
+        """Restart a lost rank, after all of its output has been read."""
         if any(key.data is rank for key in ready.get_map().values()):
             return
         code = rank.process.returncode
@@ -238,7 +238,7 @@ class _Run:
             ready.register(stream, selectors.EVENT_READ, rank)
 
     def interrupt(self) -> None:
-        """Let all put things back and end."""
+        """Let all ranks clean up and end."""
         for rank in self._ranks:
             rank.process.send_signal(signal.SIGINT)
         until = time.monotonic() + END_S
@@ -247,7 +247,7 @@ class _Run:
                 rank.process.wait(max(0.0, until - time.monotonic()))
 
     def _read(self, rank: _Rank, descriptor: int) -> bool:
-        """Take what has come; returns whether more may."""
+        """Read available output; returns whether more may follow."""
         data = os.read(descriptor, 1 << 16)
         *lines, rest = (rank.begun.get(descriptor, b"") + data).split(b"\n")
         if not data and rest:
@@ -267,7 +267,7 @@ class _Run:
         return bool(data)
 
     def _tell_of(self, rank: _Rank) -> None:
-        """Others cannot know by which signal a rank has ended."""
+        """Publish the signal by which a rank ended, which others cannot know."""
         code = rank.process.returncode
         if code is None or code >= 0 or self._killed is not None or self._reason is not None:
             return
@@ -288,7 +288,7 @@ def _signal(number: int) -> str:
 
 
 def threads(ranks: int, processors: int, *, alone: bool = True) -> dict[str, str]:
-    """The environment, with processors shared among ranks."""
+    """Environment that divides the processors among ranks."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
     if (

@@ -1,4 +1,4 @@
-"""Options of training, the same for ``python -m planner.executor`` and for ``planner run``."""
+"""Options of training, shared by ``python -m planner.executor`` and ``planner run``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from planner.executor.data.options import BUFFER, Data
 from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
 
 OPTIMIZING = tuple(field.name for field in fields(OptimizerConfig))
-"""Options that are settings of an `OptimizerConfig`, by their names."""
+"""Options that are fields of `OptimizerConfig`."""
 FILES = ("data", "tokenizer", "eval_data", "weights", "export")
-"""Given to all ranks or to none; they may have other names elsewhere."""
+"""Options given to all ranks or none; file names may differ."""
 NUMBERS = (*OPTIMIZING, "shuffle", "eval_every", "eval_batches")
-"""The same on all ranks."""
+"""Options with the same value on all ranks."""
 TRAINING = (*NUMBERS, *FILES)
 
 
 EVERY = 100
-"""Steps between two checkpoints, unless said otherwise."""
+"""Default number of steps between two checkpoints."""
 EVAL_EVERY, EVAL_BATCHES = 100, 4
 ALONE = {
     "every": ("checkpoint", EVERY),
@@ -30,18 +30,18 @@ ALONE = {
     "eval_every": ("eval_data", EVAL_EVERY),
     "eval_batches": ("eval_data", EVAL_BATCHES),
 }
-"""Options that say how, by the one that says whether, and what they are where nobody says."""
+"""Options that modify another one, with that one and their default."""
 
 
 class Library(enum.StrEnum):
-    """Who carries from GPU to GPU; gloo does the same from memory to memory, for tests."""
+    """Library of transfers between GPUs; gloo does the same in host memory, for tests."""
 
     NCCL = "nccl"
     GLOO = "gloo"
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where ranks compute, and what lies between them."""
+    """Add options for devices and transfers between them."""
     parser.add_argument(
         "--device",
         default="auto",
@@ -64,7 +64,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """What is trained on, from what, and how."""
+    """Add options for data, weights and optimizer."""
     group = parser.add_argument_group("training")
     group.add_argument(
         "--data", type=Path, help="text file, or folder of them, to train on; default: synthetic"
@@ -141,7 +141,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def optimizing_of(args: argparse.Namespace) -> OptimizerConfig:
-    """What updates the parameters."""
+    """Optimizer settings."""
     said = {name: getattr(args, name) for name in OPTIMIZING}
     if said["schedule_steps"] is None:
         said["schedule_steps"] = args.steps
@@ -149,14 +149,14 @@ def optimizing_of(args: argparse.Namespace) -> OptimizerConfig:
 
 
 def data_of(args: argparse.Namespace) -> Data:
-    """What to train on."""
+    """Training data."""
     # evaluation may have the tokenizer for itself
     tokenizer = args.tokenizer if args.data is not None or args.eval_data is None else None
     return Data(args.data, tokenizer, args.shuffle)
 
 
 def eval_data_of(args: argparse.Namespace) -> Data | None:
-    """What to evaluate on, in the order of the text."""
+    """Evaluation data, in the order of the text."""
     for name in ("eval_every", "eval_batches"):
         if (value := getattr(args, name)) < 1:
             raise ValueError(f"{_option(name)} is {value}; give at least 1")
@@ -164,7 +164,7 @@ def eval_data_of(args: argparse.Namespace) -> Data | None:
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
-    """The options of `add_training` as words of a command line."""
+    """The options of `add_training` as command-line words."""
     said: Mapping[str, Any] = {name: getattr(args, name) for name in TRAINING}
     return [
         word

@@ -1,4 +1,4 @@
-"""How a rank's process ends: with one line that says why, and an exit code."""
+"""Start and end of a rank's process: one line with the reason, and an exit code."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from planner.executor.rendezvous.store import StoreMissingError
 from planner.utils.output_files import NO_ROOM
 
 STARTER = "PLANNER_STARTER"
-"""In the environment: the number of the process that has started this one, and ends it."""
+"""Environment variable: process id of the launcher, which ends this process."""
 DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 
 SWITCH_S = 0.0005
-"""After so long a thread that computes in Python lets another one in that has a message."""
+"""Python's thread switch interval: a thread with a message should not wait long."""
 
 
 def init_process() -> None:
-    """Make this process a rank's: threads that do not wait for each other, and connections."""
+    """Set up this process as a rank: thread switching and file descriptors."""
     sys.setswitchinterval(SWITCH_S)
     allow_descriptors()
 
 
 def allow_descriptors() -> None:
-    """Let this process have as many connections as the system allows: each rank needs several."""
+    """Raise the limit on file descriptors to the maximum: each rank needs many connections."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -47,7 +47,7 @@ def allow_descriptors() -> None:
 
 
 def die_with_parent() -> None:
-    """Be told to end when the process that says to have started this one is gone; Linux only."""
+    """Receive a signal when the launcher dies; Linux only."""
     starter = os.environ.get(STARTER)
     if starter is None or sys.platform != "linux":
         return
@@ -60,7 +60,7 @@ def die_with_parent() -> None:
 
 
 def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> int:
-    """Do a rank's work."""
+    """Run a rank; returns the exit code."""
     try:
         return run()
     except RunAborted:
@@ -91,7 +91,7 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
 
 
 def exit_now(code: int) -> NoReturn:
-    """End at once: threads that wait for others are not waited for."""
+    """Exit at once, without waiting for threads."""
     with suppress(OSError):  # nobody may read any more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -99,6 +99,6 @@ def exit_now(code: int) -> NoReturn:
 
 
 def _of(name: str, said: str) -> str:
-    """In one line, with the device's name unless it says it."""
+    """One line, with the device's name unless it contains it."""
     said = " ".join(said.split())
     return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"

@@ -14,13 +14,13 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.rendezvous.store import BIND, EVERYWHERE
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Names the network interface to listen on, as torch.distributed's own transports have it."""
+"""Environment variable with the network interface to listen on, as for torch.distributed."""
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
-"""The same for NCCL, in a syntax of its own."""
+"""The same for NCCL, in its own syntax."""
 REACHED = "reached"
-"""Keys of the store, one a rank: the address under which that one reaches it over a network."""
+"""Keys of the store, one per rank: the address under which it reaches the store over a network."""
 INTERFACE_BYTES = 16
-"""Linux's IFNAMSIZ: a name and the byte of 0 after it."""
+"""Linux's IFNAMSIZ: a name and a zero byte."""
 GET_ADDRESS = 0x8915
 """ioctl SIOCGIFADDR of Linux."""
 
@@ -37,12 +37,12 @@ def address_of(interface: str) -> str | None:
 
 
 def own_address() -> str:
-    """The address that was named, or that of the interface; else where it reaches the store from."""
+    """The named address, or that of the interface; else the one that reaches the store."""
     return named_address() or _way_to_store()[0]
 
 
 def tell_address_of_store(store: Store, rank: int) -> None:
-    """Let others know under which address the store is reached from here, over a network."""
+    """Publish the address under which the store is reached from here over a network."""
     told = ""
     with suppress(OSError):  # who names an address needs no way
         mine, stores = _way_to_store()
@@ -51,10 +51,10 @@ def tell_address_of_store(store: Store, rank: int) -> None:
 
 
 def address_among(store: Store, world: int) -> str:
-    """`own_address`, with what other machines' ranks have told.
+    """`own_address`, corrected by what ranks on other machines have published.
 
-    On its own node the store's name often is a loopback address (Debian's 127.0.1.1), at which no
-    other machine finds anybody: whoever is there listens where the others reach the store.
+    On its own node the store's name is often a loopback address (Debian's 127.0.1.1), useless to
+    other machines: ranks there listen where others reach the store.
     """
     named = named_address()
     if named is not None:
@@ -67,9 +67,9 @@ def address_among(store: Store, world: int) -> str:
 
 
 def named_address() -> str | None:
-    """The address of ``--bind`` or of the interface in `INTERFACE`; None: neither is named.
+    """The address of ``--bind`` or of the interface in `INTERFACE`; None if neither is given.
 
-    Of several interfaces, which Gloo takes in turn, the first counts.
+    Of several interfaces, which Gloo uses in turn, the first counts.
     """
     bind = os.environ.get(BIND, "")
     if bind and bind not in EVERYWHERE:
@@ -90,10 +90,9 @@ def named_address() -> str | None:
 
 
 def require_nccl_interface() -> None:
-    """Raise `ValueError` if `NCCL_INTERFACE` leaves no interface with an address.
+    """Raise `ValueError` if `NCCL_INTERFACE` matches no interface with an address.
 
-    NCCL reads a list of prefixes there, of names to leave out after ``^``, and of whole names after
-    ``=``.
+    NCCL reads a list of prefixes, names to exclude after ``^``, and exact names after ``=``.
     """
     value = os.environ.get(NCCL_INTERFACE, "")
     if not value or sys.platform != "linux":
@@ -113,7 +112,7 @@ def require_nccl_interface() -> None:
 
 
 def _way_to_store() -> tuple[str, str]:
-    """The addresses of this process and of the store, on the way from one to the other."""
+    """Addresses of this process and of the store, on the route between them."""
     target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
     for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
         # connecting a datagram socket sends nothing, it only chooses the way
@@ -128,7 +127,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has an address; whoever wrote it into the store may have erred."""
+    """Whether this machine has an address; published ones may be wrong."""
     with suppress(OSError, ValueError):
         known = ipaddress.ip_address(address)
         family = socket.AF_INET if known.version == 4 else socket.AF_INET6

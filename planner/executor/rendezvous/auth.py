@@ -1,7 +1,7 @@
-"""Who takes part: ranks prove the run's secret to each other, in the store and on each connection.
+"""Authentication: ranks prove the run's secret to each other, in the store and on each connection.
 
-The store itself asks nobody for anything: who reaches its port can read and write there. So what
-stands in it is no proof by itself; a proof answers a number that its reader has drawn.
+The store itself has no access control: anyone who reaches its port can read and write. Its content
+is therefore no proof; a proof answers a nonce drawn by its reader.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ MOST_NAMES = 8
 
 
 class AuthenticationError(ValueError):
-    """Somebody among the ranks does not know the secret."""
+    """A rank does not know the secret."""
 
 
 def authenticate_all(ranks: ProcessGroup, about: str) -> None:
-    """Prove the secret to all ranks, and have all prove it; all come here together."""
+    """Prove the secret to all ranks and verify theirs; a collective call."""
     secret, rank, names = ranks.secret, ranks.rank, ranks.names
     assert secret is not None
     mine = nonce().hex()
-    drawn = ranks.share("secret/drawn", mine)
+    drawn = ranks.all_gather("secret/drawn", mine)
     # whatever else stands there, this rank's own number is in what all must answer
     drawn[rank] = mine
     said = "\n".join(drawn)
     proof = secret.proof("rank", rank, about, said).hex()
-    proofs = ranks.share("secret/proof", proof)
+    proofs = ranks.all_gather("secret/proof", proof)
     wrong = [
         name
         for r, (name, found) in enumerate(zip(names, proofs, strict=True))
@@ -54,7 +54,7 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
 def authenticate_client(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
-    """The side that connects: prove the secret, and have the other side prove it first."""
+    """Connecting side: prove the secret after the other side has proved it."""
     mine = nonce()
     connection.sendall(mine)
     said = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
@@ -69,7 +69,7 @@ def authenticate_client(
 def authenticate_server(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
-    """The side that was connected to; as `authenticate_client`."""
+    """Accepting side; counterpart of `authenticate_client`."""
     theirs, mine = _all_of(connection, NONCE_BYTES), nonce()
     what = (client, server, about, theirs, mine)
     connection.sendall(mine + secret.proof("server", *what))
@@ -77,7 +77,7 @@ def authenticate_server(
 
 
 def _all_of(connection: socket.socket, size: int) -> bytes:
-    """What the other side says; one that ends before has proven nothing and refuted nothing."""
+    """Bytes from the peer; one that closes early has neither proved nor failed."""
     said = connection.recv(size, socket.MSG_WAITALL)
     if len(said) < size:
         raise ConnectionResetError("it closed the connection")
@@ -85,7 +85,7 @@ def _all_of(connection: socket.socket, size: int) -> bytes:
 
 
 def _bytes(text: str) -> bytes:
-    """Of hexadecimal text; none where it is other text."""
+    """Bytes of hexadecimal text; empty for other text."""
     try:
         return bytes.fromhex(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Opening connections between ranks: who listens where, who comes in, and by which way.
+"""Opens connections between ranks: listening, accepting, and the choice of transport.
 
-Ranks of one user at the same address of one machine connect without its network stack, by a Unix
-socket; its name is of the network namespace, like the address, so that ranks in namespaces of their
-own take the network between them. Where that way is closed, whatever closes it, they take it too.
+Ranks of one user at the same address of one machine connect by a Unix socket. Its name belongs to
+the network namespace, as the address does, so ranks in separate namespaces use the network between
+them. Where a Unix socket fails for any reason, they use TCP.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from planner.executor.rendezvous.process_group import ProcessGroup
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
-"""Magic number, purpose and rank: the first bytes on a connection."""
+"""Magic number, kind and rank: the first bytes on a connection."""
 CONNECT_S, RANK_S = 10.0, 0.25
-"""All ranks are there when connections are opened: who does not answer for so long, and so much
-longer for each of them, cannot be reached."""
+"""Timeout for connecting, plus so much per rank: all ranks are present when connections are opened,
+so one that does not answer is unreachable."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix socket."""
 LOOK_S, KNOCKING = 0.02, 64
-"""Between two looks whether all have come, and how many are greeted side by side."""
+"""Interval of polling, and number of connections accepted in parallel."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
-"""A silent connection is asked for a sign of life after so many seconds, again after so many, so
-often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
+"""TCP keep-alive: idle seconds, interval and count. There is no limit on unacknowledged data: a
+slow receiver may block its sender for long."""
 NEAR = "PLANNER_UNIX_SOCKETS"
-"""0 in the environment: ranks of one machine connect over its network as all others do."""
+"""Environment variable; 0 lets ranks of one machine connect by TCP like all others."""
 NEAR_BYTES = 1 << 22
-"""Asked for, to be on the way between two ranks of one machine."""
+"""Requested buffer between two ranks of one machine."""
 
 
 @contextmanager
 def connections_to(
     ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: str
 ) -> Iterator[Connections]:
-    """Connect with all of ``wanted``, who must want this rank too; closed after the block.
+    """Connect with all of ``wanted``, which must want this rank too; closed after the block.
 
-    Lifelines are closed when all ranks have parted.
+    Heartbeat connections are closed when all ranks have left.
     """
     connections = _open(ranks, wanted, name)
     if ranks.loss is not None:
@@ -71,7 +71,7 @@ def connections_to(
 
 
 def _shut(*connections: socket.socket) -> None:
-    """Wake whoever waits there, on both ends."""
+    """Wake threads that wait on both ends."""
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -85,7 +85,7 @@ def _open(ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: 
         servers, address = _listen(ranks.address or own_address(), len(asked) + 1)
         for server in servers:
             held.enter_context(server)
-        addresses = ranks.share(f"{name}/address", address)
+        addresses = ranks.all_gather(f"{name}/address", address)
         if ranks.loss is not None:
             ranks.loss.on_failure(lambda: _shut(*servers))
         found: Connections = {}
@@ -123,7 +123,7 @@ def _open(ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: 
 
 
 def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
-    """What listens, and what others are told of it."""
+    """Listening sockets, and their addresses for others."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     servers = [socket.create_server((host, 0), family=family, backlog=backlog)]
     told = [str(word) for word in servers[0].getsockname()[:2]]
@@ -140,7 +140,7 @@ def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
 
 
 def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
-    """A connection to what listens there, by the shorter way where there is one."""
+    """Connect to a peer, by Unix socket if possible."""
     host, port, *near = others.split()
     if near and host == mine.split()[0] and _near_allowed():
         # the same address may be in another namespace or on another machine, strangers may crowd
@@ -160,7 +160,7 @@ def _near_allowed() -> bool:
 
 
 def _same_user(connection: socket.socket) -> bool:
-    """Whether this process's user holds the other end too; both ends come to the same."""
+    """Whether this process's user owns the other end too; both ends agree."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     _, user, _ = CREDENTIALS.unpack(told)
     return bool(user == os.geteuid())
@@ -194,14 +194,14 @@ def _connect(
 
 
 class Listener:
-    """Takes in those that are waited for, once each; whoever else knocks is sent away.
+    """Accepts each wanted connection once; others are rejected.
 
     Parameters
     ----------
     ranks
-        This process among all.
+        The process group.
     wanted
-        Who is waited for.
+        Connections to wait for.
     """
 
     def __init__(
@@ -220,13 +220,13 @@ class Listener:
 
     @property
     def refused(self) -> str:
-        """What is said of those that were sent away."""
+        """Description of rejected connections."""
         if not self._sent_away:
             return ""
         return f"; {self._sent_away} others were refused, the last from {self._last}"
 
     def open(self, limit_s: float) -> None:
-        """Wait until all have been `found`."""
+        """Accept until all are `found`."""
         until = time.monotonic() + limit_s
         # side by side: some that are slow, or say nothing, hold up none of the others
         pool = ThreadPoolExecutor(max_workers=KNOCKING)
@@ -269,7 +269,7 @@ class Listener:
         connection.close()
 
     def _asked(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
-        """What a connection is for, if it is wanted and whoever it is knows the secret."""
+        """Kind and rank of a connection, if it is wanted and authenticated."""
         greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
         if len(greeting) < HELLO.size:
             return None

@@ -1,4 +1,4 @@
-"""What ranks begin from is the same on all nodes, each of which may have files of its own."""
+"""Verifies that ranks start from the same files, of which each node may have its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from planner.executor.rendezvous.process_group import ProcessGroup
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 256
-"""Of a larger file as many are read, evenly spread: differing weights differ nearly everywhere."""
+"""Blocks read of a large file, evenly spread: different weights differ nearly everywhere."""
 
 
 class FileMismatchError(ValueError):
-    """Two ranks would begin from different files."""
+    """Two ranks would start from different files."""
 
 
 def digest_of(path: Path) -> str:
-    """A text that differs where files do; of one beyond `BLOCKS`, parts are read."""
+    """Digest of a file; beyond `BLOCKS`, of samples."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         found = hashlib.sha256(str(size).encode())
@@ -32,8 +32,8 @@ def digest_of(path: Path) -> str:
 
 
 def require_same_files(ranks: ProcessGroup, option: str, mine: Mapping[str, str]) -> None:
-    """Raise if files of one name differ between this rank and another; all ranks come together."""
-    told = [json.loads(text) for text in ranks.share(f"files{option}", json.dumps(dict(mine)))]
+    """Raise if files differ between this rank and another; a collective call."""
+    told = [json.loads(text) for text in ranks.all_gather(f"files{option}", json.dumps(dict(mine)))]
     for rank, theirs in enumerate(told):
         for name in sorted(mine.keys() & theirs.keys()):
             if mine[name] != theirs[name]:

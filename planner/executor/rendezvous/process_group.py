@@ -1,6 +1,6 @@
-"""This process among all of a plan, and the store through which they meet.
+"""The process group of a run, and the store through which ranks coordinate.
 
-Only before the first step and after the last one: within steps ranks wait for messages alone.
+Used before the first step and after the last one: within steps ranks wait for messages alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.secret import Secret
 
 TIMEOUT = timedelta(minutes=10)
-"""Where nobody notices who is gone."""
+"""Timeout without a failure detector."""
 WATCHED = timedelta(days=1)
-"""Where somebody does: others may compute for long."""
+"""Timeout with a failure detector: others may compute for long."""
 PARTING = timedelta(seconds=10)
 
 
@@ -32,25 +32,25 @@ class ProcessGroup:
     Attributes
     ----------
     rank
-        This process: the device's index in the plan.
+        This rank: the index of its device in the plan.
     world
-        How many there are.
+        Number of ranks.
     names
-        Of the devices; empty: they are called by their ranks.
+        Device names; empty to use ranks.
     watch
-        Looks after the others; None: nobody does.
+        The failure detector; None for none.
     held
-        Ended with the run.
+        Resources that are closed with the run.
     loss
-        Of one of these ranks, where the others go on without it; None: then the run ends.
+        Latch for the loss of a rank in an elastic run; None if a loss ends the run.
     waiting
-        Around waiting for keys of the store, which that must end.
+        Context in which keys of the store are awaited, so that a loss interrupts it.
     late
-        Whether the others have begun without this one.
+        Whether the others have started without this one.
     secret
-        Of the run, which ranks prove to each other; None: there is none.
+        Secret of the run; None for none.
     address
-        Where the others reach this process; empty: as the environment says.
+        Where others reach this process; empty to use the environment.
     """
 
     rank: int
@@ -71,7 +71,8 @@ class ProcessGroup:
 
     @contextmanager
     def failing(self) -> Iterator[ErrorLatch]:
-        """What threads of a block share: it fails with the run, with a rank, and with the block."""
+        """Error latch for threads of a block: it fails with the run, with a rank, and with the
+        block."""
         failure, loss = ErrorLatch(), self.loss
         shutdown_ = None if self.detector is None else self.detector.shutdown_
 
@@ -90,18 +91,18 @@ class ProcessGroup:
                 shutdown_.forget(end)
 
     def name(self, rank: int) -> str:
-        """Of a rank's device."""
+        """Device name of a rank."""
         return self.names[rank] if self.names else str(rank)
 
-    def share(self, name: str, text: str) -> list[str]:
-        """What every rank gave, in order of ranks; waits for all."""
+    def all_gather(self, name: str, text: str) -> list[str]:
+        """All-gather of texts, in order of ranks."""
         self.store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{r}" for r in range(self.world)]
         self.wait(keys)
         return [value.decode() for value in self.store.multi_get(keys)]
 
-    def meet(self, name: str) -> None:
-        """Wait for all ranks."""
+    def barrier(self, name: str) -> None:
+        """Barrier."""
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
         self.wait([f"{name}/all"])
@@ -112,8 +113,8 @@ class ProcessGroup:
             self.store.wait(list(keys), self._timeout)
 
     def part(self) -> None:
-        """Wait for all ranks for the last time; the store's own process leaves last."""
-        self.meet("parting")
+        """Last barrier of the run; the store's process leaves last."""
+        self.barrier("parting")
         if self.detector is not None:
             self.detector.finish()
         if self.store.add("parted", 1) == self.world:

@@ -1,7 +1,7 @@
-"""Which device of the plan this process is: said by whoever starts it, never guessed.
+"""Assigns a device of the plan to this process, as stated by its launcher, never guessed.
 
-torchrun numbers processes as they come; a rank here is the device's index in the plan. The node's
-command line names its devices, ``LOCAL_RANK`` picks one of them.
+torchrun numbers processes arbitrarily; here the rank is the index of the device in the plan. The
+node's command line names its devices, and ``LOCAL_RANK`` selects one of them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from planner.executor.rendezvous.store import PortTakenError, StoreAddress, Stor
 from planner.training_plan.model import TrainingPlan
 
 WAIT_S = 60.0
-"""For ranks that have not come yet."""
+"""Timeout for ranks that have not joined yet."""
 NODE = "GROUP_RANK"
-"""In the environment under torchrun: the number of the node; the store is on the first."""
+"""Environment variable of torchrun: number of the node; the store is on the first."""
 MOST_NAMES = 8
 TAKEN_S = 3.0
 
@@ -51,11 +51,11 @@ class RankAssignmentError(ValueError):
 
 
 class RendezvousTimeout(RuntimeError):
-    """Not all ranks came."""
+    """Not all ranks have joined in time."""
 
 
 def local_rank(devices: Sequence[str]) -> int:
-    """Number of this process on its node, as whoever started it says."""
+    """Number of this process on its node."""
     said = os.environ.get("LOCAL_RANK")
     if said is None and len(devices) > 1:
         raise RankAssignmentError(
@@ -66,13 +66,13 @@ def local_rank(devices: Sequence[str]) -> int:
 
 
 def own_name(devices: Sequence[str]) -> str:
-    """What this process is called before it is known whether the plan has such a device."""
+    """Name of this process before the plan is known."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return devices[local] if local < len(devices) else f"local process {local}"
 
 
 def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
-    """The rank of this process: the plan's index of the device it was named."""
+    """The rank of this process: the index of its device in the plan."""
     ids = plan.cluster.network.ids
     unknown = [name for name in devices if name not in ids]
     if unknown:
@@ -93,7 +93,7 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
 
 
 def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
-    """On the interface that the plan names, unless the environment names one."""
+    """Listen on the plan's interface, unless the environment names one."""
     interface = (plan.cluster.devices.interfaces or ("",) * (rank + 1))[rank]
     if not interface or os.environ.get(INTERFACE):
         return
@@ -106,9 +106,9 @@ def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
 
 
 def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
-    """What silence ends a run by default: 10 s, and more where news takes long to come.
+    """Default heartbeat timeout: 10 s, more with long latencies.
 
-    A sign of life may wait behind all that its pair sends of an averaging, in routers' queues.
+    A heartbeat may queue behind the averaging traffic of its pair, in routers.
     """
     latency = plan.cluster.network.latency_s
     queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
@@ -127,7 +127,7 @@ def join(
     begun: str = "",
     secret: Secret | None = None,
 ) -> ProcessGroup:
-    """Meet the other processes as the named device."""
+    """Join the process group as the named device."""
     rank = rank_of(plan, devices, local_rank(devices))
     _listen_as_planned(plan, rank)
     names = plan.cluster.network.ids
@@ -158,7 +158,7 @@ def join_by_name(
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     secret: Secret | None = None,
 ) -> ProcessGroup:
-    """Meet the other processes where there is no plan yet: ranks are torchrun's."""
+    """Join the process group where there is no plan yet: ranks are torchrun's."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
@@ -189,7 +189,7 @@ class _Entered(NamedTuple):
 
 
 def _enter(rank: int, first: str, wait_s: float) -> _Entered:
-    """Reach the store where the environment says it is; ``first``: whose rank 0 is."""
+    """Connect to the store given by the environment; ``first`` is the rank that serves it."""
     address = StoreAddress.of_environment()
     serves = rank == 0 and not address.by_starter
     return _Entered(address, *_connect(address, wait_s, serves, first))
@@ -205,7 +205,7 @@ def _rendezvous(
     secret: Secret | None,
     about: str,
 ) -> ProcessGroup:
-    """All ranks that have names, each watched by another one."""
+    """All ranks with names, each watched by another one."""
     address, store, serves = entered
     world, name = len(names), names[rank]
     detector.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
@@ -238,7 +238,7 @@ def _rejoin(
     detector: FailureDetector,
     secret: Secret | None,
 ) -> ProcessGroup:
-    """Give signs of life, and nothing else yet."""
+    """Send heartbeats, and nothing else yet."""
     detector.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
     detector.begin(entered.address, serves=entered.serves)
     detector.missed = lambda *_: None  # whatever happens to this process, the others go on
@@ -251,12 +251,12 @@ def _rejoin(
 
 
 def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
-    """Lifelines to the ranks beside this one, for as long as it is held.
+    """Heartbeat connections to both neighbours of this rank, while held.
 
     Returns
     -------
     dict
-        Connections, and the names of the devices there.
+        Connections, and the names of their devices.
     """
     beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
     wanted = {(ChannelKind.LIFELINE, other) for other in beside}
@@ -289,7 +289,7 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
 
 
 def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
-    """All must have been told what the first that came was told."""
+    """All ranks must have the same settings as the first one."""
     told = store.compare_set("told", "", json.dumps({**mine, "device": name}))
     first = json.loads(told.decode())
     for what, remedy in (
@@ -314,7 +314,7 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
 
 
 def _as_given(word: str, value: Any) -> str:
-    """An option and its value, as it would be said."""
+    """An option and its value, as on the command line."""
     if value is None or value is False or value == []:
         return f"no {word}"
     if value is True:
@@ -324,7 +324,7 @@ def _as_given(word: str, value: Any) -> str:
 
 
 def _whether(secret: Secret | None) -> str:
-    """What ranks tell each other of it before they prove it."""
+    """What ranks state about the secret before they prove it."""
     return "none" if secret is None else "file"
 
 

@@ -1,7 +1,7 @@
-"""A secret that the processes of a run share, and proofs of it that are good for once.
+"""A secret shared by the processes of a run, and proofs of it that are valid once.
 
-Nobody sends the secret itself: who asks gives a number that was never used before, who answers
-mixes it with the secret (HMAC-SHA256). A proof that was overheard answers no later question.
+The secret itself is never sent: the verifier sends a nonce, the prover answers with its HMAC-
+SHA256. A proof that was overheard is useless later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SECRET_FILE = "PLANNER_SECRET_FILE"
-"""In the environment: the file's name. Never the secret, which others could read there."""
+"""Environment variable with the file's name, never the secret itself, which others could read."""
 LEAST_BYTES, MOST_BYTES = 16, 4096
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
@@ -23,18 +23,18 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class SecretError(ValueError):
-    """A file that holds no secret, or does not keep it."""
+    """A file without a secret, or readable by others."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What a process can prove to know."""
+    """A secret that a process can prove to know."""
 
     key: bytes = field(repr=False)
 
     @classmethod
     def of_file(cls, path: str | Path) -> Secret:
-        """From a file that its owner alone may read; space around it does not count."""
+        """From a file readable by its owner only; surrounding blanks are ignored."""
         try:
             with Path(path).open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -59,29 +59,29 @@ class Secret:
 
     @classmethod
     def of_environment(cls, path: str | Path | None = None) -> Secret | None:
-        """From the file that was named, else from the one that the environment names."""
+        """From the named file, else from the one in the environment."""
         named = path or os.environ.get(SECRET_FILE)
         return None if not named else cls.of_file(named)
 
     def proof(self, *said: object) -> bytes:
-        """Of knowing the secret, and for nothing else than what is said."""
+        """Proof of the secret, bound to a context."""
         parts = [one if isinstance(one, bytes) else str(one).encode() for one in said]
         # with their lengths, no two lists of parts are the same bytes
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.digest(self.key, message, "sha256")
 
     def proves(self, proof: bytes, *said: object) -> bool:
-        """Whether a proof is one of what is said; takes as long for any wrong one."""
+        """Whether a proof is valid, in constant time."""
         return hmac.compare_digest(proof, self.proof(*said))
 
 
 def nonce() -> bytes:
-    """A number that was never used before."""
+    """A random number that is used once."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def make_secret(folder: Path) -> Path:
-    """A new secret in a file that its owner alone may read."""
+    """A new secret in a file readable by its owner only."""
     path = folder / "secret"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:

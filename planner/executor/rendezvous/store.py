@@ -1,6 +1,6 @@
-"""The store through which ranks meet: where it is, and connections to it.
+"""The key-value store of a run: its address, and connections to it.
 
-``torchrun`` and ``planner run`` serve it themselves and say so; else rank 0 does.
+``torchrun`` and ``planner run`` serve it themselves and say so; otherwise rank 0 does.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-"""In the environment, "True" where whoever started the ranks serves the store."""
+"""Environment variable: "True" if the launcher serves the store."""
 BEGUN, OVER = "membership/0", "membership/over"
-"""Keys of an elastic run that has begun, and of one that has done all steps."""
+"""Keys of an elastic run that has started, and of one that has finished."""
 BACKLOG = 2048
-"""Connections that wait to be taken in: all ranks come at once."""
+"""Backlog of the listening socket: all ranks connect at once."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 BIND = "PLANNER_BIND"
-"""In the environment: the address of this node to listen on."""
+"""Environment variable: address of this node to listen on."""
 EVERYWHERE = ("0.0.0.0", "::")
-"""Addresses that stand for all of a node's."""
+"""Addresses that stand for all of a node."""
 BOUND = f"name an address of this node with --bind, or all of them with --bind {EVERYWHERE[0]}"
 UNBOUND = (
     "name the node of the plan's first device, this one, in MASTER_ADDR everywhere; where that is "
     "translated on the way, this node's own address with --bind"
 )
-"""What to do about an address that is none of this node."""
+"""Remedy for an address that is not of this node."""
 ANSWER_S = 3.0
-"""Beyond what PyTorch is told to wait."""
+"""Timeout beyond PyTorch's own."""
 T = TypeVar("T")
 KNOCK_S, LEAST_S = 0.25, 1.0
-"""Between two looks whether the store is served, and how long it is waited for at the least."""
+"""Interval of connection attempts, and shortest total time."""
 
 
 class StoreMissingError(RuntimeError):
-    """Nobody answers where the store should be."""
+    """Nothing answers at the address of the store."""
 
 
 class PortTakenError(StoreMissingError):
@@ -58,16 +58,16 @@ class PortTakenError(StoreMissingError):
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where the store is.
+    """Address of the store.
 
     Attributes
     ----------
     by_starter
-        Whether whoever started the ranks serves it, and not rank 0.
+        Whether the launcher serves it instead of rank 0.
     attempt
-        Which start of the ranks this is; each has its own names in the store.
+        Number of the launch; each has its own keys in the store.
     bind
-        Address to serve it on; empty: ``host``.
+        Address to serve it on; empty for ``host``.
     """
 
     host: str
@@ -78,7 +78,7 @@ class StoreAddress:
 
     @classmethod
     def of_environment(cls) -> StoreAddress:
-        """As ``torchrun`` tells it."""
+        """From the variables of ``torchrun``."""
         host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise ValueError(
@@ -94,7 +94,7 @@ class StoreAddress:
         return f"the store at {self.host}:{self.port}"
 
     def connect(self, timeout_s: float, *, serve: bool = False) -> Store:
-        """A connection of its own: what blocks on it blocks nobody else."""
+        """A separate connection, so that blocking calls on it block nothing else."""
         if serve:
             remedy = BOUND if self.bind else UNBOUND
             host = self.bind or self.host
@@ -108,7 +108,7 @@ class StoreAddress:
         return PrefixStore(f"planner/{self.attempt}", store)
 
     def _opened(self, until: float, timeout_s: float) -> TCPStore:
-        """Where somebody listens; PyTorch waits without end for an answer of what is no store."""
+        """Connect where a server listens; PyTorch waits forever for one that is not a store."""
         left_s = max(until - time.monotonic(), LEAST_S)
         left = timedelta(seconds=left_s)
         try:
@@ -124,7 +124,7 @@ class StoreAddress:
         return store
 
     def _knock(self, until: float, timeout_s: float) -> None:
-        """Wait until somebody listens there."""
+        """Wait until a server listens."""
         while True:
             left = max(until - time.monotonic(), LEAST_S)
             try:
@@ -143,7 +143,7 @@ class StoreAddress:
 
 
 def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
-    """Do something that may block for ever; it is waited for no longer."""
+    """Run a job that may block forever, with a timeout."""
     made: list[T] = []
     failed: list[Exception] = []
 
@@ -162,7 +162,7 @@ def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
 
 
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
-    """A store that this process serves, on one address and not on all that the node has."""
+    """A store served by this process, on one address only."""
     server = _listening(host, port, remedy)
     # by itself PyTorch listens on all addresses
     taken = server.getsockname()[1]
@@ -181,7 +181,8 @@ def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUN
 
 
 def _listening(host: str, port: int, remedy: str) -> socket.socket:
-    """Bound; a name that means another machine here, or only this one, is not for others."""
+    """A bound socket; names that resolve to another machine or to loopback are refused for remote
+    ranks."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -213,7 +214,7 @@ def _loopback(address: str) -> bool:
 
 
 def _reached_at(server: socket.socket) -> str:
-    """Where this process reaches what it serves."""
+    """Address at which this process reaches its own server."""
     address = str(server.getsockname()[0])
     near = {EVERYWHERE[0]: "127.0.0.1", EVERYWHERE[1]: "::1"}
     return near.get(address, address)

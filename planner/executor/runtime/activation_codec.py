@@ -1,7 +1,7 @@
-"""How activations and their gradients go from device to device: rounded, or in fewer bits.
+"""Encoding of activations and their gradients between devices: rounded, or in fewer bits.
 
-A codec's message is made of the values as they were computed. What arrives is what is computed
-with, also where F is done again; gradients are those of what arrived.
+Messages encode the values as computed. The receiver computes with the decoded values, also when it
+repeats F; gradients are those of the decoded values.
 """
 
 from __future__ import annotations
@@ -19,15 +19,10 @@ from planner.workload.workload import Workload
 class ActivationCodec:
     """Messages of one microbatch between stages.
 
-    Parameters
-    ----------
-    workload
-        Of an architecture that the executor builds.
-
     Attributes
     ----------
     shape
-        ``(samples, tokens, hidden)`` of what a message holds.
+        ``(samples, tokens, hidden)`` of the values.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -42,26 +37,14 @@ class ActivationCodec:
         self._lift = 2.0 ** (tokens.bit_length() - 1) if self._wire is WireFormat.FP16 else 1.0
 
     def write(self, values: Tensor, *, gradient: bool) -> Tensor:
-        """A message.
-
-        Parameters
-        ----------
-        values
-            ``[samples, tokens, hidden]``, or none at all.
-        """
+        """Encode ``[samples, tokens, hidden]`` values as a message."""
         if self._wire is None:
             return values.to(self._plain)
         flat = values.detach().reshape(-1).float()
         return encode(flat * self._lift if gradient and self._lift != 1 else flat, self._wire)
 
     def read(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
-        """What `write` was given, but for what rounding takes.
-
-        Returns
-        -------
-        Tensor
-            ``[samples, tokens, hidden]``.
-        """
+        """Decode a message to ``[samples, tokens, hidden]``."""
         if self._wire is None:
             return message.to(dtype)
         values = decode(message, self._values, self._wire).view(self.shape)
@@ -81,7 +64,7 @@ class ActivationCodec:
 
 
 def require_priced(workload: Workload) -> None:
-    """Raise `PlanError` where a plan's messages are not as long as the executor's."""
+    """Refuse a plan whose message sizes differ from the executor's."""
     arch, formats = workload.architecture, workload.precision
     assert arch is not None
     plain = float(arch.sequence * arch.hidden * formats.messages.bytes)

@@ -1,4 +1,4 @@
-"""Something that takes long, done on a thread beside the operations."""
+"""A long job on a thread, beside the operations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 
 class BackgroundTask:
-    """A job that has begun.
+    """A running job.
 
     Parameters
     ----------
     job
-        Gives the moment at which it was done.
+        Returns the time at which it finished.
     """
 
     def __init__(self, job: Callable[[], float]) -> None:
@@ -23,7 +23,7 @@ class BackgroundTask:
         self._thread.start()
 
     def wait(self) -> float:
-        """Until it is done; raises what it raised."""
+        """Wait until it is done; raises its exception."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,7 +1,7 @@
-"""One norm for all gradients of a model, each stage's counted once, and gradients scaled to it.
+"""Clipping by the global norm of all gradients, each stage's counted once.
 
-The first device of each stage tells one device, which the plan says, its sum of squares; that one
-tells all the whole. So all scale alike, to the last bit.
+The first device of each stage sends its sum of squares to one device, which the plan names; that
+one sends the total to all. All devices thus apply the same factor, to the last bit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from planner.training_plan.model import TrainingPlan
 
 MESSAGE = struct.Struct("!d")
 CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
-"""Values that are squared in double precision at a time: as caches hold, and so many that a GPU is
-not kept waiting for the next."""
+"""Values squared in double precision at a time: what caches hold; on GPUs, fewer launches."""
 EPSILON = 1e-6
-"""Beside the norm, as torch.nn.utils.clip_grad_norm_ has it."""
+"""Added to the norm, as in torch.nn.utils.clip_grad_norm_."""
 
 
 class NormClipper:
-    """A rank's part of it.
+    """The part of one rank.
 
     Parameters
     ----------
@@ -46,19 +45,14 @@ class NormClipper:
 
     @property
     def peers(self) -> set[int]:
-        """The ranks it talks to."""
+        """Ranks that it exchanges messages with."""
         return set(self._others) if self._rank == self._root else {self._root}
 
     def run(
         self, vector: Tensor, connections: Mapping[int, socket.socket], copied: int = 0
     ) -> float:
-        """Scale averaged gradients in place where all together are too large.
-
-        Parameters
-        ----------
-        vector
-            ``float32[values]``, of this rank's stage, the same on all of its devices.
-        """
+        """Scale the averaged ``float32[values]`` gradients of this rank's stage in place, if
+        necessary."""
         own = squares(vector[copied:]) if self._tells else 0.0
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._firsts)])
@@ -76,7 +70,7 @@ class NormClipper:
 
 
 def squares(vector: Tensor) -> float:
-    """The sum of squares of a vector, in double precision, made without a copy of it all."""
+    """Sum of squares of a vector in double precision, without a copy of the whole vector."""
     most = GPU_CHUNK if vector.is_cuda else CHUNK
     parts = [part.double().square_().sum() for part in torch.split(vector, most)]
     # from a GPU at once

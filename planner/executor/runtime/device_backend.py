@@ -1,8 +1,8 @@
-"""Where a rank computes, as its host sees it: how values cross over, and when operations end.
+"""Host or GPU where a rank computes: transfers between both, and when operations end.
 
-On a GPU nobody waits for an operation but who needs what it made: messages leave and enter by
-copies of their own streams, to and from pinned memory, while the next operation computes. The host
-is one operation ahead of the GPU and no further, so that it knows in time when each has ended.
+On a GPU only the consumer of a result waits for its operation: messages enter and leave by copies
+on separate streams, to and from pinned memory, while the next operation computes. The host is one
+operation ahead of the GPU and no further, so that it learns in time when each has ended.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ import torch
 from torch import Tensor
 
 Mark = Any
-"""A moment of the computing side, that is maybe still to come."""
+"""A point in the work of the device, possibly still to come."""
 
 
 class DeviceBackend(Protocol):
-    """Memory and time of what computes.
+    """Memory and time of the device that computes.
 
     Attributes
     ----------
     ahead
-        Operations that may be begun before the one before them has ended.
+        Number of operations that may be issued before the previous one has ended.
     """
 
     ahead: int
 
     def begin(self) -> None:
-        """A step begins; nothing is under way."""
+        """Start of a step, when no operation is pending."""
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory for a message; safe to be called from any thread."""
+        """Allocate host memory for a message; thread-safe."""
 
     def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory where operations compute, for `across` to fill; safe to be called from any thread.
+        """Allocate device memory that `across` will fill; thread-safe.
 
         Operations may use it after `enter`.
         """
 
     def enter(self, message: Tensor) -> Tensor:
-        """What is in host memory or in memory of `own`, for operations begun from now on."""
+        """Make a message in host memory, or in memory of `own`, available to later operations."""
 
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
-        """What operations begun so far have made, on its way to host memory."""
+        """Copy the result of the operations so far to host memory."""
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """What operations begun so far have made, where it is."""
+        """The result of the operations so far, on the device."""
 
     def across(self, job: Callable[[], object]) -> None:
-        """Do something beside the operations, and wait until it is done; for any thread."""
+        """Run a job beside the operations, and wait for it; thread-safe."""
 
     def mark(self) -> Mark:
-        """When what was begun so far has ended."""
+        """A mark behind all operations issued so far."""
 
     def at(self, mark: Mark) -> float:
-        """Waits for a mark, of this step, and says when it was on the monotonic clock."""
+        """Wait for a mark of this step; returns its time on the monotonic clock."""
 
 
 class HostBackend:
@@ -66,7 +66,7 @@ class HostBackend:
     ahead = 0
 
     def begin(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `DeviceBackend`."""
@@ -77,27 +77,27 @@ class HostBackend:
         return self.room(shape, dtype)
 
     def enter(self, message: Tensor) -> Tensor:
-        """The same memory."""
+        """Return the same memory."""
         return message
 
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
-        """The same memory, if it is in one piece."""
+        """Return the same memory, made contiguous."""
         return lambda: made.detach().contiguous()
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """As `leave`."""
+        """Return the same memory, made contiguous."""
         return self.leave(tensor)
 
     def across(self, job: Callable[[], object]) -> None:
-        """At once."""
+        """Run the job at once."""
         job()
 
     def mark(self) -> float:
-        """Now."""
+        """The current time."""
         return time.monotonic()
 
     def at(self, mark: Mark) -> float:
-        """It was then."""
+        """The time of the mark."""
         return float(mark)
 
 
@@ -105,47 +105,47 @@ HOST: DeviceBackend = HostBackend()
 
 
 class GpuStreams(Protocol):
-    """What is asked of a GPU: streams, events, memory and copies; `CudaStreams` is PyTorch's."""
+    """Interface to a GPU: streams, events, memory and copies; implemented by `CudaStreams`."""
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Create a stream."""
 
     def computing(self) -> Any:
-        """The stream that operations are begun on."""
+        """The stream on which operations are issued."""
 
     def wait(self, stream: Any, other: Any) -> None:
-        """What a stream is given from now on waits for what another one was given."""
+        """Make later work of one stream wait for earlier work of another."""
 
     def event(self, stream: Any, *, timing: bool) -> Any:
-        """Behind all that a stream was given."""
+        """Record an event behind all work of a stream."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that copies to and from the GPU do not wait for."""
+        """Allocate pinned host memory."""
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in such memory."""
+        """Whether a tensor is in pinned memory."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> Tensor:
-        """Memory of the GPU for a stream."""
+        """Allocate GPU memory for a stream."""
 
     def is_here(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in such memory."""
+        """Whether a tensor is in the memory of this GPU."""
 
     def on(self, stream: Any, job: Callable[[], object]) -> None:
-        """Do something that gives work to a stream; for any thread."""
+        """Run a job that issues work to a stream; thread-safe."""
 
     def copied_in(self, message: Tensor, stream: Any) -> Tensor:
-        """Memory of the GPU that a stream copies pinned memory to."""
+        """Copy pinned memory to GPU memory on a stream."""
 
     def copy_out(self, there: Tensor, made: Tensor, stream: Any) -> None:
-        """A stream copies to pinned memory."""
+        """Copy to pinned memory on a stream."""
 
     def used(self, tensor: Tensor, stream: Any) -> None:
-        """Another stream than the one that it was made for uses a tensor from now on."""
+        """Record that another stream uses a tensor."""
 
 
 class GpuBackend:
-    """Operations are begun on a GPU's current stream; copies have a stream for each direction."""
+    """Operations run on a GPU's current stream; copies have one stream per direction."""
 
     ahead = 1
 
@@ -155,21 +155,21 @@ class GpuBackend:
         self.begin()
 
     def begin(self) -> None:
-        """Times of a step are counted from here: a GPU's own clock has few digits."""
+        """Start counting a step's time: a GPU's event times have few digits."""
         self._zero = self.mark()
         self._zero.synchronize()
         self._zero_s = time.monotonic()
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Pinned, of the allocator that keeps it from others while a copy reads it."""
+        """Pinned memory from an allocator that keeps it while a copy reads it."""
         return self._gpu.pinned(shape, dtype)
 
     def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Of the stream that `across` works on, which no operation holds up."""
+        """Memory of the stream of `across`, which operations do not delay."""
         return self._gpu.empty(shape, dtype, self._across)
 
     def enter(self, message: Tensor) -> Tensor:
-        """See `DeviceBackend`; operations begun before do not hold it up."""
+        """See `DeviceBackend`; earlier operations do not delay it."""
         gpu, computing = self._gpu, self._gpu.computing()
         if gpu.is_here(message):
             gpu.used(message, computing)
@@ -182,7 +182,7 @@ class GpuBackend:
         return here
 
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
-        """See `DeviceBackend`; operations begun later do not hold it up."""
+        """See `DeviceBackend`; later operations do not delay it."""
         made = made.detach().contiguous()
         there = self.room(tuple(made.shape), made.dtype)
         self._gpu.wait(self._out, self._gpu.computing())
@@ -198,7 +198,7 @@ class GpuBackend:
         return ready
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """See `DeviceBackend`; operations begun later do not hold it up."""
+        """See `DeviceBackend`; later operations do not delay it."""
         tensor = tensor.detach().contiguous()
         there = self._gpu.event(self._gpu.computing(), timing=False)
 
@@ -209,7 +209,7 @@ class GpuBackend:
         return ready
 
     def across(self, job: Callable[[], object]) -> None:
-        """See `DeviceBackend`; on a stream of its own."""
+        """See `DeviceBackend`; uses a separate stream."""
         self._gpu.on(self._across, job)
         # a library's own wait only puts streams in order
         self._gpu.event(self._across, timing=False).synchronize()
@@ -227,28 +227,28 @@ class GpuBackend:
 
 
 class CudaEvent:
-    """An event that any thread may wait for.
+    """An event for which any thread may wait.
 
-    A thread's current GPU is the first one until it is told otherwise, and waiting would make a
-    context there, which is another rank's.
+    The current GPU of a new thread is the first one; waiting without setting it would create a CUDA
+    context there.
     """
 
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event, self._device = event, device
 
     def synchronize(self) -> None:
-        """Wait until it has come."""
+        """Wait for the event."""
         with torch.cuda.device(self._device):
             self._event.synchronize()
 
     def elapsed_time(self, other: CudaEvent) -> float:
-        """Milliseconds from this one to another; both have come."""
+        """Milliseconds between two events that have occurred."""
         with torch.cuda.device(self._device):
             return float(self._event.elapsed_time(other._event))
 
 
 class CudaStreams:
-    """A GPU by PyTorch's ``torch.cuda``; from now on the current one of this thread."""
+    """A GPU by ``torch.cuda``; becomes this thread's current one."""
 
     def __init__(self, device: torch.device) -> None:
         # leaving a stream of it sets the thread's GPU to what it was, the first one by default
@@ -260,7 +260,7 @@ class CudaStreams:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def computing(self) -> torch.cuda.Stream:
-        """The thread's current stream of this GPU, whichever GPU is its current one."""
+        """The thread's current stream of this GPU."""
         return torch.cuda.current_stream(self._device)
 
     def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
@@ -268,7 +268,7 @@ class CudaStreams:
         stream.wait_stream(other)
 
     def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
-        """See `GpuStreams`; of copies, which are awaited by threads, such that these sleep."""
+        """See `GpuStreams`; threads that wait for events of copies sleep."""
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timing, blocking=not timing
         )
@@ -276,7 +276,7 @@ class CudaStreams:
         return CudaEvent(event, self._device)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `GpuStreams`; it waits until copies have read what was let go of."""
+        """See `GpuStreams`; waits until pending copies have read freed memory."""
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
@@ -311,10 +311,10 @@ class CudaStreams:
             there.copy_(made, non_blocking=True)
 
     def used(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `GpuStreams`; it is not given to others before that stream is done with it."""
+        """See `GpuStreams`; the memory is not reused before that stream is done with it."""
         tensor.record_stream(stream)
 
 
 def backend_of(device: torch.device) -> DeviceBackend:
-    """Of a device."""
+    """The backend of a device."""
     return GpuBackend(CudaStreams(device)) if device.type == "cuda" else HOST

@@ -1,4 +1,4 @@
-"""Which machine a process is on, and which of its GPUs it computes on."""
+"""Identity of the machine and GPU of a process."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 import torch
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""Of Linux: the same in all of a machine's containers and network namespaces."""
+"""On Linux, the same in all containers and network namespaces of a machine."""
 NETWORK = Path("/proc/self/ns/net")
-"""Of Linux: names the network namespace."""
+"""On Linux, identifies the network namespace."""
 
 
 def machine() -> str:
-    """A text that is the same on all ranks of this machine, and on no other."""
+    """An identifier shared by exactly the ranks of this machine."""
     with suppress(OSError):
         return BOOT.read_text().strip()
     return platform.node()
 
 
 def network() -> str:
-    """A text that is the same on all ranks that share this one's network interfaces."""
+    """An identifier shared by the ranks that have this one's network interfaces."""
     with suppress(OSError):
         return str(NETWORK.readlink())
     return ""
 
 
 def gpu_of(device: torch.device) -> tuple[str, str]:
-    """The name of a GPU's kind, and a text that no other GPU has.
+    """Model name of a GPU, and a unique identifier.
 
     Returns
     -------
     tuple[str, str]
-        The same for all ranks on it.
+        The same for all ranks on the GPU.
     """
     on = torch.cuda.get_device_properties(device)
     return on.name, f"{machine()} {getattr(on, 'uuid', device.index)}"

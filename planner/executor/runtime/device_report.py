@@ -1,4 +1,4 @@
-"""What all devices tell each other: the peak of their GPUs, and at last memory and bytes sent."""
+"""Reports of all devices: peak of their GPUs, and at the end memory and bytes sent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from planner.training_plan.model import TrainingPlan
 
 
 def peak_flops(plan: TrainingPlan, ranks: ProcessGroup, device: torch.device) -> float | None:
-    """The peak of all GPUs of a run, each counted once; all ranks come here together."""
+    """Total peak of all GPUs of a run, each counted once; a collective call."""
     own = gpu_of(device) if device.type == "cuda" else ("", "")
-    told = [json.loads(text) for text in ranks.share("gpu", json.dumps(own))]
+    told = [json.loads(text) for text in ranks.all_gather("gpu", json.dumps(own))]
     names = {gpu: name for rank, (name, gpu) in enumerate(told) if rank in plan.stage_of}
     if not all(name in CALLED for name in names.values()):
         return None
@@ -37,7 +37,7 @@ def device_reports(
     device: torch.device,
     worker: Worker,
 ) -> list[dict[str, Any]]:
-    """Memory and bytes sent of all ranks; all come here together."""
+    """Memory and bytes sent of all ranks; a collective call."""
     on_gpu = device.type == "cuda"
     own = {
         "device": ranks.name(ranks.rank),
@@ -48,7 +48,7 @@ def device_reports(
         "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
         "microbatches": worker.microbatches,
     }
-    told = [json.loads(text) for text in ranks.share("report", json.dumps(own))]
+    told = [json.loads(text) for text in ranks.all_gather("report", json.dumps(own))]
     if plan.wiring is Wiring.STOCHASTIC:
         for group in plan.assignment.groups:
             done = sum(told[d]["microbatches"] for d in group)

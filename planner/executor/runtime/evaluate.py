@@ -1,7 +1,7 @@
-"""Loss on held-out text: forward passes along the plan's paths, every so many steps.
+"""Evaluation loss on held-out text: forward passes along the plan's paths, every N steps.
 
-A plan with several schedules is evaluated with the paths of each: with all stages, and with those
-dropped that its paths skip (SkipPipe, 4.4).
+A plan with several schedules is evaluated with the paths of each: with all stages, and without the
+stages that its paths skip (SkipPipe, 4.4).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
 LARGEST = 700.0
-"""Loss whose perplexity a float still holds."""
+"""Largest loss whose perplexity fits into a float."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What was found with the paths of one schedule.
+    """Result with the paths of one schedule.
 
     Attributes
     ----------
     paths
-        Stages that a microbatch visits, of how many, such as ``"4 of 6 stages"``.
+        Number of stages visited, such as ``"4 of 6 stages"``.
     loss
-        Mean of a token, in nats.
+        Mean per token, in nats.
     """
 
     steps: int
@@ -54,7 +54,7 @@ class EvaluationResult:
 
     @property
     def perplexity(self) -> float:
-        """Of the loss, as far as a number can say it."""
+        """Perplexity, as far as a float can hold it."""
         return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
 
 
@@ -65,13 +65,13 @@ class EvaluationData:
     Attributes
     ----------
     data
-        Held-out text, read from its beginning each time; None: this rank reads none.
+        Held-out text, read from its beginning each time; None if this rank reads none.
     every
-        Steps between two; there is one after the last step too.
+        Steps between evaluations; there is one after the last step too.
     batches
-        Each of as many samples as a step has.
+        Number of batches of the size of a step.
     stop
-        Steps that are done in the end.
+        Number of steps at the end of the run.
     """
 
     data: Microbatches | None
@@ -80,7 +80,7 @@ class EvaluationData:
     stop: int
 
     def due(self, step: int) -> bool:
-        """Whether a step is followed by an evaluation."""
+        """Whether an evaluation follows a step."""
         return (step + 1) % self.every == 0 or step + 1 == self.stop
 
 
@@ -94,7 +94,7 @@ def evaluation_data(
     batches: int,
     stop: int,
 ) -> EvaluationData:
-    """Held-out text, alike on all ranks; they come here together."""
+    """Held-out text, verified to be equal on all ranks; a collective call."""
     reads = stage_module is not None and stage_module.data is not None
     own = microbatches_of(plan, data) if reads else None
     require_same_data(ranks, "--eval-data", own)
@@ -102,19 +102,7 @@ def evaluation_data(
 
 
 class Evaluation:
-    """Evaluates a model that is being trained; a context, within which connections are open.
-
-    Parameters
-    ----------
-    plan, ranks
-        What is trained, and this process among all.
-    learner
-        What this rank holds; None: no stage.
-    held_out
-        What on, and when.
-    steps
-        After which there may be evaluations while connections are open.
-    """
+    """Evaluates a model during training; a context manager that holds connections."""
 
     def __init__(
         self,
@@ -139,7 +127,7 @@ class Evaluation:
         self._serial = 0
 
     def __enter__(self) -> Self:
-        """Open connections; all ranks come here together."""
+        """Open connections; a collective call."""
         wanted = duplex_of(ChannelKind.PIPELINE, {d for t in self._traffic for d in t.peers})
         opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
         channels = channels_of(opened, ChannelKind.PIPELINE, self._ranks.rank)
@@ -158,17 +146,17 @@ class Evaluation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close them."""
+        """Close connections."""
         self._held.close()
 
     def after(self, step: int) -> list[EvaluationResult]:
-        """A step has ended; all ranks come here together where an evaluation is due."""
+        """Evaluate after a step if one is due; then a collective call."""
         if step not in self._after:
             return []
         w, arch = self._plan.workload, self._plan.workload.architecture
         assert arch is not None
         sums = [self._sum(k) for k in range(len(self._schedules))]
-        told = self._ranks.share(f"evaluation/{step}", json.dumps(sums))
+        told = self._ranks.all_gather(f"evaluation/{step}", json.dumps(sums))
         tokens = self._batches * w.batch_samples * arch.sequence
         totals = [sum(of) / tokens for of in zip(*map(json.loads, told), strict=True)]
         return [
@@ -212,7 +200,7 @@ class Evaluation:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The schedule without backward passes, in an order in which nobody waits for ever."""
+    """The schedule without backward passes, in an order without deadlocks."""
     found: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
     for b in range(len(schedule.paths)):
         ahead = [step for step in schedule.chain(b) if step[0] != "B"]
@@ -241,8 +229,8 @@ class _Forward:
         self._loss = torch.zeros((), dtype=torch.float64, device=stage_module.device)
         self.side.begin()
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F or H; nothing is kept for a backward pass."""
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Run F or H; nothing is kept for a backward pass."""
         stage_module = self._stage_module
         given = None if received is None else stage_module.read(kind, received)
         with torch.no_grad():
@@ -261,7 +249,7 @@ class _Forward:
             return loss
 
     def loss(self) -> float:
-        """Summed over tokens."""
+        """Sum over tokens."""
         return float(self._loss)
 
     def _tokens(self, microbatch: int) -> Tensor:

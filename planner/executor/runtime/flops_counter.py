@@ -1,4 +1,4 @@
-"""What the steps of a plan compute, and the line that sums up what all devices report."""
+"""FLOPs of a plan's steps, and the final summary of all devices."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from planner.workload.costs import BACKWARD_TO_FORWARD
 
 @dataclass(frozen=True)
 class FlopsCounter:
-    """What the steps of a plan compute.
+    """FLOPs and tokens of a plan's steps.
 
     Attributes
     ----------
     peak_flops
-        Of all GPUs together in the plan's format; None: not all of them are known.
+        Total of all GPUs in the plan's format; None if some are unknown.
     """
 
     plan: TrainingPlan
     peak_flops: float | None = None
 
     def tokens(self, step: int) -> int:
-        """That a step trains on."""
+        """Tokens of a step."""
         w = self.plan.workload
         assert w.architecture is not None
         return len(self._paths(step)) * w.microbatch_samples * w.architecture.sequence
 
     def flops(self, step: int) -> float:
-        """Of a step's forward and backward passes in the stages that its microbatches visit.
+        """Forward and backward FLOPs of a step, in the stages that its microbatches visit.
 
-        Running a forward pass again does not count: it is what a device does, not the model.
+        Recomputation does not count, by the definition of model FLOPs.
         """
         w, stage_of = self.plan.workload, self.plan.stage_of
         loads = [w.stage(*layers).forward_flops for layers in self.plan.stage_layers]
@@ -43,7 +43,7 @@ class FlopsCounter:
         return (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
 
     def mfu(self, step: int, took_s: float) -> float | None:
-        """Model FLOPs utilization: FLOPs of a step over what the GPUs' peak would do meanwhile.
+        """Model FLOPs utilization: FLOPs of a step over the peak of all GPUs in its time.
 
         References
         ----------
@@ -57,7 +57,7 @@ class FlopsCounter:
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> str:
-    """A line of what `device_reports` gave."""
+    """One line from `device_reports`."""
     most = max(reports, key=lambda report: float(report["peak_bytes"]))
     sent = sum(size for report in reports for size in report["sent_bytes"].values())
     routed = [one for one in reports if "part" in one and one["part"] != one["planned_part"]]

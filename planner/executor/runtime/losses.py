@@ -1,4 +1,4 @@
-"""Losses on their way to rank 0: they hold up nobody, and are known a step or so late."""
+"""Losses sent to rank 0: asynchronously, so known about a step late."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MESSAGE = struct.Struct("!Qd")
 
 
 class LossSender:
-    """Tells rank 0 the losses of this one."""
+    """Sends the losses of this rank to rank 0."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def tell(self, step: int, loss: float) -> None:
-        """Send it; 16 bytes never wait."""
+        """Send a loss; 16 bytes never block."""
         send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
 
 
 class LossCollector:
-    """What rank 0 knows of every step's loss.
+    """Losses of all steps on rank 0.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class LossCollector:
     own
         Whether rank 0 has losses too.
     steps
-        That each will tell of.
+        Number of losses expected from each.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: range) -> None:
@@ -51,12 +51,12 @@ class LossCollector:
             thread.start()
 
     def tell(self, step: int, loss: float, rank: int = 0) -> None:
-        """Note a loss."""
+        """Record a loss."""
         with self._lock:
             self._found[step][rank] = loss
 
     def of(self, step: int) -> float | None:
-        """The whole loss of a step, None if a part of it is not known yet."""
+        """The total loss of a step; None if parts are missing."""
         with self._lock:
             found = dict(self._found[step])
         if not self._ranks or len(found) < len(self._ranks):
@@ -69,7 +69,7 @@ class LossCollector:
         return next((t for t in known if self.of(t) is not None), None)
 
     def wait(self) -> None:
-        """Until all are known, or those who know them are gone."""
+        """Wait until all are known, or their senders are lost."""
         for thread in self._threads:
             thread.join()
 

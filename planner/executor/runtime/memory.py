@@ -1,7 +1,7 @@
-"""Before the first step: whether the memory there is holds what each rank will hold.
+"""Memory check before the first step: whether each rank's needs fit.
 
-Ranks of one machine share its memory, ranks on one GPU share that GPU's. All tell each other what
-they need and see the same numbers, so that exactly one of them says what is wrong.
+Ranks of a machine share its memory, ranks on a GPU share that GPU's. All exchange their needs and
+see the same numbers, so that exactly one of them reports an error.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.working_memory import MESSAGES
 
 SUM_BYTES = 4
-"""Of a value in fp32."""
+"""Bytes of a value in fp32."""
 
 
 class TooLittleMemoryError(ValueError):
-    """A rank would hold more than there is."""
+    """A rank needs more memory than available."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What one rank holds at most.
+    """Peak memory of one rank.
 
     Attributes
     ----------
     stage
-        Bytes of its stage and microbatches, as the plan counts them, by what they are for.
+        Bytes of its stage and microbatches as in the plan, by purpose.
     beyond
-        What it holds beside them where it computes, likewise.
+        Additional bytes where it computes, by purpose.
     host
-        What a rank that computes on a GPU holds in its machine's memory.
+        Host memory of a rank that computes on a GPU.
     """
 
     stage: Mapping[str, float]
@@ -55,12 +55,12 @@ class MemoryNeed:
 
     @property
     def planned(self) -> float:
-        """Of its stage and microbatches."""
+        """Bytes of its stage and microbatches."""
         return sum(self.stage.values())
 
     @property
     def total(self) -> float:
-        """Where it computes."""
+        """Bytes where it computes."""
         return self.planned + sum(self.beyond.values())
 
 
@@ -74,7 +74,7 @@ def memory_need(
     calibrates: bool = False,
     direct: bool = False,
 ) -> MemoryNeed:
-    """What a rank will hold."""
+    """Peak memory of a rank."""
     w, stage = plan.workload, plan.averaged_stage(rank)
     gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
     vector = gradient / w.precision.gradients.bytes * SUM_BYTES
@@ -125,12 +125,12 @@ def memory_need(
 
 
 def _power_of_two(size: float) -> float:
-    """Bytes that PyTorch pins for so many."""
+    """Bytes that PyTorch pins for a request."""
     return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
 
 
 def buffer_bytes(averaging: StageAverager, values: int) -> float:
-    """Contributions of others that wait to be summed, in the round with most."""
+    """Contributions that wait to be summed, in the round with most."""
     most = 0
     for group, chunking, wire in zip(
         averaging.rounds, averaging.chunkings, averaging.wires, strict=True
@@ -143,7 +143,7 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
 
 
 def direct_bytes(averaging: StageAverager, values: int) -> float:
-    """The same where contributions go from GPU to GPU, and what is made to write or read others'."""
+    """The same for contributions from GPU to GPU, with buffers for encoding."""
     most = 0
     for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
         others, width = len(group.members) - 1, group.width * values
@@ -162,16 +162,16 @@ def direct_bytes(averaging: StageAverager, values: int) -> float:
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """What a rank needs of one memory, and what there is of it for all.
+    """What a rank needs of one memory, and what is available for all.
 
     Attributes
     ----------
     memory
-        The same text on all ranks that share it.
+        Identifier shared by the ranks that share the memory.
     usable
-        Of what there is, the part that may be used.
+        Usable part of the available memory.
     parts
-        Of the need, by what they are for.
+        The need by purpose.
     """
 
     memory: str
@@ -183,15 +183,15 @@ class MemoryClaim:
 
 
 def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> list[MemoryClaim]:
-    """What a rank asks of this machine, and of its GPU; all ranks come here together.
+    """Claims of a rank on this machine and its GPU; a collective call.
 
-    A late one by itself: the others hold what they need, and it is not free any more.
+    A rank that joins late claims alone: the memory of the others is no longer free.
     """
     if device.type == "cuda":
         # a process that begins to use a GPU takes some of it
         torch.cuda.mem_get_info(device)
     if not ranks.late:
-        ranks.meet("memory/begun")
+        ranks.barrier("memory/begun")
     parts = {**need.stage, **need.beyond}
     place = machine()
     here = "this machine's memory"
@@ -207,9 +207,9 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
 
 
 def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
-    """Refuse to begin where memory will not do; all ranks come here together, a late one alone."""
+    """Refuse to start if memory is too small; a collective call, except for a late rank."""
     own = json.dumps([asdict(claim) for claim in claims])
-    told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.share("memory", own)))
+    told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.all_gather("memory", own)))
     pools: dict[str, dict[int, MemoryClaim]] = {}
     for rank, text in told.items():
         for claim in (MemoryClaim(**fields) for fields in json.loads(text)):
@@ -222,7 +222,7 @@ def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
             continue
         if first == ranks.rank:
             raise TooLittleMemoryError(_refusal(ranks.name(first), pool[first], len(pool), total))
-        ranks.meet("memory/refused")
+        ranks.barrier("memory/refused")
 
 
 def _refusal(name: str, claim: MemoryClaim, sharing: int, total: float) -> str:

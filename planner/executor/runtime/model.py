@@ -1,6 +1,6 @@
-"""Stages of a decoder-only transformer: built alike by every device and by a single process.
+"""Stages of a decoder-only transformer, built identically by every device.
 
-GPT-2, LLaMA, Mistral, Qwen2 and Qwen3 as ``transformers`` has them, so that weights go to and fro.
+GPT-2, LLaMA, Mistral, Qwen2 and Qwen3 as in ``transformers``, so that weights are interchangeable.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _norm(arch: Architecture) -> nn.Module:
 
 
 def _rotate(x: Tensor, theta: float) -> Tensor:
-    """Rotary positions (Su et al. 2021) for ``[batch, tokens, heads, size]``.
+    """Apply rotary positions (Su et al. 2021) to ``[batch, tokens, heads, size]``.
 
-    The first half of a head is turned with the second, as files of ``transformers`` have it.
+    The first half of a head is rotated with the second, as in files of ``transformers``.
     """
     cos, sin = _rotary_tables(x.shape[1], x.shape[-1], theta, x.device)
     low, high = x.chunk(2, dim=-1)
@@ -63,7 +63,7 @@ def _rotate(x: Tensor, theta: float) -> Tensor:
 def _rotary_tables(
     tokens: int, size: int, theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, the same tensors for all layers and microbatches."""
+    """Cosines and sines, cached for all layers and microbatches."""
     places = torch.arange(0, size, 2, device=device, dtype=torch.float32)
     angle = torch.outer(
         torch.arange(tokens, device=device, dtype=torch.float32), 1.0 / theta ** (places / size)
@@ -84,7 +84,7 @@ def _window_mask(tokens: int, window: int, dtype: torch.dtype, device: torch.dev
 
 
 class Attention(nn.Module):
-    """Causal self-attention, with fewer key-value heads if the architecture has them."""
+    """Causal self-attention, with grouped key-value heads if the architecture has them."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GELU, its tanh form, with biases (GPT-2), or SwiGLU without (LLaMA)."""
+    """GELU (tanh) with biases (GPT-2), or SwiGLU without (LLaMA)."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def _swish(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """One transformer layer, norms before the sublayers."""
+    """A transformer layer with pre-norms."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -207,14 +207,14 @@ class Stage(nn.Module):
 
 
 def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
-    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too."""
+    """Layers ``start`` to ``stop - 1``, with weights that depend on the seed alone."""
     stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
     layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
     return Stage(stem, layers)
 
 
 def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
-    """The head with the weights every other process gives it too."""
+    """The head, with weights that depend on the seed alone."""
     head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
     if arch.tied:
         here = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem
@@ -223,7 +223,7 @@ def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
 
 
 def _seeded(make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int) -> ModuleT:
-    """Build a module from its own random stream, whoever else is built before it."""
+    """Build a module from its own random stream, independent of other modules."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed * 1_000_003 + place)
         module = make()

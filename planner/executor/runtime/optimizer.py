@@ -1,4 +1,4 @@
-"""What updates the parameters, and how its learning rate goes with the number of the step."""
+"""Optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class OptimizerKind(enum.StrEnum):
-    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+    """AdamW as in DiLoCo-SWARM's Table 3, or plain SGD."""
 
     ADAMW = "adamw"
     SGD = "sgd"
 
 
 class RateSchedule(enum.StrEnum):
-    """How the learning rate goes on after its warm-up."""
+    """Learning rate after warm-up."""
 
     CONSTANT = "constant"
     COSINE = "cosine"
@@ -31,20 +31,22 @@ class RateSchedule(enum.StrEnum):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of training that losses depend on; a run that goes on must have the same.
+    """Optimizer settings that losses depend on; a resumed run must have the same.
 
     Attributes
     ----------
     optimizer, schedule
-        Which; strings are turned into an `OptimizerKind` and a `RateSchedule`.
+        An `OptimizerKind` and a `RateSchedule`, or their values.
+    learning_rate
+        Highest learning rate.
     warmup
-        Steps in which the rate rises from near 0, by the same amount each.
+        Steps of linear warm-up.
     schedule_steps
-        ``cosine``: steps after which the lowest rate is reached, warm-up included; 0 otherwise.
+        ``cosine``: steps until the lowest rate, including warm-up; 0 otherwise.
     min_lr_ratio
-        ``cosine``: the lowest rate over the highest.
+        ``cosine``: lowest rate over highest.
     weight_decay
-        AdamW's, of matrices, embeddings included; norms and biases have none.
+        AdamW's, of matrices and embeddings; norms and biases have none.
     """
 
     learning_rate: float = 1e-3
@@ -93,7 +95,7 @@ class OptimizerConfig:
         return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * above)
 
     def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of some parameters; `set_rate` says its rate."""
+        """Create the optimizer of some parameters; `set_rate` sets its rate."""
         import torch  # who only says settings needs none
 
         rate = self.rate(0)
@@ -112,10 +114,10 @@ class OptimizerConfig:
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Give an optimizer the rate of a step."""
+        """Set the learning rate of a step."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(step)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, by the names of the options."""
+        """JSON-ready form, by name of the options."""
         return asdict(self)

@@ -1,16 +1,16 @@
-"""Devices that update by themselves, and every H steps agree (DiLoCo-SWARM, Algorithm 3).
+"""Local SGD with an outer optimizer (DiLoCo-SWARM, Algorithm 3).
 
 Inner steps: each device updates its own parameters with its own gradient, the mean over the samples
-that went through it. Outer steps: the change of the parameters since the last one, old minus new,
-is averaged in the plan's rounds and taken for a gradient by SGD with Nesterov's momentum.
+that passed it. Outer steps: the pseudo-gradient, old minus new parameters since the last one, is
+averaged in the plan's rounds and applied by SGD with Nesterov momentum.
 
-Changes are weighted by samples: a device's weight is its part of the samples that went through its
-stage in the H steps. With equal parts that is the paper's mean over devices. With others every
-sample still counts once, as it does where gradients are averaged: with plain SGD inside, an outer
-rate of 1 and H = 1, this is data parallel training.
+Pseudo-gradients are weighted by samples: the weight of a device is its share of its stage's samples
+in the H steps. Equal shares give the paper's mean over devices. With unequal shares every sample
+still counts once, as with averaged gradients: with plain SGD as inner optimizer, an outer rate of 1
+and H = 1, this is data-parallel training.
 
-On two clocks the devices of a group that averages gradients in every step are as one: their
-gradient is the mean over the samples of all, their change, the same on each, counts by these.
+In two-frequency averaging the devices of a group that averages gradients in every step act as one:
+their gradient is the mean over all their samples, and so is the weight of their pseudo-gradient.
 """
 
 from __future__ import annotations
@@ -29,14 +29,9 @@ SAMPLES, CHANGED = "outer/samples", "outer/changed"
 
 
 class PlannedWeights:
-    """How many microbatches go through a device, and through its stage; all from the plan.
+    """Weights by the planned number of microbatches of a device and its stage.
 
-    On two clocks, through all devices with which it averages in every step.
-
-    Parameters
-    ----------
-    rank
-        A device with a stage.
+    In two-frequency averaging, of all devices with which it averages in every step.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
@@ -50,44 +45,44 @@ class PlannedWeights:
 
     @property
     def changed(self) -> int:
-        """None: nobody counts."""
+        """None: samples are not counted."""
         return 0
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
-        """There is no other plan."""
+        """Does nothing: there is no other plan."""
 
     def begin(self, schedule: Schedule) -> None:
-        """A step begins."""
+        """Start of a step."""
 
     def did(self) -> None:
-        """A microbatch has gone through the device; how many do is known."""
+        """A microbatch has passed the device."""
 
     def taken(self) -> None:
-        """The step's update was taken."""
+        """The step's update was applied."""
 
     def leave(self) -> None:
-        """A change is to be averaged."""
+        """A pseudo-gradient will be averaged."""
 
-    def agreed(self) -> None:
-        """The outer step was taken."""
+    def outer_step_taken(self) -> None:
+        """The outer step was applied."""
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing: the plan says it all."""
+        """Empty: everything follows from the plan."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take."""
+        """Does nothing."""
 
     def forget(self) -> None:
-        """Nothing was counted."""
+        """Does nothing."""
 
     def scale(self, step: int) -> float | None:
-        """What turns a sum over samples, divided by the batch, into the device's own mean."""
+        """Factor from a sum over samples, divided by the batch, to the device's own mean."""
         k = self._cycle[step % len(self._cycle)]
         return self._all[k] / self._own[k] if self._own[k] else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
-        """The device's part of its stage's samples since the last outer step."""
+        """The device's share of its stage's samples since the last outer step."""
         steps = range(step + 1 - self._every, step + 1)
         schedules = [self._cycle[t % len(self._cycle)] for t in steps]
         stage = sum(self._stage[k] for k in schedules)
@@ -95,19 +90,12 @@ class PlannedWeights:
 
 
 class CountedWeights:
-    """The same where no plan says what a device does: its microbatches are counted as it does them.
+    """Weights by counted microbatches, where the plan does not determine them.
 
-    Where all are routed through every stage nobody need be asked how many others had. Where
-    devices are lost others are asked, since those that were lost do not count. On two clocks what
-    those have done with whom a device is as one counts as its own, also when they are lost later:
-    their gradients are in its parameters.
-
-    Parameters
-    ----------
-    plan
-        With stochastic wiring, or of a run that goes on without devices.
-    rank
-        A device with a stage.
+    With stochastic routing through every stage the total is known. After devices were lost, the
+    others are asked for their counts, since those of lost devices do not count. In two-frequency
+    averaging, the counts of the devices that act as one are added, also if one of them is lost
+    later: its gradients are in the parameters.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
@@ -119,43 +107,43 @@ class CountedWeights:
 
     @property
     def changed(self) -> int:
-        """Microbatches of the change that is averaged, or was last."""
+        """Microbatches of the pseudo-gradient that is averaged, or was last."""
         return self._changed
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
-        """The plan of those who are there from now on."""
+        """Continue with the plan of the remaining devices."""
         self._beside = set(as_one(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
-        """A step begins, in which others do what the schedule says."""
+        """Start of a step, in which the others follow the schedule."""
         self._step = sum(kind == "B" for d in self._beside for kind, _ in schedule.order[d])
 
     def did(self) -> None:
-        """A microbatch has gone through the device."""
+        """Count a microbatch of the device."""
         self._step += 1
 
     def taken(self) -> None:
-        """The step's update was taken: it is not done again."""
+        """The step's update was applied: it will not be repeated."""
         self._since += self._step
         self._step = 0
 
     def leave(self) -> None:
-        """All that was taken until now is in the change, and counting begins anew."""
+        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
         self._changed += self._since
         self._since = 0
 
-    def agreed(self) -> None:
-        """The outer step was taken, with what was done before its change."""
+    def outer_step_taken(self) -> None:
+        """The outer step was applied."""
         self._changed = 0
 
     def scale(self, step: int) -> float | None:
-        """See `PlannedWeights`; of the step that was done last."""
+        """See `PlannedWeights`; of the last step."""
         return self._paths(step) / self._step if self._step else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
-        """See `PlannedWeights`, of the change.
+        """See `PlannedWeights`, of the pseudo-gradient.
 
-        Without `samples` every microbatch has gone through every stage.
+        Without ``samples`` every microbatch passed every stage.
         """
         if samples is None:
             steps = range(step + 1 - self._every, step + 1)
@@ -163,18 +151,18 @@ class CountedWeights:
         return self._changed / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
-        """Samples since the last change, and of one whose outer step is to come."""
+        """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
         counts = {SAMPLES: self._since} | ({CHANGED: self._changed} if self._changed else {})
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave; other plans, and those of fixed paths, count none."""
+        """Restore `state`; plans with fixed paths have none."""
         self._since, self._changed = (
             round(float(state[name])) if name in state else 0 for name in (SAMPLES, CHANGED)
         )
 
     def forget(self) -> None:
-        """Nothing was done by this device."""
+        """Discard the counts."""
         self._since = self._changed = 0
 
     def _paths(self, step: int) -> int:
@@ -182,18 +170,18 @@ class CountedWeights:
 
 
 class OuterSGD:
-    """The outer optimizer of one device, the same on all that hold its stage.
+    """The outer optimizer of one device, identical on all devices of its stage.
 
-    ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``: what torch.optim.SGD does with
-    ``nesterov=True``, on vectors of all parameters. Delayed, what the device has done since its
-    changes were taken is added to the outcome.
+    ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``, as torch.optim.SGD with
+    ``nesterov=True``, on one vector of all parameters. If delayed, what the device did since its
+    pseudo-gradient was taken is added to the result.
 
     Parameters
     ----------
     plan
-        With steps between averagings, or an outer optimizer.
+        With an averaging interval above 1, or an outer optimizer.
     parameters
-        By name, on their device; read and written.
+        By name, on their device; updated in place.
     """
 
     def __init__(self, plan: TrainingPlan, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -207,18 +195,13 @@ class OuterSGD:
 
     @property
     def kept(self) -> list[Tensor]:
-        """What lives as long as this."""
+        """Its persistent tensors."""
         vectors = (self._old, self._momentum, self._left)
         return [vector for vector in vectors if vector is not None]
 
-    def change(self, into: Tensor, weight: float) -> None:
-        """Write ``weight (old - new)``; delayed, new is what `leave` remembers.
-
-        Parameters
-        ----------
-        into
-            ``float32[values]``.
-        """
+    def pseudo_gradient(self, into: Tensor, weight: float) -> None:
+        """Write ``weight (old - new)`` into ``float32[values]``; if delayed, new is the snapshot of
+        `leave`."""
         with torch.no_grad():
             if self._left is not None:
                 torch.sub(self._old, self._left, out=into)
@@ -234,54 +217,48 @@ class OuterSGD:
             into.mul_(weight)
 
     def step(self, mean: Tensor) -> None:
-        """Take the outer step, and go on from there.
-
-        Parameters
-        ----------
-        mean
-            ``float32[values]``, the weighted mean of all changes; written over.
-        """
+        """Apply the outer step with the weighted mean ``float32[values]``, which is overwritten."""
         if self._momentum is not None:
             self._momentum.mul_(self._factor).add_(mean)
             mean.add_(self._momentum, alpha=self._factor)
         self._old.add_(mean, alpha=-self._rate)
         with torch.no_grad():
             if self._left is None:
-                for name, old in self.agreed().items():
+                for name, old in self.global_parameters().items():
                     self._parameters[name].copy_(old)
                 return
             torch.sub(self._old, self._left, out=mean)
             for name, moved in self.named(mean).items():
                 self._parameters[name].add_(moved)
 
-    def agreed(self) -> dict[str, Tensor]:
-        """Parameters after the last outer step, by name; views."""
+    def global_parameters(self) -> dict[str, Tensor]:
+        """Views of the parameters after the last outer step, by name."""
         return self.named(self._old)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
-        found = {PARAMETER + name: tensor for name, tensor in self.agreed().items()}
+        """Its part of a checkpoint."""
+        found = {PARAMETER + name: tensor for name, tensor in self.global_parameters().items()}
         if self._momentum is not None:
             named = self.named(self._momentum)
             found |= {MOMENTUM + name: tensor for name, tensor in named.items()}
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave."""
+        """Restore `state`."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         # where an outer step is to come, nothing was done since changes were taken
         self.leave()
 
     def leave(self) -> None:
-        """Remember parameters as they are, if the outer step is to come later than others."""
+        """Take a snapshot of the parameters, if the outer step is delayed."""
         if self._left is not None:
             with torch.no_grad():
                 for name, left in self.named(self._left).items():
                     left.copy_(self._parameters[name])
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of a vector of all parameters, by their names."""
+        """Views of a vector of all parameters, by name."""
         parts = zip(self._parameters.items(), self._split(vector), strict=True)
         return {name: part.view_as(parameter) for (name, parameter), part in parts}
 

@@ -1,7 +1,7 @@
-"""Who sends what to whom in an iteration, in the one order that both ends know.
+"""P2P messages of an iteration, in the order known to both ends.
 
-Messages of an ordered pair leave in the order in which the sender's operations produce them, so a
-message needs no name on the wire: the receiver knows from the plan which one comes next.
+Messages of an ordered pair leave in the order in which the sender's operations produce them, so
+they need no tag: the receiver knows from the plan which one comes next.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from planner.training_plan.schedule import Operation, Schedule
 
 @dataclass(frozen=True)
 class Message:
-    """What one device's operation hands to another's.
+    """Output of one device's operation, input of another's.
 
     Attributes
     ----------
     kind, microbatch
-        Of the operation that waits for it.
+        Of the operation that needs it.
     """
 
     kind: str
@@ -29,28 +29,28 @@ class Message:
 
     @property
     def operation(self) -> Operation:
-        """The operation that waits for it."""
+        """The operation that needs it."""
         return self.kind, self.microbatch
 
 
 class P2PSchedule:
-    """All messages of one device in one schedule.
+    """All messages of one device in a schedule.
 
     Parameters
     ----------
     schedule
         Paths and orders of all devices.
     forward
-        Whether there are no backward passes.
+        Whether there are forward passes only.
 
     Attributes
     ----------
     after
-        By operation of the device, the message that it sends when it is done.
+        By operation, the message that it sends when it is done.
     before
-        By operation of the device, the message that it waits for.
+        By operation, the message that it needs.
     incoming
-        By source, its messages to the device in the order in which they leave.
+        By source, its messages in order of sending.
     """
 
     def __init__(self, schedule: Schedule, device: int, *, forward: bool = False) -> None:
@@ -79,5 +79,5 @@ class P2PSchedule:
 
     @property
     def peers(self) -> set[int]:
-        """Devices that it sends to or receives from."""
+        """Devices with which it exchanges messages."""
         return {message.destination for message in self.after.values()} | set(self.incoming)

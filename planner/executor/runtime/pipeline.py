@@ -25,10 +25,9 @@ def run_operations(
     record: StepRecord,
     ended: Callable[[float], None] = lambda end: None,
 ) -> None:
-    """Do F, H and B of one device; messages leave as soon as their operation is done.
+    """Run F, H and B of one device; messages leave as soon as their operation is done.
 
-    The next operation is begun before one has ended, where the device allows for it and what it
-    waits for is there.
+    On a GPU the next operation is issued before the previous one has ended, if its input is there.
     """
     side = compute.side
     begun: deque[_Begun] = deque()
@@ -49,7 +48,7 @@ def run_operations(
                 end(0)
             arrival = receiver.take(serial, before)
         start = side.mark()
-        made = compute.operate(kind, b, None if arrival is None else arrival.tensor)
+        made = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
         stop = side.mark()
         if (after := traffic.after.get(operation)) is not None:
             sender.send(made, after.destination)
@@ -60,7 +59,7 @@ def run_operations(
 
 
 class _Begun(NamedTuple):
-    """An operation that has maybe not ended: what it is, what left after it and came before."""
+    """An operation that may not have ended: what it is, what it sent and received."""
 
     operation: Operation
     start: Mark
@@ -69,7 +68,7 @@ class _Begun(NamedTuple):
     arrival: ReceivedMessage | None = None
 
     def noted(self, side: DeviceBackend, rank: int, record: StepRecord) -> float:
-        """Waits for its end, which is returned."""
+        """Wait for its end, record it, and return the time."""
         start_s, end_s = side.at(self.start), side.at(self.stop)
         if self.sent is not None:
             record.sent(*self.sent, end_s)
@@ -84,13 +83,13 @@ class _Begun(NamedTuple):
 def run_whole_model(
     microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
 ) -> None:
-    """Take microbatches through the whole model on this device, whatever their planned path."""
+    """Run microbatches through the whole model on this device."""
     side = compute.side
     begun: deque[_Begun] = deque()
     for b in microbatches:
         for kind in "FHB":
             start = side.mark()
-            compute.operate(kind, b, None)
+            compute.run_op(kind, b, None)
             begun.append(_Begun((kind, b), start, side.mark()))
             if len(begun) > side.ahead:
                 begun.popleft().noted(side, rank, record)

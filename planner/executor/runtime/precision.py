@@ -16,20 +16,20 @@ from planner.training_plan.model import TrainingPlan
 
 TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
 BF16_CAPABILITY = (8, 0)
-"""Of NVIDIA GPUs from which on products in bf16 are not emulated."""
+"""Smallest compute capability of NVIDIA GPUs with bf16 products in hardware."""
 
 
 class LowPrecisionModule:
-    """A part of the model as it computes: same structure, weights in the format of compute.
+    """A part of the model in the format of compute, with the same structure.
 
-    Weights are rounded once a step and not in every operation. Each gradient is added to that of
-    its fp32 parameter as soon as it is there, and let go of. The embedding stays in fp32, since it
-    is looked up and not multiplied; what it gives is rounded. In fp32 the part itself computes.
+    Weights are rounded once per step, not in every operation. Each gradient is added to that of its
+    fp32 parameter as soon as it is computed, and freed. The embedding stays in fp32, since it is
+    not multiplied; its output is rounded. In fp32 the original module computes.
 
     Parameters
     ----------
     module
-        With parameters in fp32, whose gradients are there when there are any to add.
+        With fp32 parameters, whose gradients are allocated.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
@@ -43,12 +43,12 @@ class LowPrecisionModule:
         self.round()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the module makes of its inputs."""
+        """Output of the module."""
         made: Tensor = self._module(*inputs)
         return made
 
     def compile(self) -> None:
-        """Compile each layer, or the whole of a part without layers, at its first call.
+        """Compile each layer, or a part without layers as a whole, at its first call.
 
         Layers of equal shapes share one compiled function.
         """
@@ -57,7 +57,7 @@ class LowPrecisionModule:
             part.compile(dynamic=False)
 
     def round(self) -> None:
-        """Take over the parameters as they are now."""
+        """Update the rounded weights from the parameters."""
         with torch.no_grad():
             for weight, parameter in self._rounded:
                 weight.copy_(parameter)
@@ -94,7 +94,7 @@ def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
 
 
 def set_precision(plan: TrainingPlan, device: torch.device) -> None:
-    """Have a device compute in the plan's format, and in no other."""
+    """Set PyTorch's global options so that a device computes in the plan's format."""
     # products in fp32 never in TF32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

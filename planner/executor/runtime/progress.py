@@ -1,4 +1,4 @@
-"""What rank 0 prints: a line at the end of each of its steps, and losses that came late."""
+"""Output of rank 0: one line or JSON event per step, and losses that arrive later."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Progress:
     Attributes
     ----------
     events
-        JSON lines instead of text.
+        Whether to print JSON lines instead of text.
     work
-        What a step computes; None: nothing is.
+        FLOPs and tokens of a step; None if no model is trained.
     plan
-        Hash of the plan that is run, which steps' events tell.
+        Hash of the current plan.
     """
 
     planned_s: float
@@ -73,13 +73,13 @@ class Progress:
         )
 
     def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:
-        """Devices are lost, or have come, in an elastic run."""
+        """Devices were lost or have joined in an elastic run."""
         self._ended_s = 0.0
         for event in membership_events(now, plan, lost_s):
             self._say(event_line(event), **event)
 
     def evaluated(self, found: EvaluationResult) -> None:
-        """An evaluation has ended; the next step begins after it."""
+        """An evaluation has ended, before the next step begins."""
         self._ended_s = 0.0
         self._say(
             f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
@@ -92,7 +92,7 @@ class Progress:
         )
 
     def moves(self, decision: RebalanceDecision, why_not: str) -> None:
-        """A device goes to another stage, or cannot."""
+        """A device moves to another stage, or cannot."""
         move = decision.move
         self._ended_s = 0.0
         self._say(
@@ -117,7 +117,7 @@ class Progress:
         return rates, said
 
     def end(self, losses: LossCollector | None) -> None:
-        """The run has ended, and all losses are known: tell those not told yet."""
+        """The run has ended, and all losses are known: print the remaining ones."""
         for step in () if losses is None else losses.steps:
             if step in self._told or losses is None:
                 continue
@@ -126,7 +126,7 @@ class Progress:
                 self._say(text, event="loss", step=step, loss=loss)
 
     def phase(self, doing: str) -> None:
-        """Something before the first step begins, for ``planner run``."""
+        """A phase before the first step, for ``planner run``."""
         if self.events:
             self._say("", event="phase", doing=doing)
 

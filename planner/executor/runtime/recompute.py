@@ -1,4 +1,4 @@
-"""Cheap functions whose values are made again for the backward pass instead of being kept."""
+"""Recomputation of cheap functions in the backward pass, instead of saving their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = Callable[..., Tensor]
 
 
 def recomputed(function: Function, *inputs: Tensor) -> Tensor:
-    """A function's value; until its backward pass only its inputs are kept."""
+    """Value of a function that saves its inputs only."""
     if torch.compiler.is_compiling():
         # the compiler decides itself what is kept for the backward pass
         return function(*inputs)

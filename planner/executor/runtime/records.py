@@ -1,4 +1,4 @@
-"""What a rank did and when, on its monotonic clock, and the file that tells it."""
+"""Timeline of a rank on its monotonic clock, and the file for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Record = tuple[int, int, str, float, float]
 MessageRecord = tuple[int, str, int, int, int, float | None, float | None]
 """``(microbatch, kind, source, destination, bytes, handed_over_s, arrived_s)``.
 
-None: the half that the other end knows.
+None for the time that the other end knows.
 """
 
 
@@ -30,16 +30,15 @@ class StepRecord:
     Attributes
     ----------
     step
-        Iteration, from 0; steps from rest are counted by themselves.
+        Iteration, from 0; steps from an idle system are counted separately.
     rest
-        Whether all ranks waited for one another before it.
+        Whether all ranks waited for each other before it.
     begin_s, end_s
         From when the rank waits for its first operation to the end of its update.
     routes
-        Of the microbatches of this rank's trainer, where they are routed: number, and the device of
-        each stage.
+        With stochastic wiring, microbatches of this rank: number, and the device of each stage.
     norm
-        Of all gradients before they were clipped; None: they were not looked at.
+        Global norm of the gradients before clipping; None without clipping.
     """
 
     step: int
@@ -52,11 +51,11 @@ class StepRecord:
     norm: float | None = None
 
     def sent(self, message: Message, size: int, handed_over_s: float) -> None:
-        """Note a message that left."""
+        """Record a message that was sent."""
         self._note(message, size, handed_over_s, None)
 
     def received(self, message: Message, size: int, arrived_s: float) -> None:
-        """Note a message that arrived."""
+        """Record a message that arrived."""
         self._note(message, size, None, arrived_s)
 
     def _note(self, message: Message, size: int, sent: float | None, got: float | None) -> None:
@@ -77,7 +76,7 @@ class StepRecord:
 
 
 class RouteLog:
-    """Which peers each microbatch of this rank's trainer went through, a JSON line each.
+    """Routes of the microbatches of this rank, one JSON line each.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ class RouteLog:
             self._path.write_text("")
 
     def after(self, record: StepRecord) -> None:
-        """A step has ended; what it routed is in the file at once."""
+        """Write the routes of a step."""
         if not record.routes:
             return
         told = (

@@ -1,4 +1,4 @@
-"""Counting the bytes that a rank keeps of its microbatches, where no allocator counts them."""
+"""Counts the bytes saved for backward passes, where no allocator does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class SavedTensors:
-    """Bytes of activations that backward passes still need; a shared storage counts once.
+    """Bytes of activations saved for backward passes; shared storages count once.
 
     Attributes
     ----------
     most
-        Bytes at most so far.
+        Largest number of bytes so far.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class SavedTensors:
 
     @contextmanager
     def counting(self, weights: Iterable[Tensor]) -> Iterator[None]:
-        """While the block runs; its graphs count until they are gone."""
+        """Count graphs created in the block until they are freed."""
         self._weights = {_place(tensor) for tensor in weights}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: _Held(self, t), lambda h: h.tensor):
             yield
 
     def bytes(self, others: Iterable[Tensor] = ()) -> int:
-        """Kept now."""
+        """Bytes saved now."""
         found = {place: size for place, (_, size) in self._held.items()}
         found |= {_place(t): t.untyped_storage().nbytes() for t in others}
         total = sum(size for place, size in found.items() if place not in self._weights)
@@ -40,20 +40,20 @@ class SavedTensors:
         return total
 
     def add(self, tensor: Tensor) -> None:
-        """A graph holds it."""
+        """A graph saves a tensor."""
         holders, size = self._held.get(_place(tensor), (0, tensor.untyped_storage().nbytes()))
         self._held[_place(tensor)] = (holders + 1, size)
         self.bytes()
 
     def drop(self, tensor: Tensor) -> None:
-        """A graph holds it no more."""
+        """A graph has freed a tensor."""
         holders, size = self._held.pop(_place(tensor))
         if holders > 1:
             self._held[_place(tensor)] = (holders - 1, size)
 
 
 class _Held:
-    """As long as a graph holds it, its tensor counts."""
+    """Reference of a graph to a saved tensor."""
 
     def __init__(self, kept: SavedTensors, tensor: Tensor) -> None:
         self.kept, self.tensor = kept, tensor

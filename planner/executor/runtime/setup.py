@@ -1,4 +1,4 @@
-"""A rank before its first step: met with the others, with memory for its part, and its part."""
+"""Set-up of a rank before its first step: rendezvous, memory check, stage module."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ from planner.utils.atomic_write import write_text
 
 @dataclass
 class RankContext:
-    """What a rank begins its steps with.
+    """State of a rank before its first step.
 
     Attributes
     ----------
     args
         Of `planner.executor.launch.arguments.parse_arguments`.
     ranks
-        This process among all.
-    imposed
-        What an imposed run divides by; None: a model is trained.
-    learner
-        Its part of the model; None: it has none, or there is no model.
+        The process group.
+    time_scale
+        Of simulated compute; None if a model is trained.
+    stage_module
+        Its part of the model; None if it has none.
     works
-        What its operations do.
+        Runs its operations.
     progress
-        What the first rank tells.
+        Output of the first rank.
     held_out
-        What is evaluated on, and when; None: nothing is.
+        Evaluation data; None for no evaluation.
     need
-        What it will hold; None: nothing that counts.
+        Its peak memory; None if it is not checked.
     first
-        Steps that were done before.
+        Number of steps done before.
     export
-        Where the model goes in the end.
+        Where the model is exported at the end.
     direct
-        What reaches others without the host; None: nothing does.
+        Transfers between GPUs without the host; None for none.
     """
 
     args: argparse.Namespace
@@ -87,7 +87,7 @@ class RankContext:
     direct: DeviceTransfers | None = None
 
     def stage_module_of(self, plan: TrainingPlan) -> StageModule:
-        """What this rank computes by a plan, from its beginning."""
+        """The stage module of this rank in a plan."""
         # what is gone on from has its own weights
         weights = self.args.weights if self.args.resume is None else None
         return StageModule(
@@ -102,7 +102,7 @@ class RankContext:
         )
 
     def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
-        """What a rank holds by a plan."""
+        """Peak memory of a rank in a plan."""
         return memory_need(
             plan,
             rank,
@@ -122,7 +122,7 @@ def set_up(
     pieces: Sequence[RunSegment],
     detector: FailureDetector,
 ) -> RankContext:
-    """Meet the others, and get ready."""
+    """Meet the other ranks and get ready."""
     optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
     eval_data = eval_data_of(args)
     _start_gpu(args.device)
@@ -190,7 +190,7 @@ def _prepare_model(
 
 
 def _digests(made: RankContext, plan: TrainingPlan) -> dict[str, str]:
-    """Of the files that this rank has read."""
+    """Digests of the files that this rank has read."""
     if made.stage_module is None:
         return {}
     layers = plan.stage_layers[plan.stage_of[made.ranks.rank]]
@@ -199,7 +199,7 @@ def _digests(made: RankContext, plan: TrainingPlan) -> dict[str, str]:
 
 
 def _direct_of(made: RankContext) -> DeviceTransfers | None:
-    """What reaches others from where this rank computes."""
+    """Transfers to other ranks without the host."""
     stage_module = made.stage_module
     side, device = (
         (HOST, torch.device("cpu")) if stage_module is None else (stage_module.side, made.device)
@@ -209,7 +209,7 @@ def _direct_of(made: RankContext) -> DeviceTransfers | None:
 
 
 def _prepare_checkpoints(made: RankContext, plan: TrainingPlan, detector: FailureDetector) -> None:
-    """How many steps were done before, and what writes checkpoints."""
+    """Resume if requested; returns the steps done, and the checkpoint manager."""
     args, ranks, settings = made.args, made.ranks, made.optimizing.to_dict()
 
     def written(steps: int) -> None:
@@ -242,7 +242,7 @@ def _prepare_checkpoints(made: RankContext, plan: TrainingPlan, detector: Failur
 
 
 def _start_gpu(choice: str) -> None:
-    """Create the CUDA context before heartbeats begin: this may hold the GIL for seconds."""
+    """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
         # autograd's own thread begins with a product, and the context is there all the same
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")

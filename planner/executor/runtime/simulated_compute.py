@@ -1,7 +1,8 @@
-"""Imposed compute: operations take the plan's seconds, messages the plan's bytes, no model.
+"""Simulated compute: operations take the plan's seconds, messages the plan's bytes, without a
+model.
 
-So a machine with few processors carries out a plan of many devices: what is left to chance is what
-the network and the ranks themselves do.
+A machine with few processors can thus run a plan for many devices; only the network and the
+overhead of the ranks are real.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ SET_TIMER_SLACK = 29
 """prctl PR_SET_TIMERSLACK of Linux."""
 LEARN = 0.1
 MOST_LATE_S = 3e-4
-"""More than that would be waited out awake too often, on processors that others need."""
+"""Longest busy wait, to spare processors that others need."""
 
 
 @dataclass(frozen=True)
 class TimeScale:
-    """What is divided so that a small machine can carry a large plan's network.
+    """Divisors that let a small machine run a plan for a large network.
 
     Attributes
     ----------
     speed
-        All times are divided by it.
+        Divides all times.
     shrink
-        All bytes are divided by it.
+        Divides all bytes.
     """
 
     speed: float = 1.0
@@ -55,13 +56,7 @@ class TimeScale:
 
 
 class SimulatedCompute:
-    """Sleeps for each operation as long as it takes in the plan.
-
-    Parameters
-    ----------
-    imposed
-        What times and bytes are divided by.
-    """
+    """Sleeps for each operation as long as it takes in the plan."""
 
     side = HOST
 
@@ -93,11 +88,11 @@ class SimulatedCompute:
         self._sleeper = Sleeper()
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
         self._schedule = schedule
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Sleep; returns the bytes that a real operation would send."""
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Sleep; returns as many bytes as a real operation."""
         self._sleeper.until(time.monotonic() + self._seconds[kind])
         if self._routes:
             return self._payload[: self._made[kind]]
@@ -123,29 +118,29 @@ class SimulatedCompute:
         self._sleeper.until(time.monotonic() + self._update_s)
 
     def samples(self) -> int:
-        """They are not counted."""
+        """None: samples are not counted."""
         return 0
 
     def leave(self) -> None:
-        """There is no change."""
+        """Does nothing."""
 
-    def change(self, samples: int | None = None) -> Tensor:
+    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector
 
     def outer_step(self) -> None:
-        """The plan counts no time for it."""
+        """Does nothing: the plan counts no time for it."""
 
     def loss(self) -> float | None:
-        """There is none."""
+        """None."""
         return None
 
 
 class Sleeper:
-    """Sleeps up to moments of the monotonic clock, for one thread.
+    """Sleeps until given times of the monotonic clock, for one thread.
 
-    Systems wake a thread late, by tens of microseconds that depend on the machine and its load. It
-    asks to be woken so much earlier, as learnt from the times before, and waits out the rest awake.
+    Systems wake a thread late, by tens of microseconds that depend on machine and load. It requests
+    to be woken earlier by the delay observed so far, and busy-waits for the rest.
     """
 
     def __init__(self) -> None:
@@ -156,7 +151,7 @@ class Sleeper:
                 ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)
 
     def until(self, deadline_s: float) -> None:
-        """Sleep."""
+        """Sleep until a time."""
         target = deadline_s - self._late_s
         if (left := target - time.monotonic()) > 0:
             time.sleep(left)

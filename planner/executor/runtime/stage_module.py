@@ -31,7 +31,7 @@ from planner.workload.layers import Architecture
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
-    """Raise `PlanError` for what this release cannot carry out."""
+    """Refuse plans that the executor cannot run."""
     arch = plan.workload.architecture
     if arch is None or arch.unexecuted:
         raise PlanError(plan.workload.unexecuted)
@@ -72,13 +72,13 @@ def has_head(plan: TrainingPlan, rank: int) -> bool:
 
 
 def tied_values(plan: TrainingPlan, stage: int) -> int:
-    """Of a stage's gradients, how many another stage has too, averaged over both."""
+    """Number of a stage's gradients that are tied to another stage's."""
     shares = plan.averages_tied and stage in (0, plan.head_stage)
     return plan.workload.tied_parameters if shares else 0
 
 
 class _Kept(NamedTuple):
-    """Of a microbatch between its F and its B: what was received, and what the stage made of it."""
+    """What is kept of a microbatch between F and B: the input, and the output of the stage."""
 
     received: Tensor | None
     output: Tensor | None
@@ -90,15 +90,15 @@ class StageModule:
     Parameters
     ----------
     optimizing
-        What updates the parameters.
+        Optimizer settings.
     data
-        What to train on.
+        Training data.
     weights
-        Folder of Hugging Face weights to start from; None: the plan's seed makes them.
+        Folder of Hugging Face weights to start from; None to initialise from the plan's seed.
     counted
-        Whether other plans may follow, of fewer devices: then samples are counted.
+        Whether plans with fewer devices may follow, so that samples are counted.
     side
-        Of the device; None: its own.
+        Backend of the device; None to create it.
     compiled
         Whether layers and head are compiled.
     """
@@ -159,10 +159,9 @@ class StageModule:
 
     @property
     def held_bytes(self) -> int:
-        """Of tensors: parameters and what they are rounded to, gradients, moments, activations.
+        """Bytes of parameters, rounded weights, gradients, moments and activations.
 
-        Activations are those of the step that was counted, on the CPU; what lives within one
-        operation is not in it.
+        Activations are those of the counted step, on the CPU, without temporaries of operations.
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.kept
@@ -173,12 +172,12 @@ class StageModule:
 
     @property
     def weights(self) -> list[Tensor]:
-        """Parameters, and what they are rounded to."""
+        """Parameters and rounded weights."""
         parts = (self.computed_stage, self.computed_head)
         return [*self.parameters, *(w for part in parts if part for w in part.rounded)]
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
+        """Zero gradients at the start of a step."""
         # one step is counted, and the others go without what counting takes
         self._counting &= not self.kept.most
         self._step = step
@@ -193,8 +192,8 @@ class StageModule:
         self._vector.zero_()
         self.side.begin()
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B; returns the activations or their gradient, as a message."""
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Run F, H or B; returns activations or their gradient as a message."""
         given = None if received is None else self.read(kind, received)
         if not self._counting:
             return self._done(kind, microbatch, given)
@@ -211,7 +210,7 @@ class StageModule:
         return self.boundary.write(made, gradient=True)
 
     def read(self, kind: str, message: Tensor) -> Tensor:
-        """What an operation of a kind computes with, of the message that it waited for."""
+        """Decode the message that an operation needs."""
         here = self.side.enter(message)
         return self.boundary.read(here, self.dtype, gradient=kind == "B")
 
@@ -221,12 +220,12 @@ class StageModule:
         return self.side.enter(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message, *, own: bool = False) -> Tensor:
-        """Memory for activations or their gradient."""
+        """Memory for a message with activations or their gradient."""
         make = self.side.own if own else self.side.room
         return make(*self.boundary.message)
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
-        """All gradients in one vector."""
+        """All gradients as one vector."""
         if here is not None and here is self._on_host:
             there, found = (self._host, self._vector) if here else (self._vector, self._host)
             if found is not there:
@@ -235,7 +234,7 @@ class StageModule:
         return self._host if self._on_host else self._vector
 
     def update(self) -> None:
-        """Take the optimizer step, with the gradients of all or with this device's own."""
+        """Take an optimizer step, with averaged gradients or with this device's own."""
         scale = None
         if self.outer is not None:
             scale = self._samples.scale(self._step)
@@ -251,51 +250,51 @@ class StageModule:
         self._updated()
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
-        """Go on in another plan of the same stage, of those who are there."""
+        """Continue with another plan of the same stage, after devices were lost or joined."""
         self._samples.follow(plan, rank)
 
     def samples(self) -> int:
-        """Microbatches of the change, where they are counted."""
+        """Microbatches of the pseudo-gradient, where they are counted."""
         return self._samples.changed
 
     def leave(self) -> None:
-        """Remember how far this device has come since the last outer step."""
+        """Take a snapshot for the pseudo-gradient."""
         assert self.outer is not None
         self.outer.leave()
         self._samples.leave()
 
-    def change(self, samples: int | None = None) -> Tensor:
-        """How far this device's parameters went from the last outer step to `leave`, weighted."""
+    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
+        """Weighted pseudo-gradient: change of the parameters since the last outer step."""
         assert self.outer is not None
         # gradients are needed no more
-        self.outer.change(self._vector, self._samples.weight(self._step, samples))
+        self.outer.pseudo_gradient(self._vector, self._samples.weight(self._step, samples))
         self._to_come = True
         self._on_host = False
         return self.gradients(here=False)
 
     def outer_step(self) -> None:
-        """Take the outer step with the mean of all changes."""
+        """Apply the outer step with the mean pseudo-gradient."""
         assert self.outer is not None
         self._from_host()
         self.outer.step(self._vector)
-        self._samples.agreed()
+        self._samples.outer_step_taken()
         self._to_come = False
         self._updated()
 
     def round(self) -> None:
-        """Compute with the parameters as they are now."""
+        """Update the rounded weights from the parameters."""
         for part in (self.computed_stage, self.computed_head):
             if part is not None:
                 part.round()
 
     def loss(self) -> float | None:
-        """Of the step so far."""
+        """Loss of the step so far."""
         return None if self._loss is None else float(self._loss)
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters, and what the optimizers keep of each; all that training goes on from.
+        """Parameters and optimizer states: everything needed to continue training.
 
-        The mean too where an outer step is to come: it must be known by now.
+        With a pending outer step also its mean, which must be known by now.
         """
         found: dict[str, Tensor] = {}
         for name, parameter in self.named().items():
@@ -309,7 +308,7 @@ class StageModule:
         return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave, of the same part of the model."""
+        """Restore `state` of the same part of the model."""
         counts_here = any(group.get("fused") for group in self.optimizer.param_groups)
         with torch.no_grad():
             for name, parameter in self.named().items():
@@ -332,9 +331,9 @@ class StageModule:
         self.round()
 
     def restart_from_global(self) -> None:
-        """Leave what the device that state is from has done since the last outer step to that."""
+        """Discard what the source of the state did since the last outer step."""
         with torch.no_grad():
-            for name, value in self.agreed().items():
+            for name, value in self.global_parameters().items():
                 self.named()[name].copy_(value)
         self._samples.forget()
         if self.outer is not None:
@@ -342,27 +341,28 @@ class StageModule:
         self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:
-        """Parameters by name, a matrix that embedding and head share once."""
+        """Parameters by name; a tied matrix once."""
         whole = nn.ModuleDict({"stage": self.stage})
         if self.head is not None:
             whole["head"] = self.head
         return dict(whole.named_parameters())
 
     def _as_averaged(self) -> list[nn.Parameter]:
-        """All parameters, what another stage has too before the others."""
+        """All parameters, tied ones first."""
         if not self.tied_values:
             return self.parameters
         named = self.named()
         shared = named[EMBEDDING if EMBEDDING in named else PROJECTION]
         return [shared, *(p for p in self.parameters if p is not shared)]
 
-    def agreed(self) -> Mapping[str, Tensor]:
-        """Parameters that all devices of the stage have: as they are, or after an outer step."""
-        return self.named() if self.outer is None else self.outer.agreed()
+    def global_parameters(self) -> Mapping[str, Tensor]:
+        """Parameters common to all devices of the stage: current ones, or those of the last outer
+        step."""
+        return self.named() if self.outer is None else self.outer.global_parameters()
 
     @cached_property
     def _host(self) -> Tensor:
-        """Where the gradients are averaged, if they are."""
+        """Host memory for averaging, allocated at first use."""
         if self.side is not HOST:
             return self.side.room(tuple(self._vector.shape), self._vector.dtype)
         # delayed, gradients are made while it is averaged
@@ -393,11 +393,11 @@ class StageModule:
         return output.detach()
 
     def run_stage(self, inputs: Tensor) -> Tensor:
-        """Activations after the stage, of tokens or activations."""
+        """Activations after the stage, from tokens or activations."""
         return self.computed_stage(inputs)
 
     def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
-        """The head's loss, summed over tokens."""
+        """Loss of the head, summed over tokens."""
         assert self.computed_head is not None
         return self.computed_head(activations, targets)
 
@@ -434,7 +434,7 @@ class StageModule:
 
 
 def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:
-    """One vector that all gradients are views of, so that averaging copies nothing."""
+    """One vector of which all gradients are views, so that averaging needs no copy."""
     sizes = [p.numel() for p in parameters]
     vector = torch.zeros(sum(sizes), device=parameters[0].device)
     for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):

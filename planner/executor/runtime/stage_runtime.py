@@ -1,4 +1,4 @@
-"""What a rank computes, apart from who sends what to whom when."""
+"""Interface of what a rank computes, independent of communication."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ class Operations(Protocol):
 
     @property
     def side(self) -> DeviceBackend:
-        """Where it computes."""
+        """Backend of the device."""
 
-    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Begin F, H or B and return what goes on to the next operation."""
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Issue F, H or B, and return its output."""
 
 
 class StageRuntime(Operations, Protocol):
-    """The work of one rank: of a real model, or imposed, which only takes its time."""
+    """Compute of one rank: of a real model, or simulated."""
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """A step begins."""
+        """Start of a step."""
 
     def buffer(self, message: Message, *, own: bool = False) -> Tensor:
         """Memory for a message to this rank."""
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
-        """``float32`` vector of the step's gradients, to be averaged in place."""
+        """``float32`` vector of the step's gradients, averaged in place."""
 
     @property
     def tied_values(self) -> int:
-        """Leading values of `gradients` that another stage has too, averaged over both."""
+        """Number of leading values of `gradients` that are tied to another stage's."""
 
     def update(self) -> None:
-        """Take the optimizer step with what `gradients` gave.
+        """Take an optimizer step.
 
-        Where devices update by themselves: with this device's own, or on two clocks with the sum.
+        In local SGD with this device's own gradients, in two-frequency averaging with the group's.
         """
 
     def samples(self) -> int:
-        """Microbatches of this device, or of all that are as one, in `change`; where counted."""
+        """Microbatches of the pseudo-gradient of this device, or of all that act as one with it."""
 
     def leave(self) -> None:
-        """What this device did since the last outer step is what `change` gives from now on."""
+        """Take a snapshot, up to which `change` reaches."""
 
-    def change(self, samples: int | None = None) -> Tensor:
-        """``float32`` vector on the CPU to be summed in place: how far this device's update went.
+    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
+        """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
 
-        From the last outer step to `leave`, with its weight; only where devices update by
-        themselves. Asked again before `outer_step`, the same.
+        From the last outer step to `leave`; only in local SGD. Calls before `outer_step` return the
+        same.
         """
 
     def outer_step(self) -> None:
-        """Take the outer step with what `change` gave."""
+        """Apply the outer step with the averaged `change`."""
 
     def loss(self) -> float | None:
-        """The summed loss of the step's microbatches whose head was here; None if it was not."""
+        """Sum of the losses of the step's microbatches whose head ran here; None if there were
+        none."""

@@ -1,4 +1,4 @@
-"""A run's steps, piece by piece: between two a device moves to another stage."""
+"""The steps of a run, segment by segment; between segments a device moves to another stage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from planner.training_plan.model import TrainingPlan
 
 
 class TrainResult(NamedTuple):
-    """What a run has come to.
+    """Result of a run.
 
     Attributes
     ----------
     plan
-        Of the last piece.
+        Of the last segment.
     last
-        Step; None: there was none.
+        Last step; None if there was none.
     """
 
     plan: TrainingPlan
@@ -36,7 +36,7 @@ class TrainResult(NamedTuple):
 
 
 def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -> TrainResult:
-    """Do all steps; all ranks come here together."""
+    """Run all steps; a collective call."""
     args, ranks = made.args, made.ranks
     microbatch_queue = ranks.store if args.own_pace else None
     time_scale, direct = made.time_scale, made.direct
@@ -74,12 +74,12 @@ def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -
 
 
 def _rebalancing(made: RankContext, plan: TrainingPlan) -> Rebalancing | None:
-    """Who decides in the run who moves."""
+    """The policy that moves devices during the run."""
     if made.args.rebalance is None:
         return None
 
     def fits(on: TrainingPlan) -> bool:
-        """Whether this rank's device holds its part of a plan; without a model all do."""
+        """Whether the device of this rank holds its part of a plan."""
         memory_bytes = float(on.cluster.memory_bytes[made.ranks.rank])
         return made.need is None or made.memory_need(on, made.ranks.rank).total <= memory_bytes
 
@@ -92,7 +92,7 @@ def _rebalancing(made: RankContext, plan: TrainingPlan) -> Rebalancing | None:
 
 
 def _move(made: RankContext, piece: RunSegment) -> None:
-    """The device that moves gets what its new stage has."""
+    """Transfer the state of the new stage to the moved device."""
     if made.need is not None:
         now = made.memory_need(piece.plan, made.ranks.rank)
         made.need = max(made.need, now, key=lambda need: need.total)
@@ -113,7 +113,7 @@ def _steps(
     evaluation: Evaluation | None,
     watchers: Sequence[Callable[[StepRecord], None]],
 ) -> list[StepRecord]:
-    """Run a piece; rank 0 tells of each step as it ends."""
+    """Run a segment; rank 0 reports each step."""
     args, progress = made.args, made.progress
     rest, begin = (0, piece.begin) if part else (args.rest, made.first)
     records: list[StepRecord] = []
@@ -128,7 +128,7 @@ def _steps(
         _evaluate(made, evaluation, record.step)
         if made.checkpoints is not None and made.checkpoints.due(record.step):
             worker.settle()
-            made.checkpoints.after(record.step)
+            made.checkpoints.maybe_save(record.step)
     if not records:
         _evaluate(made, evaluation, args.steps - 1)
     if worker.rank == 0:

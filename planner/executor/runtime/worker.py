@@ -1,4 +1,4 @@
-"""One rank's steps: operations, averaging, update, one after the other and no barrier between."""
+"""Steps of one rank: operations, averaging, update, without a global barrier."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
 
 HEAD_START_S = 0.2
-"""From the agreement on a moment to it, beyond the way to the farthest rank."""
+"""Delay of a synchronised start, beyond the latency to the farthest rank."""
 
 
 class Worker:
@@ -55,38 +55,35 @@ class Worker:
     Parameters
     ----------
     ranks
-        This process among all.
+        The process group.
     compute
-        What its operations do.
+        Runs its operations.
     imposed
-        What an imposed run divides the plan's times and bytes by; None: a model is trained.
+        Scale of simulated compute; None if a model is trained.
     tickets
-        If given, devices take microbatches from this store as fast as they can until the batch is
-        complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
-        stage, whose microbatches any device can do alone.
+        If given, devices take microbatches from this queue as fast as they can until the batch is
+        complete (DeDLOC, 3.1), instead of the planned ones; for plans of one stage.
     before
-        This rank's worker of the steps before, whose counts go on, and with the same plan what it
-        has learnt of its peers.
+        The worker of the steps before, whose counts and, with the same plan, estimates continue.
     commit
-        Decides for all ranks whether a step's update is taken, and tells their losses; None: each
-        takes its own when its gradients are there.
+        Commits steps and collects losses; None if each rank updates when its gradients are ready.
     direct
-        What reaches others without the host; None: nothing does.
+        Transfers between GPUs without the host; None for none.
 
     Attributes
     ----------
     wiring
-        The plan as this rank sees it.
+        The plan from this rank's view.
     losses
-        On rank 0, those known so far; None where there are none.
+        On rank 0, losses known so far; None where there are none.
     began_s
-        Monotonic clock, when the first of the steps began.
+        Start of the first step on the monotonic clock.
     microbatches
-        That went through this rank, forth and back.
+        Number that passed this rank, forward and backward.
     sent_bytes
-        By rank, what averaging and the pipeline sent there so far.
+        By rank, bytes sent by averaging and pipeline.
     router
-        What this device has learnt of its peers, where it chooses among them.
+        Estimates of peers, with stochastic wiring.
     """
 
     def __init__(
@@ -174,7 +171,7 @@ class Worker:
         with ExitStack() as held:
             wanted = self.wiring.connections
             if self._direct is not None:
-                self._direct.meet(self._reached(self._direct))
+                self._direct.connect(self._reached(self._direct))
             wanted |= {(ChannelKind.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
@@ -201,7 +198,7 @@ class Worker:
         failure: ErrorLatch,
     ) -> Iterator[StepRecord]:
         if self._commit is not None:
-            self._commit.heed(failure)
+            self._commit.abort_on(failure)
         pipeline = self._channels[ChannelKind.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
         sender = Sender(pipeline.to, failure, *ways, self._compute.side, self._direct)
@@ -251,7 +248,7 @@ class Worker:
             self.losses.wait()
 
     def _reached(self, direct: DeviceTransfers) -> set[int]:
-        """Whom this rank has to do with from GPU to GPU, as they with it."""
+        """Ranks with which this rank exchanges data from GPU to GPU."""
         found = {other for traffic in self.wiring.traffic.values() for other in traffic.peers}
         parts = [self.wiring.within]
         if not self.plan.sync.local_steps:
@@ -261,7 +258,7 @@ class Worker:
         return found & direct.members
 
     def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
-        """Those at the other ends are looked after, if anybody is."""
+        """Let the failure detector watch connections."""
         if self.ranks.detector is None:
             return nullcontext()
         return self.ranks.detector.over({c: self.ranks.name(r) for r, c in lifelines.items()})
@@ -273,7 +270,7 @@ class Worker:
     def _routed(
         self, pipeline: dict[int, Connection], sender: Sender, failure: ErrorLatch
     ) -> StochasticPipeline | None:
-        """What routes microbatches, where the plan does not."""
+        """The stochastic pipeline; None with fixed paths."""
         if self.wiring.places is None:
             return None
         if self.router is None:
@@ -340,13 +337,13 @@ class Worker:
                 # there are no gradients to look at
                 self.wiring.clipping.run(vector[:0], norms)
         if self._commit is not None:
-            self._commit.decide(record.step, self._compute.loss())
+            self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
 
     def _update_and_agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
-        """An update of this device's own and, where they are due, averaging and outer step.
+        """The local update and, where due, averaging and outer step.
 
-        On two clocks with the gradient of all with whom it is as one.
+        In two-frequency averaging, with the averaged gradient of the region.
         """
         sync = self.plan.sync
         if self.wiring.within.peers:
@@ -355,7 +352,7 @@ class Worker:
             way = (peers, sender, None, direct)
             self._average(record, within, lambda on: gradients(here=on), *way)
         if self._commit is not None:
-            self._commit.decide(record.step, self._compute.loss())
+            self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
         self._end_outer(record)
         if sync.due(record.step):
@@ -368,27 +365,27 @@ class Worker:
         record.end_s = time.monotonic()
 
     def _change(self, step: int) -> Tensor:
-        """This device's, up to the outer step that is due after a step."""
+        """The pseudo-gradient for the outer step after a step."""
         samples = None
         if self._commit is not None:
             # of those who are left, which no plan says
-            told = self.ranks.share(f"samples/{step}", str(self._compute.samples()))
+            told = self.ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
             # of those who are as one, the first speaks
             speak = {as_one(self.plan, d)[0] for d in group}
             samples = sum(int(told[d]) for d in speak)
-        return self._compute.change(samples)
+        return self._compute.pseudo_gradient(samples)
 
     def _agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
-        """Average the changes since the last outer step, and take the next one."""
+        """Average the pseudo-gradients and apply the outer step."""
         change = self._change(record.step)
         self._average(record, self.wiring.averaging, lambda on: change, peers, sender)
         self._take_outer(record.step)
         record.end_s = time.monotonic()
 
     def _begin_outer(self, step: int, peers: AllReduceLinks, sender: Sender) -> None:
-        """Average while the next step computes."""
+        """Start averaging while the next step computes."""
         vector = self._change(step)
         self._outer_of = step
         if self.wiring.averaging.peers:
@@ -397,7 +394,7 @@ class Worker:
             self._beside = BackgroundTask(lambda: averaging.run(lambda on: vector, peers, sender))
 
     def _end_outer(self, record: StepRecord) -> None:
-        """Take the outer step that an earlier step has begun, if one has.
+        """Apply an outer step whose averaging an earlier step has started.
 
         After a checkpoint its mean is known.
         """
@@ -412,11 +409,11 @@ class Worker:
 
     def _take_outer(self, step: int) -> None:
         if self._commit is not None:
-            self._commit.agree(step)
+            self._commit.commit_outer_step(step)
         self._compute.outer_step()
 
     def _take_owed(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
-        """Of a step whose update was taken, the outer step that ends with it."""
+        """Apply the outer step that a lost device interrupted."""
         if self.plan.sync.delayed:
             self._begin_outer(record.step - 1, peers, sender)
             self._end_outer(record)
@@ -425,7 +422,7 @@ class Worker:
         record.end_s = time.monotonic()
 
     def settle(self) -> None:
-        """Wait until what is averaged beside the operations is there."""
+        """Wait for averaging in the background."""
         if self._beside is not None:
             self._beside.wait()
 
@@ -451,9 +448,9 @@ class Worker:
         record.ops.append((-1, self.rank, "U", update, record.end_s))
 
     def _begin_together(self, serial: int) -> None:
-        """Wait for all ranks; in an imposed run, on one machine, for one moment of its clock."""
+        """Barrier; with simulated compute on one machine, start at a common time."""
         name = f"begin/{self._part}/{serial}"
-        self.ranks.meet(name)
+        self.ranks.barrier(name)
         if self._time_scale is not None:
             store = self.ranks.store
             if self.rank == 0:
@@ -467,7 +464,7 @@ class Worker:
     def _teller(
         self, connections: dict[int, Connection], steps: range
     ) -> LossCollector | LossSender | None:
-        """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
+        """Loss collector on rank 0, loss sender on others."""
         tellers = self.wiring.tellers
         if self._commit is not None:
             return None

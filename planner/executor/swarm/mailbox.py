@@ -1,7 +1,7 @@
-"""Messages of devices that route microbatches: a thread a neighbour reads all that it sends.
+"""Messages of devices that route microbatches, with one receiving thread per neighbour.
 
-Reading never waits for the operations, so a gradient is not held up by activations before it. What
-has arrived is bounded by what trainers let be on its way.
+Reading never waits for operations, so gradients do not queue behind activations. Pending messages
+are bounded by what microbatch sources keep in flight.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from planner.executor.swarm.routing_messages import (
 
 @dataclass(frozen=True)
 class RoutedMessage:
-    """A note that has arrived.
+    """A message that has arrived.
 
     Attributes
     ----------
     tensor
-        Values, in host memory; None: the note is all.
+        Values in host memory; None for a header alone.
     arrived_s
-        Monotonic clock, when its last byte was there.
+        Arrival of its last byte on the monotonic clock.
     """
 
     note: RoutingMessage
@@ -44,14 +44,14 @@ class RoutedMessage:
 
 
 class Mailbox:
-    """Receives from all neighbours until each has said that nothing follows.
+    """Receives from all neighbours until each has sent its last message.
 
     Parameters
     ----------
     buffer
-        Makes the memory that values go to.
+        Allocates memory for values.
     taken
-        Called with each mail, from the thread of its source.
+        Called with each message, on the thread of its source.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Mailbox:
             self._lanes.append(lane)
 
     def finish(self) -> None:
-        """Wait until all have said that nothing follows."""
+        """Wait for the last message of all neighbours."""
         for lane in self._lanes:
             lane.finish()
 

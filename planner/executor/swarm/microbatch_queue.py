@@ -1,4 +1,4 @@
-"""Microbatches that any device may do: each takes its next one while it works on one."""
+"""A shared queue of microbatches, from which devices take the next one while they compute."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.distributed.distributed_c10d import Store
 
 
 class MicrobatchQueue:
-    """What a rank takes from a store that all share.
+    """The queue of a step in the store, as one rank sees it.
 
-    One ahead: no device waits for the store but at a step's begin. At a step's end a slow device
-    may hold one more than it would have taken then.
+    One microbatch is prefetched, so that a device waits for the store only at the start of a step.
+    At the end of a step a slow device may hold one more than it would take otherwise.
     """
 
     def __init__(self, store: Store) -> None:
@@ -20,7 +20,7 @@ class MicrobatchQueue:
         self._asking = ThreadPoolExecutor(1, "tickets")
 
     def of(self, serial: int, microbatches: int) -> Iterator[int]:
-        """Microbatches of a step that nobody else takes."""
+        """Microbatches of a step, each taken by one rank only."""
         ahead = self._ask(serial)
         while (ticket := ahead.result()) <= microbatches:
             ahead = self._ask(serial)

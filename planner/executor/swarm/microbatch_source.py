@@ -1,4 +1,4 @@
-"""A trainer (SWARM, 3.2): hands out its microbatches of a step, so many at a time."""
+"""Source of microbatches (a trainer in SWARM, 3.2), with a limit on those in flight."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from planner.training_plan.model import TrainingPlan
 
 
 class MicrobatchSource:
-    """The trainer on a device of the first stage; not safe for threads by itself.
+    """The source on a device of the first stage; not thread-safe.
 
-    It has the microbatches whose path in the plan begins on its device, and as many on their way at
-    a time as that device holds there.
+    It has the microbatches whose planned path begins on its device, and keeps as many in flight as
+    that device holds there.
 
     Parameters
     ----------
     ask
-        Takes a microbatch to be done.
+        Called with a microbatch to start.
     end
-        Called when all of a step are handed out.
+        Called when all microbatches of a step were started.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class MicrobatchSource:
 
     @property
     def done(self) -> bool:
-        """Whether all of the step are finished."""
+        """Whether all microbatches of the step have finished."""
         return not self._waiting and not self._flying
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start of a step."""
         self._waiting.extend(self._all)
         self._more()
 
     def finished(self) -> None:
-        """A microbatch has come back."""
+        """A microbatch has finished."""
         self._flying -= 1
         self._more()
 

@@ -1,4 +1,4 @@
-"""Word that a device will be ready to average, a way before it is, so that it comes in time."""
+"""Predicts when a device will be ready to average, to send word one latency ahead."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping
 
 
 class ReadyHint:
-    """Goes by the last step of the same schedule: by how long before each operation had ended.
+    """Prediction from the last step of the same schedule: how long before readiness each operation
+    ended.
 
-    Word sent too soon begins a round before its last member is ready, which costs others' messages
-    some of their links; too late, the round is as late.
+    Word sent too early starts a round before its last member is ready, at the cost of other
+    messages; word sent too late delays the round.
 
     Parameters
     ----------
     ahead_s
-        By rank, how long before it is ready this device tells it so.
+        By rank, how long before readiness word is sent to it.
 
     Attributes
     ----------
     told
-        Ranks that were told in this step.
+        Ranks to which word was sent in this step.
     """
 
     def __init__(self, ahead_s: Mapping[int, float]) -> None:
@@ -30,7 +31,7 @@ class ReadyHint:
         self.told: set[int] = set()
 
     def begin(self, schedule: int) -> None:
-        """A step begins."""
+        """Start of a step."""
         self._schedule, self._ends, self.told = schedule, [], set()
 
     def after(self, end: float, tell: Callable[[int], None]) -> None:

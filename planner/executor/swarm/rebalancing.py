@@ -1,6 +1,6 @@
-"""A run whose devices move to the stages that need them, as they are seen to work (SWARM, 3.2).
+"""Moves devices to stages that need them, by measured times (SWARM, 3.2).
 
-Every so many steps all tell each other what a microbatch took them, and the first decides.
+At regular intervals all ranks exchange their time per microbatch, and the first one decides.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from planner.training_plan.model import TrainingPlan
 
 
 class Rebalancing:
-    """Pieces of a run that are not known before.
+    """Segments of a run that are decided during the run.
 
     Parameters
     ----------
     plan
-        With which it begins.
+        Initial plan.
     every
         Steps between two decisions.
     steps
-        How many are done at the end.
+        Total number of steps.
     ranks
-        This process among all.
+        The process group.
     fits
         Whether this rank's device has the memory for its part of a plan.
     told
-        Takes what was decided, and why it is not done; empty: it is.
+        Called with a decision, and the reason if it is not carried out.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Rebalancing:
         self._stay: set[int] = set()
 
     def after(self, record: StepRecord) -> None:
-        """Count a step of this rank."""
+        """Account for a step of this rank."""
         self._busy_s += sum(end - start for _, _, kind, start, end in record.ops if kind in "FHB")
         self._count += sum(kind == "B" for _, _, kind, _, _ in record.ops)
 
     def pieces(self) -> Iterator[RunSegment]:
-        """One after the other; who takes the next has run the one before."""
+        """Segments, each requested after the previous one has been run."""
         piece = RunSegment(self._plan, 0, min(self._every, self._steps))
         while True:
             begun_s = time.monotonic()
@@ -82,10 +82,10 @@ class Rebalancing:
                     piece = made
 
     def _decide(self, piece: RunSegment, step_s: float) -> RebalanceDecision | None:
-        """The first rank's decision: sums may differ in the last bit on unlike machines."""
+        """The first rank's decision, since sums may differ in the last bit between machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
         name = f"rebalance/{piece.end}"
-        found = [json.loads(t) for t in self._ranks.share(name, json.dumps([own_s, step_s]))]
+        found = [json.loads(t) for t in self._ranks.all_gather(name, json.dumps([own_s, step_s]))]
         text = ""
         if self._ranks.rank == 0:
             seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
@@ -93,7 +93,7 @@ class Rebalancing:
             how = (piece.end, left_s, self._rule, frozenset(self._stay))
             if (decision := decide(piece.plan, seconds, *how)) is not None:
                 text = json.dumps([str(decision.move), decision.before, decision.after])
-        told = self._ranks.share(f"{name}/decision", text)[0]
+        told = self._ranks.all_gather(f"{name}/decision", text)[0]
         if not told:
             return None
         move, before, after = json.loads(told)
@@ -102,18 +102,18 @@ class Rebalancing:
     def _made(
         self, piece: RunSegment, decision: RebalanceDecision
     ) -> tuple[RunSegment | None, str]:
-        """The piece after a move, or why there is none; its device knows what it can hold."""
+        """The segment after a move, or why there is none; memory is checked by the device."""
         try:
             made = replace(piece, plan=migrated(piece.plan, decision.move), move=decision.move)
         except PlanError as error:
             return None, str(error)
         fits = made.taker != self._ranks.rank or self._fits(made.plan)
-        told = self._ranks.share(f"rebalance/{piece.begin}/fits", "fits" if fits else "")
+        told = self._ranks.all_gather(f"rebalance/{piece.begin}/fits", "fits" if fits else "")
         return (made, "") if told[made.taker] else (None, "it has not the memory")
 
 
 def require_movable(plan: TrainingPlan, every: int) -> None:
-    """Raise `PlanError` where devices cannot move after so many steps."""
+    """Refuse plans in which devices cannot move after so many steps."""
     if every < 1:
         raise PlanError(f"--rebalance is {every}; give steps, at least 1")
     require_routed(plan, "--rebalance")

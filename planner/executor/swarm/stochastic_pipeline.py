@@ -41,11 +41,11 @@ from planner.training_plan.initial_routes import initial_routes
 from planner.training_plan.model import TrainingPlan
 
 LEAST_S = 1e-6
-"""Of a response time: routers divide by it."""
+"""Smallest response time, since routers divide by it."""
 
 
 class Neighbourhood:
-    """Who is where, for one device of a plan with stochastic wiring.
+    """Peers of one device of a plan with stochastic wiring.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class Neighbourhood:
     Attributes
     ----------
     stage, last
-        Its stage, and the number of the last one.
+        Its stage, and the last stage.
     next
         Devices of the next stage.
     trainers
         Devices of the first stage.
     choosers
-        Devices that may ask this one for F.
+        Devices that may send it F.
     head_first
-        Whether head and loss are where a path begins, and not where it ends.
+        Whether head and loss are at the start of a path instead of its end.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
@@ -81,31 +81,31 @@ class Neighbourhood:
 
     @property
     def neighbours(self) -> set[int]:
-        """Devices that it may exchange messages with."""
+        """Devices with which it may exchange messages."""
         return self._neighbours
 
 
 def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
-    """A device's router: it knows those it may choose, and begins with the plan's paths."""
+    """A device's router, initialised with the plan's paths."""
     begin = {s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()}
     return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
 
 
 class StochasticPipeline:
-    """A device that routes, for all steps of a run.
+    """A device that routes microbatches, for all steps of a run.
 
     Parameters
     ----------
     rank
         A device with a stage.
     compute
-        What an operation does.
+        Runs operations.
     connections
         To all `Neighbourhood.neighbours`.
     failure
-        Errors of all threads.
+        Receives errors of all threads.
     router
-        With what this device knows of its peers, and learns of them.
+        Estimates of peers, updated during the run.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StochasticPipeline:
         self._neighbours = tuple(connections)
 
     def run(self, serial: int, record: StepRecord) -> None:
-        """Do this device's part of a step."""
+        """Run this device's part of a step."""
         with self._changed:
             self._serial, self._record = serial, record
             if self._trainer is not None:
@@ -166,12 +166,12 @@ class StochasticPipeline:
             self._do(mail, record)
 
     def finish(self) -> None:
-        """After the last step: tell all that nothing follows, and wait until they have."""
+        """After the last step: exchange last messages with all neighbours."""
         self._tell_all(self._neighbours, RoutingMessage(MessageKind.LAST))
         self._mailbox.finish()
 
     def _next(self) -> RoutedMessage | None:
-        """What to do now; backward passes come first and need no room."""
+        """The next operation; backward passes come first and need no memory."""
         if self._backward:
             return self._backward.popleft()
         waiting = self._forward[self._serial]
@@ -226,14 +226,14 @@ class StochasticPipeline:
     ) -> tuple[Tensor, float]:
         side = self._compute.side
         start = side.mark()
-        made = self._compute.operate(kind, note.microbatch, received)
+        made = self._compute.run_op(kind, note.microbatch, received)
         # peers are told how long it took
         start_s, end_s = side.at(start), side.at(side.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
         return made, end_s
 
     def _ask(self, microbatch: int) -> None:
-        """The trainer's next one."""
+        """Start the next microbatch of this source."""
         note = RoutingMessage(MessageKind.START, self._serial, microbatch)
         peer = self._choose(0, note)
         path = (peer, *(NOBODY,) * self._places.last)
@@ -248,7 +248,7 @@ class StochasticPipeline:
         self._tell_all(self._places.trainers, RoutingMessage(MessageKind.END, self._serial))
 
     def _take(self, mail: RoutedMessage) -> None:
-        """Something has arrived; also from this device itself."""
+        """Handle a message, possibly from this device itself."""
         note = mail.note
         with self._changed:
             if note.word in (MessageKind.START, MessageKind.FORWARD):
