@@ -80,8 +80,8 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
     a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is an aggregator.
     """
-    share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
-    gets = np.array(group.gets, dtype=float)
+    share, gives = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
+    gets = np.array(group.receives_sums, dtype=float)
     size = vector_bytes * group.width * group.codec(codec).wire_ratio
     sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
@@ -154,8 +154,8 @@ def compile_rounds(
     codec: Codec,
     links: LinkResources,
     pairs: Pairs,
-    awaits_norm: Sequence[int] = (),
-    tells_norm: Sequence[int] = (),
+    clipping_devices: Sequence[int] = (),
+    norm_reporters: Sequence[int] = (),
 ) -> AveragingRounds:
     """Compile a plan's averaging to arrays."""
     n = len(links)
@@ -187,15 +187,15 @@ def compile_rounds(
     round_trips_s = [round_trip_s(g, links) for _, _, g in flat]
     stage_rounds = [(stage, r) for stage, r, _ in flat]
     norm, norm_send_s, norm_receive_s = NONE, np.full(n, -1.0), np.zeros(n)
-    if awaits_norm:
-        norm, adds = len(flat), awaits_norm[0]
-        for d in awaits_norm:
+    if clipping_devices:
+        norm, adds = len(flat), clipping_devices[0]
+        for d in clipping_devices:
             device_groups[d].append(norm)
             norm_receive_s[d] = links.latency_s[adds, d] if d != adds else 0.0
-        for d in tells_norm:
+        for d in norm_reporters:
             norm_send_s[d] = links.latency_s[d, adds]
         norm_send_s[adds] = 0.0  # the adding device must have joined too
-        size.append(len(awaits_norm))
+        size.append(len(clipping_devices))
         round_trips_s.append(0.0)
         # any round but 0: stages' averaging times count from their first rounds
         stage_rounds.append((len(averaging), 1))

@@ -53,7 +53,7 @@ def _group_s(
 ) -> float:
     pick = np.ix_(group.members, group.members)
     share = np.array(group.shares) * group.width * group.codec(codec).wire_ratio
-    gives, gets = np.array(group.gives), np.array(group.gets)
+    gives, gets = np.array(group.sends_contributions), np.array(group.receives_sums)
     off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums
     to_reducer = latency[pick] + share[None, :] * gradient_bytes / bandwidth[pick]

@@ -80,12 +80,12 @@ class AveragingGroup:
         return tuple(d for d, gets in flags if not gets)
 
     @property
-    def gives(self) -> tuple[bool, ...]:
+    def sends_contributions(self) -> tuple[bool, ...]:
         """Per member, whether it sends others the shares that they reduce."""
         return self.contributes if self.phase is not Phase.SPREAD else (False,) * len(self.members)
 
     @property
-    def gets(self) -> tuple[bool, ...]:
+    def receives_sums(self) -> tuple[bool, ...]:
         """Per member, whether it receives the reduced shares of others."""
         return self.receives if self.phase is not Phase.REDUCE else (False,) * len(self.members)
 

@@ -22,7 +22,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """Every gradient must reach every device of its stage."""
     stages = len(plan.assignment.groups)
     tied = plan.averages_tied and plan.must_average_tied
-    if any(unlike_lengths(plan)):
+    if any(length_mismatches(plan)):
         return  # the rest presumes that there are none
     arch, shared = plan.workload.architecture, plan.workload.tied_parameters
     if tied and arch is not None and shared != arch.tied * arch.vocabulary * arch.hidden:
@@ -79,11 +79,11 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
         yield from wrong
         if not wrong:
             yield from _weights_contradictions(plan, j)
-    yield from _helpers_contradictions(plan)
-    yield from _clock_contradictions(plan)
+    yield from _aggregator_contradictions(plan)
+    yield from _frequency_contradictions(plan)
 
 
-def unlike_lengths(plan: TrainingPlan) -> Iterator[str]:
+def length_mismatches(plan: TrainingPlan) -> Iterator[str]:
     """Numbers of stages and averaging entries, or of members and their fields, that differ."""
     stages = len(plan.assignment.groups)
     if plan.averages_tied and not plan.must_average_tied:
@@ -108,7 +108,7 @@ def _entry(plan: TrainingPlan, j: int) -> str:
     return f"averaging.stages[{j}]" if j < len(plan.stage_layers) else "averaging.tied"
 
 
-def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
+def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """Two-frequency averaging must be used by all stages or none, with changes at the lower
     frequency."""
     if not plan.two_frequency:
@@ -173,7 +173,7 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
             yield f"{where}: device {d} gets nothing back and {what}; let it sum a share, no more"
 
 
-def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
+def _aggregator_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """A device without a stage is in one group of one stage, so that no round waits for another."""
     aggregators = [d for rounds in plan.averaging for r in rounds for g in r for d in g.aggregators]
     for d in sorted(set(aggregators)):
@@ -204,7 +204,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     if within(rounds):
         # who averages within has what they all have: the first of them stands for it
         has_gradient = [place[g.members[0]] for g in rounds[0]]
-    for weights in _weights_in_levels(rounds, place) if levels else [_weights(rounds, place)]:
+    for weights in _hierarchical_weights(rounds, place) if levels else [_weights(rounds, place)]:
         off = np.abs(weights[:, has_gradient] - 1)
         if off.size and off.max() > WEIGHT_TOLERANCE:
             i, k = np.unravel_index(int(off.argmax()), off.shape)
@@ -233,7 +233,7 @@ def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int
     return weights * (len(place) if len(rounds) > 1 else 1)
 
 
-def _weights_in_levels(
+def _hierarchical_weights(
     rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]
 ) -> Iterator[Floats]:
     """The same for hierarchical averaging, for every part of the vector that no slice divides."""

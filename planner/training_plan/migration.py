@@ -13,7 +13,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import one_round, ordered, shared_out
+from planner.training_plan.rebuild import assign_greedily, list_schedule, one_round
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
@@ -141,6 +141,6 @@ def _schedule(old: TrainingPlan, made: TrainingPlan, device: int, changed: set[i
         each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
         if stage == made.head_stage:
             each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
-        columns[stage] = tuple(shared_out(each, len(schedule.paths)))
+        columns[stage] = tuple(assign_greedily(each, len(schedule.paths)))
     bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
-    return replace(bare, order=ordered(bare, len(made.cluster), room))
+    return replace(bare, order=list_schedule(bare, len(made.cluster), room))

@@ -352,7 +352,7 @@ class TrainingPlan:
         }
 
     @property
-    def awaits_norm(self) -> tuple[int, ...]:
+    def clipping_devices(self) -> tuple[int, ...]:
         """Devices whose updates wait for the global norm, first the one that sums it.
 
         All devices with a stage, if several stages clip. The summing device minimises the largest
@@ -367,9 +367,9 @@ class TrainingPlan:
         return (adds, *every)
 
     @property
-    def tells_norm(self) -> tuple[int, ...]:
+    def norm_reporters(self) -> tuple[int, ...]:
         """The first device of each stage, which reports the stage's sum of squares, if needed."""
-        return tuple(group[0] for group in self.assignment.groups) if self.awaits_norm else ()
+        return tuple(group[0] for group in self.assignment.groups) if self.clipping_devices else ()
 
     @property
     def content_hash(self) -> str:
@@ -448,7 +448,7 @@ class TrainingPlan:
         }
 
 
-def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
+def lockstep_devices(plan: TrainingPlan, device: int) -> tuple[int, ...]:
     """Devices that stay equal to a device between outer steps, because they average gradients.
 
     Returns

@@ -116,7 +116,7 @@ def _shares(
     return tuple(share / total for share in shares)
 
 
-def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
+def assign_greedily(each: Mapping[int, float], microbatches: int) -> list[int]:
     """Assign each microbatch to the device that would finish it first; all get at least one."""
     done, found = dict.fromkeys(each, 0.0), []
     for left in range(microbatches, 0, -1):
@@ -128,7 +128,7 @@ def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
     return found
 
 
-def ordered(
+def list_schedule(
     schedule: Schedule, devices: int, room: Mapping[int, int]
 ) -> tuple[tuple[Operation, ...], ...]:
     """Operations in dependency order, with forward passes first as long as memory allows."""

@@ -13,7 +13,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import one_round, ordered, two_frequency_rounds
+from planner.training_plan.rebuild import list_schedule, one_round, two_frequency_rounds
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
@@ -138,7 +138,7 @@ def _schedule(
         schedule.name, schedule.head, tuple(tuple(number[d] for d in path) for path in paths), ()
     )
     rooms = {k: max(room[d], 1) for d, k in number.items()}
-    return replace(bare, order=ordered(bare, len(number), rooms))
+    return replace(bare, order=list_schedule(bare, len(number), rooms))
 
 
 def _visits(plan: TrainingPlan, schedule: Schedule) -> Iterator[tuple[int, int, float]]:

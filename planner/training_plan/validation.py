@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner.network.dtype import Dtype
-from planner.training_plan.averaging_rules import averaging_contradictions, unlike_lengths
+from planner.training_plan.averaging_rules import averaging_contradictions, length_mismatches
 from planner.training_plan.choices import Codec, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
@@ -79,7 +79,7 @@ def _naming_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
         named = (d for groups in rounds for group in groups for d in group.members)
         if (strange := max(named, default=0)) >= n:
             yield f"averaging.stages[{j}]: there is no device {strange}; devices are 0 to {n - 1}"
-    yield from unlike_lengths(plan)
+    yield from length_mismatches(plan)
 
 
 def _part_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:

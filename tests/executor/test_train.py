@@ -15,7 +15,7 @@ import planner as pl
 from planner.simulator.simulator import predict
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import ordered
+from planner.training_plan.rebuild import list_schedule
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.forks import run_ranks
 
@@ -148,7 +148,7 @@ def test_a_device_without_microbatches_averages_all_of_its_stage(idle: int, tmp_
         tuple(others[d] if d == idle else d for d in path) for path in plan.schedules[0].paths
     )
     bare = replace(plan.schedules[0], paths=paths, order=())
-    order = ordered(bare, 4, dict.fromkeys(range(4), len(paths)))
+    order = list_schedule(bare, 4, dict.fromkeys(range(4), len(paths)))
     plan = plan.replace(schedules=(replace(bare, order=order),))
     plan = plan.replace(predicted=predict(plan))
     assert pl.check(plan) == [] and not order[idle]

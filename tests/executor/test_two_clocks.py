@@ -20,7 +20,7 @@ from planner.planning.request import PlanRequest
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
@@ -235,7 +235,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
 
     def outer(left: TrainingPlan) -> None:
         names, group = left.cluster.network.ids, left.assignment.groups[0]
-        speak = [counts[names[d]] for d in {as_one(left, d)[0] for d in group}]
+        speak = [counts[names[d]] for d in {lockstep_devices(left, d)[0] for d in group}]
         samples = sum(count.changed for count in speak)
         assert samples == sum(expected)
         if samples:

@@ -15,7 +15,7 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import ordered
+from planner.training_plan.rebuild import list_schedule
 from planner.training_plan.remove_devices import remove_devices, require_elastic
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
@@ -54,7 +54,7 @@ def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]
         paths = tuple(tuple(draw(st.sampled_from(g)) for g in groups) for _ in range(count))
         bare = Schedule("any", plan.schedules[0].head, paths, ())
         room = dict.fromkeys(range(len(plan.cluster)), draw(st.integers(1, 4)))
-        schedules.append(replace(bare, order=ordered(bare, len(plan.cluster), room)))
+        schedules.append(replace(bare, order=list_schedule(bare, len(plan.cluster), room)))
     averaging = []
     for j in range(len(plan.averaging)):
         group = plan.averaged_by(j)

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.executor.huggingface.names import EMBEDDING, PROJECTION
 from planner.executor.runtime.stage_module import has_head
-from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, lockstep_devices
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
@@ -82,7 +82,7 @@ def source_shards(
         raise ValueError("no layers of devices") from None
     stage = plan.stage_of[rank]
     start = plan.stage_layers[stage][0]
-    turn = plan.assignment.groups[stage].index(as_one(plan, rank)[0])
+    turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
     arch = plan.workload.architecture
     copied = PROJECTION if arch is not None and arch.tied else None
     found: dict[int, dict[str, str]] = {}

@@ -149,8 +149,8 @@ def _sent(
     group: AveragingGroup, vector_bytes: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bytes between all pairs of members: contributions and returns."""
-    share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
-    gets = np.array(group.gets, dtype=float)
+    share, gives = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
+    gets = np.array(group.receives_sums, dtype=float)
     found = gives[:, None] * share[None, :], share[:, None] * gets[None, :]
     for sent in found:
         sent *= vector_bytes * group.width

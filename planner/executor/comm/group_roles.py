@@ -41,10 +41,10 @@ class GroupRoles(NamedTuple):
         return cls(
             me,
             others,
-            [k for k in sorted(others) if group.gives[k]],
-            [k for k in others if group.gets[k]],
-            others if group.gets[me] else [],
-            group.gives[me],
+            [k for k in sorted(others) if group.sends_contributions[k]],
+            [k for k in others if group.receives_sums[k]],
+            others if group.receives_sums[me] else [],
+            group.sends_contributions[me],
         )
 
 

@@ -41,7 +41,7 @@ from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule, has_head
 from planner.executor.runtime.worker import Worker
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
 
 LOOK_S = 0.05
@@ -241,7 +241,7 @@ class ElasticRun:
             stage = self.plan.stage_of.get(taker)
             if stage is not None:
                 # best one with whom it is as one
-                near = set(as_one(self.plan, taker))
+                near = set(lockstep_devices(self.plan, taker))
                 group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
                 giver = next((d for d in group if now.members[d] not in now.new), None)
                 if giver is None:

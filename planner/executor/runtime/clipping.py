@@ -39,8 +39,8 @@ class NormClipper:
         assert plan.clip is not None
         self._most, self._rank = plan.clip, rank
         # where there is one stage, each of its devices has all gradients
-        self._root, *self._others = plan.awaits_norm or (rank,)
-        firsts = plan.tells_norm or (rank,)
+        self._root, *self._others = plan.clipping_devices or (rank,)
+        firsts = plan.norm_reporters or (rank,)
         self._tells, self._firsts = rank in firsts, [d for d in firsts if d != self._root]
 
     @property

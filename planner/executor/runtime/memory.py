@@ -135,7 +135,10 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
     for group, chunking, wire in zip(
         averaging.rounds, averaging.chunkings, averaging.wires, strict=True
     ):
-        givers = sum(group.gives) - group.gives[group.members.index(averaging.rank)]
+        givers = (
+            sum(group.sends_contributions)
+            - group.sends_contributions[group.members.index(averaging.rank)]
+        )
         share = group.shares[group.members.index(averaging.rank)] * group.width
         chunk = message_length(int(share * values / chunking.chunks) + 1, wire)
         most = max(most, givers * min(chunking.window + 1, chunking.chunks) * chunk)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
@@ -40,7 +40,7 @@ class PlannedWeights:
         stage = plan.assignment.groups[j]
         done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
         self._all = [len(s.paths) for s in plan.schedules]
-        self._own = [sum(counts[d] for d in as_one(plan, rank)) for counts in done]
+        self._own = [sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in done]
         self._stage = [sum(counts[d] for d in stage) for counts in done]
 
     @property
@@ -112,7 +112,7 @@ class CountedWeights:
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with the plan of the remaining devices."""
-        self._beside = set(as_one(plan, rank)) - {rank}
+        self._beside = set(lockstep_devices(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
         """Start of a step, in which the others follow the schedule."""

@@ -43,7 +43,7 @@ from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, route
 from planner.swarm.routing import Router
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, lockstep_devices
 
 HEAD_START_S = 0.2
 """Delay of a synchronised start, beyond the latency to the farthest rank."""
@@ -373,7 +373,7 @@ class Worker:
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
             # of those who are as one, the first speaks
-            speak = {as_one(self.plan, d)[0] for d in group}
+            speak = {lockstep_devices(self.plan, d)[0] for d in group}
             samples = sum(int(told[d]) for d in speak)
         return self._compute.pseudo_gradient(samples)
 

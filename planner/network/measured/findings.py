@@ -14,7 +14,7 @@ Pair = tuple[str, str]
 
 
 @dataclass
-class Findings:
+class Measurements:
     """Latencies and bandwidths by pair, in SI units.
 
     Attributes
@@ -43,7 +43,7 @@ class Findings:
             )
         _set(self.bandwidth_bytes_per_s, pair, bytes_per_s, "bandwidth")
 
-    def add(self, other: Findings) -> None:
+    def add(self, other: Measurements) -> None:
         """Add the measurements of another file."""
         self.mirrored_latencies += other.mirrored_latencies
         self.mirrored_bandwidths += other.mirrored_bandwidths
@@ -64,9 +64,9 @@ class Findings:
                 else:
                     self.mirrored_bandwidths = len(upper)
 
-    def renamed(self, names: Mapping[str, str]) -> Findings:
+    def renamed(self, names: Mapping[str, str]) -> Measurements:
         """The same with some devices renamed."""
-        found = Findings(
+        found = Measurements(
             mirrored_latencies=self.mirrored_latencies,
             mirrored_bandwidths=self.mirrored_bandwidths,
         )

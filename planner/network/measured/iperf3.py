@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.error import NetworkError
-from planner.network.measured.findings import Findings
+from planner.network.measured.findings import Measurements
 from planner.utils.input_files import parse_json
 from planner.utils.validate import real
 
@@ -19,7 +19,7 @@ REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_
 """Keys of the client's direction, and their names for the server's after release 3.10."""
 
 
-def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
+def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
     """Bandwidth of a run."""
     data = parse_json(text, "what iperf3 wrote", error=NetworkError, second=REVERSE)
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
@@ -45,7 +45,7 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
                 "its own"
             )
         there, back = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
-        found = Findings()
+        found = Measurements()
         ways = (server, client) if test.get("reverse") else (client, server)
         found.set_bandwidth(*ways, there)
         if back is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.network.error import NetworkError
-from planner.network.measured.findings import Findings
+from planner.network.measured.findings import Measurements
 from planner.network.measured.other_tools import without_tags
 
 RANK = re.compile(
@@ -32,7 +32,7 @@ class _Row(NamedTuple):
     wrong: bool
 
 
-def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
+def read_nccl_tests(text: str, names: Mapping[str, str]) -> Measurements:
     """Latency and bandwidth between two ranks, the same in both directions."""
     text = without_tags(text)
     lines = list(RANK.finditer(text))
@@ -82,7 +82,7 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
             "cut off; give all that the test printed"
         )
     small, large = min(rows), max(rows)
-    found = Findings()
+    found = Measurements()
     for source, destination in ((one, two), (two, one)):
         if small.size <= LARGEST_FOR_LATENCY:
             found.set_latency(source, destination, small.took_s)

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.network.error import NetworkError
 from planner.network.formats import ENDS, UNITS, si_value
-from planner.network.measured.findings import Findings
+from planner.network.measured.findings import Measurements
 from planner.network.measured.tables import Cell, read_cells, read_records, require_devices
 
 TAG = re.compile(
@@ -131,7 +131,7 @@ def refuse_known(text: str) -> None:
             raise NetworkError(f"is what {words}")
 
 
-def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
+def read_mtr_report(text: str, names: Mapping[str, str]) -> Measurements | None:
     """Latency in the output of ``mtr --report``; None for other text."""
     header = MTR_HEADER.search(text)
     if header is None:
@@ -154,7 +154,7 @@ def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
     return _mtr(header["host"], target, last["host"], hop, names)
 
 
-def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Findings | None:
+def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Measurements | None:
     """Latency in ``mtr --json``, in a matrix as nested objects, or in records with CSV columns.
 
     None for other data.
@@ -195,13 +195,13 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Fin
 
 def _mtr(
     source: str, target: str, last: str, hop: Mapping[str, Any], names: Mapping[str, str]
-) -> Findings:
+) -> Measurements:
     if last == "???" or str(hop["Loss%"]).rstrip("%") in ("100", "100.0"):
         raise NetworkError(
             f"{target if target != '???' else 'the destination'} did not answer mtr; allow ICMP "
             "there, or run mtr --tcp"
         )
-    found = Findings()
+    found = Measurements()
     where = f"from {source!r} to {target!r}, Avg"
     seconds = si_value(hop["Avg"], "rtt_ms", where)
     found.set_latency(names.get(source, source), names.get(target, target), seconds)
@@ -226,7 +226,7 @@ def _is_matrix(data: Any) -> bool:
     )
 
 
-def _nested(matrix: Mapping[str, Mapping[str, Any]], unit: str) -> Findings:
+def _nested(matrix: Mapping[str, Mapping[str, Any]], unit: str) -> Measurements:
     columns = list(dict.fromkeys(name for row in matrix.values() for name in row))
     names = [*matrix, *(name for name in columns if name not in matrix)]
     require_devices(names, columns)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
 from planner.network.formats import ASSUMED, FORMAT, from_json_text
-from planner.network.measured.findings import Findings, Pair
+from planner.network.measured.findings import Measurements, Pair
 from planner.network.measured.iperf3 import REVERSE, read_iperf3
 from planner.network.measured.nccl_tests import COLUMNS, RANK, read_nccl_tests
 from planner.network.measured.other_tools import (
@@ -75,7 +75,7 @@ def read_measured(
     leave_out: Sequence[Path] = (),
 ) -> Measured:
     """Read files of measurements into one network."""
-    found = Findings()
+    found = Measurements()
     for path in _files(paths, leave_out):
         try:
             found.add(_read(path, names or {}, unit))
@@ -178,7 +178,7 @@ def _files(paths: Iterable[str | Path], leave_out: Iterable[Path]) -> list[Path]
     return files
 
 
-def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
+def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Measurements:
     kind = path.suffix.lower()
     if kind == ".jsonl":
         return _of_network(ProbeLog.load(path).network()).renamed(names)
@@ -211,7 +211,7 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
 
 def _read_output(
     text: str, path: Path, names: Mapping[str, str], unit: str | None
-) -> Findings | None:
+) -> Measurements | None:
     """Parse the output of a tool by its content; None if no known tool wrote it."""
     text = without_tags(text)
     report = read_mtr_report(text, names)
@@ -227,7 +227,7 @@ def _read_output(
     return None
 
 
-def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
+def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None) -> Measurements:
     if SEVERAL.search(text):
         refuse_known(text)
         raise NetworkError("has several documents of JSON; give each run a file of its own")
@@ -241,8 +241,8 @@ def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None
     return read_iperf3(text, names) if found is None else found
 
 
-def _of_network(network: Network) -> Findings:
-    found = Findings()
+def _of_network(network: Network) -> Measurements:
+    found = Measurements()
     missing = set(network.missing_pairs())
     for i, j in permutations(range(len(network)), 2):
         if (i, j) not in missing:

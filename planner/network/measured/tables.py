@@ -17,14 +17,14 @@ from planner.network.formats import (
     require_unique,
     si_value,
 )
-from planner.network.measured.findings import Findings
+from planner.network.measured.findings import Measurements
 from planner.network.summaries import refuse_summary
 from planner.utils.csv_table import CsvTable, number_in, parse_csv
 from planner.utils.text import joined, name_of
 from planner.utils.validate import short_repr
 
 
-def read_table(text: str, unit: str | None = None) -> Findings:
+def read_table(text: str, unit: str | None = None) -> Measurements:
     """A table of latencies, of bandwidths, or of both."""
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
@@ -40,14 +40,14 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     return _matrix(table, unit)
 
 
-def read_records(records: Sequence[Mapping[str, Any]]) -> Findings:
+def read_records(records: Sequence[Mapping[str, Any]]) -> Measurements:
     """JSON objects, one per pair, with the columns of a CSV file."""
     names = list(dict.fromkeys(name for row in records for name in row))
     return _pairs(names, ((f"record {k}", row) for k, row in enumerate(records, 1)))
 
 
-def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Findings:
-    found = Findings()
+def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Measurements:
+    found = Measurements()
     require_unique(names)
     columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
@@ -67,7 +67,7 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
     return found
 
 
-def _matrix(table: CsvTable, unit: str | None) -> Findings:
+def _matrix(table: CsvTable, unit: str | None) -> Measurements:
     corner, names = table.columns[0], table.columns[1:]
     unit = corner if corner in UNITS else unit
     if len(names) < 2:
@@ -99,9 +99,9 @@ class Cell(NamedTuple):
     where: str
 
 
-def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Findings:
+def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Measurements:
     """A matrix of devices. One triangle may be empty, or zero as NumPy writes it."""
-    found = Findings()
+    found = Measurements()
     zeros = {(c.source, c.destination) for c in cells if c.source != c.destination and _is_0(c)}
     upper = set(combinations(names, 2))
     half = zeros if zeros in (upper, {(b, a) for a, b in upper}) else set()
@@ -144,7 +144,7 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
         )
 
 
-def _set(found: Findings, unit: str, cell: Cell) -> None:
+def _set(found: Measurements, unit: str, cell: Cell) -> None:
     value = si_value(cell.value, unit, cell.where)
     if math.isnan(value):
         return
