@@ -1,1 +1,1 @@
-"""The open benchmark: frozen instances, all methods, one checker."""
+"""Open benchmark: fixed instances, all methods, one independent checker."""

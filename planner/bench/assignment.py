@@ -1,4 +1,4 @@
-"""Who holds which stage (DT-FM): instances and methods."""
+"""Assignment of devices to stages (DT-FM): instances and methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from planner.workload.workload import Workload
 
 
 def _copies(name: str, each: int) -> Network:
-    """Every region of a shipped network so many times, with the link inside that it states."""
+    """Return a bundled network with ``each`` devices per region and its stated link within a
+    region."""
     inside = intra_link(name)
     assert inside is not None
     network = load_network(name).complete()
@@ -32,7 +33,7 @@ def _copies(name: str, each: int) -> Network:
 
 
 def _of_workload(network: Network, preset: str, stages: int) -> AssignmentProblem:
-    """Even stages of a preset, with the bytes of its boundaries and gradients."""
+    """Build a problem from a preset split evenly into stages."""
     work = Workload.preset(preset)
     layers = work.even_split(stages)
     each = work.microbatch_samples
@@ -46,7 +47,7 @@ def _of_workload(network: Network, preset: str, stages: int) -> AssignmentProble
 
 
 def _even(network: Network, stages: int) -> AssignmentProblem:
-    """Bytes of gpt3-1.3b in eight stages, whatever the number of stages."""
+    """Build a problem with the message sizes of gpt3-1.3b in eight stages."""
     return AssignmentProblem(network, stages, len(network) // stages, 0.47e9, 0.65e9)
 
 
@@ -57,7 +58,7 @@ def _sized(network: Network, sizes: tuple[int, ...]) -> AssignmentProblem:
 
 
 def _skyplane_copies(devices: int) -> AssignmentProblem:
-    """`jittered`, rounded to microseconds and bytes per second: the same on every machine."""
+    """Return `jittered` rounded to microseconds and bytes per second, for reproducibility."""
     problem = jittered(devices)
     network = problem.network
     return problem.replace(
@@ -132,7 +133,7 @@ INSTANCES = (
 
 
 EVOLUTION = 20.0
-"""Units of the genetic methods in one of the benchmark's: so they take about as long as ours."""
+"""Effort of the genetic methods per unit of benchmark effort, for a similar running time."""
 
 
 def _solver(method: str, units: float = 1.0) -> Any:
@@ -143,13 +144,16 @@ def _solver(method: str, units: float = 1.0) -> Any:
 
 
 def ranks_by_region(problem: AssignmentProblem, seed: int, effort: float) -> Any:
-    """Consecutive ranks, numbered region by region, pipelines outermost: a stage is neighbours."""
+    """Number ranks region by region, pipelines outermost: stages are neighbours."""
     del seed, effort
     return _consecutive(problem, region_order(problem.network))
 
 
 def ranks_data_outermost(problem: AssignmentProblem, seed: int, effort: float) -> Any:
-    """The same with data outermost: a pipeline is neighbours. Of unequal stages, dealt in turn."""
+    """Number ranks region by region, with data parallelism as the outer dimension.
+
+    Pipelines are neighbours; stages of unequal size are dealt in turn.
+    """
     del seed, effort
     order = region_order(problem.network)
     if problem.pipelines is not None:
@@ -157,14 +161,14 @@ def ranks_data_outermost(problem: AssignmentProblem, seed: int, effort: float) -
         return {"groups": grid.T.tolist()}
     groups: list[list[int]] = [[] for _ in problem.stage_sizes]
     for d in order:
-        # the stage that is emptiest for its size, the first of equals
+        # the stage with the lowest fill level; ties go to the first
         fill = [len(g) / size for g, size in zip(groups, problem.stage_sizes, strict=True)]
         groups[int(np.argmin(fill))].append(d)
     return {"groups": groups}
 
 
 def at_random(problem: AssignmentProblem, seed: int, effort: float) -> Any:
-    """One placement, drawn."""
+    """Draw one placement at random."""
     del effort
     order = np.random.default_rng(seed).permutation(len(problem.network))
     return _consecutive(problem, order.tolist())

@@ -9,7 +9,7 @@ from planner.network.network import Network
 from planner.problems import AssignmentProblem
 
 ACTIVATION_BYTES = 471249222.7554321
-"""c_PP of the public DT-FM scheduler's five cases."""
+"""Activation bytes (c_PP) of the public DT-FM scheduler's five cases."""
 
 GRADIENT_BYTES = 0.65e9
 SKYPLANE_ACTIVATION_BYTES = 0.47e9
@@ -21,26 +21,26 @@ JITTER = 0.1
 
 
 def dtfm_case(case: int) -> AssignmentProblem:
-    """Case 1..5 of DT-FM with the constants of its public code: 64 devices, 8 x 8."""
+    """Return case 1 to 5 of DT-FM with the constants of its public code: 64 devices, 8 x 8."""
     network = load_network(f"dtfm_case{case}_code")
     return AssignmentProblem(network, 8, 8, ACTIVATION_BYTES, GRADIENT_BYTES)
 
 
 def skyplane_regions() -> Network:
-    """The first 56 regions, in alphabetical order, of the complete part of the Skyplane table."""
+    """Return the first 56 regions by name of the complete part of Skyplane's table."""
     network = load_network("skyplane_60_20220129").complete()
     return network.subset(sorted(network.ids)[:REGIONS])
 
 
 def skyplane() -> AssignmentProblem:
-    """One device in each of 56 cloud regions, 7 pipelines x 8 stages; every pair differs."""
+    """One device in each of 56 cloud regions, 7 pipelines x 8 stages; all pairs differ."""
     return AssignmentProblem(skyplane_regions(), 8, 7, SKYPLANE_ACTIVATION_BYTES, GRADIENT_BYTES)
 
 
 def jittered(devices: int, stages: int = 8, seed: int = 0) -> AssignmentProblem:
-    """Copies of the Skyplane regions in turn, every link multiplied by its own lognormal noise.
+    """Copy the Skyplane regions in turn and multiply every link by lognormal noise.
 
-    Devices of one region are 0.5 ms and 10 Gb/s apart before the noise (sigma 0.1), so that no two
+    Devices of one region are 0.5 ms and 10 Gb/s apart before the noise (sigma 0.1), so no two
     devices are interchangeable.
     """
     base = skyplane_regions()

@@ -1,4 +1,4 @@
-"""Who sums which share (DeDLOC): instances and methods."""
+"""Division of averaging among peers (DeDLOC): instances and methods."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from planner.problems.answers import AveragingPlan
 from planner.search.stop import Effort
 
 TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
-"""What all peers compute together: 95% of the best averaging in which all of them contribute."""
+"""Computing rate of all peers: 95% of the best averaging to which all of them contribute."""
 
 
 def _table_1(setup: int) -> AveragingProblem:
-    """Table 1 is about averaging with all gradients: computing is a little slower than that."""
+    """Build a set-up of Table 1, with computing slightly slower than averaging by all peers."""
     found = list(table_1_setups().values())[setup]
     each = TABLE_1_STEPS_PER_S[setup] * found.batch_size / float(found.samples_per_s.sum())
     return found.replace(samples_per_s=found.samples_per_s * each)
 
 
 def _albert() -> AveragingProblem:
-    """Section 4.2: sixteen slow peers and four aggregators, 20 samples a second a T4."""
+    """Build section 4.2: sixteen slow peers and four aggregators, 20 samples per second on a T4."""
     speeds = np.array([0.2] * 4 + [0.1] * 8 + [0.05] * 4 + [1.0] * 4) * GBIT
     samples = [20.0] * 16 + [0.0] * 4
     return AveragingProblem(samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES)
 
 
 def _network(name: str, samples_per_s: float) -> AveragingProblem:
-    """A peer in every region, its line as fast as its fastest pair; pairs limit too."""
+    """Place a peer in every region, with the rate of its fastest pair and limits of pairs."""
     return _of_pairs(load_network(name).complete().bandwidth_bytes_per_s, samples_per_s)
 
 
@@ -57,7 +57,7 @@ def _of_pairs(pairs: NDArray[np.float64], samples_per_s: float) -> AveragingProb
 
 
 def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
-    """Peers of a `world`; every third has no accelerator, every fifth no open port."""
+    """Build peers of a `world`; every third has no accelerator, every fifth no open port."""
     network = world(regions, peers, seed, 0.3)
     base = _of_pairs(network.bandwidth_bytes_per_s, 40.0)
     number = np.arange(peers)
@@ -123,13 +123,14 @@ def _solver(method: str) -> Any:
 
 
 def _with_shares(problem: AveragingProblem, shares: NDArray[np.float64]) -> AveragingPlan:
-    """Everyone with gradients gives them; the rate that these shares attain."""
+    """Return the rate that shares attain if all peers with gradients contribute."""
     who = problem.contributors
     return build_plan(problem, who, attained_rates(problem, who, shares))
 
 
 def all_reduce(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
-    """Equal shares for everyone who has gradients and can sum; all who can sum, if nobody has."""
+    """Equal shares for all contributors that can aggregate, or for all aggregators if there are
+    none."""
     del seed, effort
     sums = problem.contributors & problem.can_aggregate
     sums = sums if sums.any() else problem.can_aggregate
@@ -137,7 +138,7 @@ def all_reduce(problem: AveragingProblem, seed: int, effort: float) -> Averaging
 
 
 def parameter_server(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
-    """One peer sums everything: the best choice of that peer."""
+    """One peer sums everything; the best choice of that peer."""
     del seed, effort
     servers = np.eye(len(problem))[problem.can_aggregate]
     plans = [_with_shares(problem, one) for one in servers]
@@ -145,7 +146,7 @@ def parameter_server(problem: AveragingProblem, seed: int, effort: float) -> Ave
 
 
 def scalar_bandwidth(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
-    """Shares by one bandwidth a peer, as hivemind balances its load."""
+    """Shares by one bandwidth per peer, as in hivemind's load balancing."""
     del seed, effort
     return _with_shares(problem, scalar_bandwidth_shares(problem))
 

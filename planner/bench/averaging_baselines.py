@@ -1,6 +1,6 @@
-"""What the known strategies attain on the same peers, to compare with.
+"""Rates of known averaging strategies on the same peers.
 
-All of them let every peer with an accelerator contribute, as the paper's Table 1 does.
+Every peer with an accelerator contributes, as in Table 1 of the paper.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Floats = NDArray[np.float64]
 
 
 def scalar_bandwidth_shares(problem: AveragingProblem) -> Floats:
-    """Shares from one bandwidth b_i = min(u_i, d_i) per peer, as hivemind balances its load.
+    """Compute shares from one bandwidth b_i = min(u_i, d_i) per peer, as hivemind does.
 
     Minimise ``max_i (1 + (n - 2) x_i) / b_i`` over shares x that sum to 1: each peer sends the
-    parts of others and receives its own from all. Written from that description.
+    parts of others and receives its own from all. Implemented from that description.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Averaging problems: DeDLOC's set-ups, and a stated generator."""
+"""Averaging problems: DeDLOC's set-ups, and a random generator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def instance(
 
 
 def table_1_setups() -> dict[str, AveragingProblem]:
-    """Set-ups A to D of section 4.1; all GPUs contribute, the server of D has none."""
+    """Return set-ups A to D of section 4.1; all GPUs contribute, and D's server has no GPU."""
     bandwidths = {
         "A: 8x1Gb/s": [1.0] * 8,
         "B: 16x0.2Gb/s": [0.2] * 16,

@@ -1,4 +1,4 @@
-"""The table of best known answers: only what the checker accepts changes it."""
+"""Table of best known solutions; only solutions that pass the checker are added."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ SOLUTIONS = "solutions"
 _PACKAGE = Path(planner.__file__).parent
 _FOLDERS = (_PACKAGE / "bestknown", _PACKAGE.parent / "datasets/bestknown")
 FOLDER = next((d for d in _FOLDERS if d.is_dir()), _FOLDERS[1])
-"""In a wheel inside the package, in a checkout beside it."""
+"""Folder of the bundled table: in the package if installed, else in the repository."""
 
 
 @dataclass(frozen=True)
 class BestKnown:
-    """The best that is known of an instance.
+    """Best known solution and bound of an instance.
 
     Attributes
     ----------
     problem
-        Hash of the problem that it answers.
+        Hash of the problem.
     objective, unit
-        Of the solution, from the definitions.
+        Objective of the solution, computed by the checker.
     method, seed, effort, date
-        What found it, and when.
+        How and when the solution was found.
     solution, sha256
-        Its file beside the table, and the hash of the JSON in it.
+        Solution file beside the table, and the hash of its JSON.
     bound
-        The best one known; None: there is none.
+        Best known bound; None without one.
     bound_recomputed
-        Whether the checker computed it again from a witness; otherwise it is the method's word.
+        Whether the checker recomputed the bound from a witness; otherwise it is unverified.
     bound_basis, bound_method
-        What it stands on, and who proved it.
+        Basis of the bound, and the method that proved it.
     """
 
     problem: str
@@ -73,11 +73,11 @@ class BestKnown:
 
 
 Table = dict[str, BestKnown]
-"""By instance."""
+"""Entries by instance."""
 
 
 def load_table(folder: Path = FOLDER) -> Table:
-    """The table of a folder; empty where there is none."""
+    """Read the table of a folder; empty if there is none."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -88,11 +88,11 @@ def load_table(folder: Path = FOLDER) -> Table:
             raise ValueError
         return {name: BestKnown(**raw) for name, raw in data["entries"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
-        raise ValueError(f"{path}: is no table of best known answers; restore the file") from None
+        raise ValueError(f"{path}: not a table of best known solutions; restore the file") from None
 
 
 def save_table(table: Mapping[str, BestKnown], folder: Path) -> None:
-    """Write the table, a line an entry and sorted, so that changes can be read."""
+    """Write the table sorted, one entry per line, so that diffs are readable."""
     lines = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(asdict(table[name]), allow_nan=False)}"
         for name in sorted(table)
@@ -103,14 +103,14 @@ def save_table(table: Mapping[str, BestKnown], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class RecordChange:
-    """What a solution did to the table.
+    """Change of the table by one solution.
 
     Attributes
     ----------
     what
         ``new``, ``better``, ``bound``, ``no better`` or ``refused``.
     words
-        Figures, or the reason.
+        Objective, or the reason.
     """
 
     instance: str
@@ -127,7 +127,7 @@ def record(
     date: str,
     bounds: bool = False,
 ) -> list[RecordChange]:
-    """Take solutions into a table, each that the checker accepts and that is better."""
+    """Add the solutions that pass the checker and are better than the table's."""
     table = load_table(folder)
     changes = []
     for instance in instances:
@@ -138,7 +138,7 @@ def record(
         try:
             solution = read_solution(path)
             accepted = judge(instance.family, problem, solution["answer"])
-            # whatever is wrong with a file is found before anything is written
+            # validate the file before anything is written
             claim = _claim_of(solution, by)
             bound = _bound_of(solution, instance.family, accepted) if bounds else None
         except AnswerError as error:
@@ -151,7 +151,7 @@ def record(
             continue
         new, change = _taken(instance, problem, claim, accepted, known, folder, date)
         if bound is not None and solution.get("problem") != asked:
-            # an answer is judged on this problem, a bound says nothing about another
+            # the solution is evaluated on this problem, but its bound may be of another
             said = solution.get("problem", "not said")
             words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
             change = RecordChange(instance.id, change.what, words)
@@ -163,7 +163,7 @@ def record(
             )
         changes.append(change)
         if new != known:
-            # at once: a file beside the table and its entry stay of one answer
+            # write the table at once, so that file and entry always match
             table[instance.id] = new
             save_table(table, folder)
             _only(folder / new.solution)
@@ -175,7 +175,7 @@ BOUND_FIELDS = ("bound", "bound_recomputed", "bound_basis", "bound_method")
 
 @dataclass(frozen=True)
 class _Claim:
-    """Who says to have found an answer, and how."""
+    """Who found a solution, and how."""
 
     method: str
     seed: int
@@ -205,7 +205,7 @@ def _taken(
         return known, RecordChange(
             instance.id, "no better", f"{words}, known {known.objective:.9g}"
         )
-    # plans and long lists are packed
+    # compress plans and long lists
     data = {"answer": answer_data(accepted.plan)}
     text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
     suffix = SUFFIXES[len(text) > PACKED_BYTES]
@@ -232,7 +232,7 @@ def _taken(
 
 
 def _only(path: Path) -> None:
-    """Take away the same solution packed, or unpacked."""
+    """Delete a copy of the solution with the other compression."""
     name = path.name.removesuffix(".gz").removesuffix(".json")
     for suffix in SUFFIXES:
         if path.name != f"{name}{suffix}":
@@ -243,7 +243,7 @@ PACKED_BYTES = 4000
 
 
 def solution_hash(path: Path) -> str:
-    """SHA-256 of the text in a solution file, unpacked: packing differs between libraries."""
+    """Return the SHA-256 of a solution's uncompressed text; compression differs by library."""
     data = path.read_bytes()
     return hashlib.sha256(gzip.decompress(data) if path.suffix == ".gz" else data).hexdigest()
 
@@ -251,7 +251,7 @@ def solution_hash(path: Path) -> str:
 def _bound_of(
     solution: Mapping[str, Any], family: ProblemFamily, accepted: Accepted
 ) -> tuple[float, bool, str, str] | None:
-    """A file's bound; recomputed where the checker, of this very problem, proves as much now."""
+    """Return a solution's bound, marked as recomputed if the checker confirms it."""
     raw = solution.get("bound")
     if raw is None:
         return None
@@ -268,7 +268,7 @@ def _excluded(family: ProblemFamily, objective: float, bound: float | None) -> b
 
 
 def _raises(family: ProblemFamily, bound: float, known: BestKnown) -> bool:
-    """Whether a bound is nearer to the objective; never beyond it."""
+    """Whether a bound is better than the known one and not beyond the objective."""
     if known.bound is not None and not family.better(known.bound, bound):
         return False
     return not _excluded(family, known.objective, bound)

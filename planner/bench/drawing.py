@@ -10,13 +10,13 @@ from planner.bench.summary import MethodStanding, profile
 
 WIDE, HIGH, LEFT, RIGHT, BELOW, ABOVE = 640, 260, 44, 26, 30, 10
 LEAST, MOST = 1e-4, 10.0
-"""Gaps at the two ends; smaller ones stand at the left."""
+"""Ends of the gap axis; smaller gaps are drawn at the left end."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#999999")
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
 def profile_svg(standings: Sequence[MethodStanding]) -> str:
-    """A step line a method, over gaps on a logarithmic axis."""
+    """Draw one step line per method over a logarithmic gap axis."""
     marks = []
     for tick in (LEAST, 1e-3, 1e-2, 1e-1, 1.0, MOST):
         x, word = _x(tick), f"{100 * tick:g}%"
@@ -30,7 +30,7 @@ def profile_svg(standings: Sequence[MethodStanding]) -> str:
             f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDE - RIGHT}" y2="{y:.1f}"/>'
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{part:.0%}</text>'
         )
-    # the best is drawn last, on top
+    # draw the best method last, on top
     lines = [_line(s, k) for k, s in reversed(list(enumerate(standings)))]
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="performance profile">'
@@ -39,7 +39,7 @@ def profile_svg(standings: Sequence[MethodStanding]) -> str:
 
 
 def key(method: str, number: int) -> str:
-    """A method's line with its name."""
+    """Draw a method's line and name."""
     return (
         f'<span class="line"><svg viewBox="0 0 30 8" aria-hidden="true"><path d="M1 4H29" '
         f"{_stroke(number)}/></svg>{escape(method)}</span> "

@@ -1,4 +1,4 @@
-"""What an answer is worth: checked by `planner.checker`, priced from the definitions."""
+"""Evaluation of solutions: validated by `planner.checker`, objective recomputed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ KINDS: dict[ProblemFamily, type] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """What no answer beats.
+    """Bound on the objective of an instance.
 
     Attributes
     ----------
     value
         In the family's unit.
     recomputed
-        Whether the checker computed it again; otherwise it is the method's word.
+        Whether the checker recomputed it; otherwise it is unverified.
     basis
-        What it stands on.
+        Basis of the bound.
     """
 
     value: float
@@ -52,14 +52,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Accepted:
-    """An answer that the checker accepts.
+    """Solution that passes the checker.
 
     Attributes
     ----------
     objective
-        In the family's unit, from the definitions.
+        In the family's unit, recomputed.
     bound
-        None: the method gave none.
+        Bound of the method; None without one.
     """
 
     plan: Any
@@ -68,12 +68,12 @@ class Accepted:
 
 
 def judge(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
-    """Check and price an answer."""
+    """Validate a solution and compute its objective."""
     try:
         return _judged(family, problem, answer)
     except AnswerError:
         raise
-    except Exception as error:  # an answer may be anything, and the checker takes plans
+    except Exception as error:  # a solution may be any object
         words = " ".join(str(error).split())[:200]
         raise AnswerError(f"cannot be checked: {type(error).__name__}: {words}") from error
 
@@ -98,12 +98,12 @@ def _judged(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
         raise AnswerError(f"{violations[0]}{more}")
     objective = objective_of(plan, problem)
     if not 0 < objective < math.inf:
-        raise AnswerError(f"comes to {objective:g} {family.unit}: nothing is done")
+        raise AnswerError(f"the objective is {objective:g} {family.unit}: no work is done")
     return Accepted(plan, objective, _bound(plan, problem, result))
 
 
 def objective_of(plan: Any, problem: Any) -> float:
-    """The objective of a valid answer, computed by the checker's own formulas."""
+    """Compute the objective of a valid solution with the checker's own formulas."""
     match plan:
         case AssignmentPlan():
             return assignment_cost_s(
@@ -119,7 +119,7 @@ def objective_of(plan: Any, problem: Any) -> float:
 
 
 def _step_s(plan: TrainingPlan) -> float:
-    """On the checker's clock, with the compute times that follow: a file's are near to them."""
+    """Compute the step time with the checker, from recomputed compute times."""
     groups, layers = plan.assignment.groups, plan.stage_layers
     exact = ComputeTimes.from_flops(plan.cluster, plan.workload, groups, layers, plan.recompute)
     times = simulated_times(plan.replace(compute_times=exact))
@@ -133,7 +133,7 @@ def _bound(plan: Any, problem: Any, result: Result[Any] | None) -> Bound | None:
     if result is None or result.bound is None:
         return None
     if isinstance(plan, TrainingPlan):
-        # check has recomputed what a witness proves
+        # the checker has recomputed bounds with a witness
         return Bound(result.bound, result.witness is not None, result.basis)
     if any(bound_violations(result.bound, result.witness, problem)):
         return None
@@ -141,7 +141,7 @@ def _bound(plan: Any, problem: Any, result: Result[Any] | None) -> Bound | None:
 
 
 def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]:
-    """What the checker allows in a plan and this question does not: it changes the training."""
+    """Reject decisions that are valid in a plan but would change training."""
     asked, found = problem.workload, plan.workload
     same = found.replace(microbatch_samples=asked.microbatch_samples) == asked
     stages = range(len(plan.assignment.groups))

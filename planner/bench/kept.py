@@ -1,4 +1,4 @@
-"""The best answer and the best bound of every instance of a run, as solution files."""
+"""Best solution and best bound of every instance of a run, as solution files."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from planner.bench.work import TaskResult
 
 @dataclass
 class KeptSolutions:
-    """A folder of solutions, each replaced when a run finds a better one.
+    """Folder of solutions, each replaced when a run finds a better one.
 
     Attributes
     ----------
     folder
-        Holds ``family/name.json.gz``.
+        Contains ``family/name.json.gz``.
     """
 
     folder: Path
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def require_own(self, instances: Iterable[str]) -> None:
-        """Refuse a folder with files that are in the way, and are no solutions."""
+        """Reject a folder that contains other files under the solutions' names."""
         for instance in dict.fromkeys(instances):
             path = find_solution(self.folder, instance)
             try:
@@ -42,7 +42,7 @@ class KeptSolutions:
                 raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
 
     def offer(self, done: TaskResult) -> None:
-        """Keep what is better than what is kept."""
+        """Keep a solution or bound if it is better."""
         row = done.row
         if done.answer is None or row.objective is None:
             return
@@ -58,7 +58,7 @@ class KeptSolutions:
                 "objective": row.objective,
                 "answer": done.answer,
             }
-        # of two bounds the one that an answer could beat less is the better
+        # the better bound leaves the smaller gap
         if row.bound is not None and (bound is None or family.better(bound["value"], row.bound)):
             new["bound"] = {
                 "value": row.bound,
@@ -80,6 +80,6 @@ class KeptSolutions:
                 except AnswerError:
                     found = {}
             blank = {"format": FORMAT, "instance": instance, "problem": problem}
-            # what answers another problem of that name is none
+            # ignore a solution of another problem with this name
             self._known[instance] = found if found.get("problem") == problem else blank
         return self._known[instance]

@@ -1,4 +1,4 @@
-"""What a method of the open benchmark is: one function from a problem to an answer."""
+"""Methods of the open benchmark: functions from a problem to a solution."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from planner.bench.problem import ProblemFamily
 
 Run = Callable[[Any, int, float], Any]
-"""``(problem, seed, effort)`` to a plan, a `planner.Result` or an answer's JSON form.
+"""Maps ``(problem, seed, effort)`` to a plan, a `planner.Result` or a solution's JSON form.
 
-One unit of effort is about a second of one core, counted in the method's own steps, so that a busy
-machine gives the same answer, only later. A method that takes none of it ignores it.
+A unit of effort is about one core-second, counted in the method's own steps, so that a busy machine
+gives the same solution. Methods without a search ignore it.
 """
 
 
 class MethodKind(enum.StrEnum):
-    """Where a method comes from."""
+    """Origin of a method."""
 
     OURS = "ours"
     PAPER = "paper"
@@ -29,18 +29,18 @@ class MethodKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class BenchMethod:
-    """A way to answer one family's problems, or several families'.
+    """A method for the problems of one or several families.
 
     Attributes
     ----------
     name
-        In tables, unique within a family.
+        Name in tables, unique within a family.
     kind
-        Ours, a paper's, a rule that people use, or somebody else's.
+        Origin: ours, a paper's, a common rule, or the user's.
     seeded
-        Whether the seed changes the answer: otherwise it runs with the first one only.
+        Whether the seed changes the solution; otherwise only the first seed is run.
     about
-        A line for the tables.
+        Description for tables.
     """
 
     name: str
@@ -61,31 +61,33 @@ class BenchMethod:
         *,
         seeded: bool = False,
     ) -> BenchMethod:
-        """Of one family."""
+        """Build a method for one family."""
         return cls(name, frozenset({family}), run, kind, seeded, about)
 
 
 def foreign_method(reference: str) -> BenchMethod:
-    """Somebody else's function, named ``package.module:function``.
+    """Import a user's function, named ``package.module:function``.
 
-    It may say in an attribute ``families`` which it answers; otherwise it is asked for all.
+    Its attribute ``families`` may list the families that it solves; the default is all.
     """
     name, _, attribute = reference.partition(":")
     if not name or not attribute:
-        raise ValueError(f"--method {reference!r}: give package.module:function")
+        raise ValueError(
+            f"--method must be package.module:function, found {reference!r}; correct it"
+        )
     try:
         run = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--method {reference}: {error}; give a function on PYTHONPATH") from None
     if not callable(run):
-        raise ValueError(f"--method {reference}: is no function; give one")
+        raise ValueError(f"--method {reference}: is not a function; give one")
     try:
         families = frozenset(
             ProblemFamily(one) for one in getattr(run, "families", tuple(ProblemFamily))
         )
     except (TypeError, ValueError):
         raise ValueError(
-            f"--method {reference}: its families must be of {', '.join(ProblemFamily)}; correct "
-            "them"
+            f"--method {reference}: its families must be among {', '.join(ProblemFamily)}; "
+            "correct them"
         ) from None
-    return BenchMethod(reference, families, run, MethodKind.OTHER, True, "somebody else's")
+    return BenchMethod(reference, families, run, MethodKind.OTHER, True, "user's method")

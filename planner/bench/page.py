@@ -1,4 +1,7 @@
-"""A run as one HTML page that needs no server: nothing is fetched, every foreign string escaped."""
+"""Results of a run as one HTML page.
+
+The page loads nothing from elsewhere, and every string from input files is escaped.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from planner.bench.summary import MethodStanding, Summary, percent
 from planner.bench.text import HEADS, NOTE, SPEED, contradictions, count_of
 
 GENERATOR = '<meta name="generator" content="planner bench">'
-"""By which a page is known as one of ours."""
+"""Tag that identifies pages written by this command."""
 HERE = Path(__file__).parent
 STYLE = Path(planner.report.__path__[0]) / "page.css"
 Cell = tuple[str, float | None]
-"""What is shown, and what is sorted by; None: the text."""
+"""Text of a cell and its sort key; None: sort by the text."""
 
 
 def page(summary: Summary, title: str, made: Sequence[str]) -> str:
-    """The page."""
+    """Render the page."""
     style = STYLE.read_text() + (HERE / "page.css").read_text()
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -91,7 +94,7 @@ def _family(summary: Summary, family: ProblemFamily) -> str:
 
 
 def _numbered(standing: MethodStanding) -> list[Cell]:
-    """Its words, with what they are sorted by."""
+    """Return the cells of a method with their sort keys."""
     solved = standing.solved / standing.asked
     found: list[Cell] = []
     for k, word in enumerate(standing.words()):
@@ -149,14 +152,14 @@ def _rows(summary: Summary) -> str:
 
 
 def _note(text: str) -> str:
-    """A paragraph; what stands in backticks is code."""
+    """Render a paragraph; text in backticks becomes code."""
     parts = escape(text).split("`")
     marked = (f"<code>{part}</code>" if k % 2 else part for k, part in enumerate(parts))
     return f'<p class="note">{"".join(marked)}</p>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Columns sort when their heads are pressed."""
+    """Render a table that can be sorted by its columns."""
     numbers = [any(row[k][1] is not None for row in rows) for k in range(len(heads))]
     kinds = [' class="n"' * number for number in numbers]
     head = "".join(

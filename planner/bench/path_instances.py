@@ -18,13 +18,13 @@ FIELDS = (
 
 
 def reference(path: Path, **changes: object) -> PathProblem:
-    """The public code's configuration: 20 devices, 33% skip."""
+    """Load the public code's configuration: 20 devices, 33% skipped."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return PathProblem(**{**{name: data[name] for name in FIELDS.split()}, **changes})
 
 
 def unlike(problem: PathProblem, seed: int) -> PathProblem:
-    """The same network with devices that compute at half to twice the speed and hold 3 to 5."""
+    """Return the same network with 0.5 to 2 times the compute speed and memory for 3 to 5."""
     rng = np.random.default_rng(seed)
     n = len(problem)
     slow = np.exp(rng.uniform(np.log(0.5), np.log(2.0), n))
@@ -37,11 +37,11 @@ def unlike(problem: PathProblem, seed: int) -> PathProblem:
 
 
 def hundred(seed: int = 0) -> PathProblem:
-    """100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches."""
+    """Build 100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches."""
     network = load_network("skyplane_60_20220129").complete()
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(network), 100)
-    # copies of a region are near each other; jitter makes no two devices alike
+    # devices of a region are close to each other; jitter makes all devices distinct
     seconds = network.symmetrised().transfer_s(32e6)
     same = place[:, None] == place[None, :]
     transfer = np.where(same, 0.03, seconds[place][:, place])
@@ -53,14 +53,14 @@ def hundred(seed: int = 0) -> PathProblem:
 
 
 FLAT_S = 0.35
-"""What the public code adds to every transfer."""
+"""Seconds that the public code adds to every transfer."""
 
 INSIDE_LATENCY_S = 0.001
-"""Latency within a location, in the public code."""
+"""Latency within a location in the public code, in seconds."""
 
 
 def reference_link_s(path: Path, problem: PathProblem) -> NDArray[np.float64]:
-    """For how long a message keeps its link busy: the transfer less latency and flat seconds.
+    """Return the seconds for which a message occupies its link, without latency and `FLAT_S`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which devices a microbatch visits, and when (SkipPipe): instances and methods."""
+"""Paths of microbatches and their timing (SkipPipe): instances and methods."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from planner.search.stop import Effort
 _PACKAGE = Path(planner.__file__).parent
 _FOLDERS = (_PACKAGE / "instances", _PACKAGE.parent / "datasets/instances")
 REFERENCE = next((d for d in _FOLDERS if d.is_dir()), _FOLDERS[0]) / "gcp20_skip33.json"
-"""The public code's configuration; in a wheel inside the package, in a checkout beside it."""
+"""Public configuration: in the package if installed, else in the repository."""
 
 FORWARD_S, BACKWARD_S, HEAD_S = 1.76, 2.64, 0.44
 MESSAGE_BYTES = 4 * 8 * 1024 * 1024.0
-"""Of the public configuration: seconds of a microbatch of 4 samples, and its message."""
+"""Public configuration: message size; its compute times are of microbatches of 4 samples."""
 
 
 def _arranged(
@@ -42,7 +42,7 @@ def _arranged(
     live: bool = False,
     share: float = 1.0,
 ) -> PathProblem:
-    """On an arrangement drawn from a seed; ``share`` of the public configuration's work."""
+    """Build a problem on a random assignment; ``share`` scales the public configuration's work."""
     order = np.random.default_rng(seed).permutation(len(network)).tolist()
     cuts = np.cumsum((0, *sizes)).tolist()
     groups = [order[a:b] for a, b in pairwise(cuts)]
@@ -65,7 +65,7 @@ def _reference() -> PathProblem:
 
 
 def _unlike() -> PathProblem:
-    """`unlike`, its seconds rounded to microseconds: the same on every machine."""
+    """Return `unlike` with seconds rounded to microseconds, for reproducibility."""
     found = unlike(_reference(), 0)
     times = ("forward_s", "backward_s", "head_s")
     return found.replace(**{name: np.round(getattr(found, name), 6) for name in times})

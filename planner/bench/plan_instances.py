@@ -1,4 +1,4 @@
-"""Clusters and models that whole plans are benchmarked on."""
+"""Clusters and models of the benchmark of whole plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.planning.request import PlanRequest
 from planner.workload.workload import Workload
 
 MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}
-"""Eight devices each."""
+"""GPU of each region; eight devices per region."""
 
 
 def _replicated(name: str, counts: Mapping[str, int]) -> Network:
@@ -45,19 +45,18 @@ def _mixed() -> Cluster:
 
 
 def figures_of(gpu: str) -> Devices:
-    """A GPU's 16-bit figures, without its name: V100 and T4 have fp16 only, which plans lack."""
+    """Return a GPU's 16-bit data under no name: V100 and T4 have fp16 only, which plans lack."""
     return replace(Devices.of_gpu(gpu), gpus=None)
 
 
 MACHINE_S, LAN_S, WAN_S = 5e-6, 1e-4, 0.015
 
 INSIDE, LAN_LINE, WAN_PAIR = 150e9, 25e9 / 8, 5e9 / 8
-"""Latencies in seconds and bytes per second: within a machine, from one to another of a region, and
-from one region to another."""
+"""Latency in seconds and bytes per second: within a machine, within and between regions."""
 
 
 def _machines(regions: Sequence[int]) -> Cluster:
-    """Machines of eight A100 behind one line each; ``regions`` says where each stands."""
+    """Build machines of eight A100 that share one line; ``regions`` lists their regions."""
     machine = np.repeat(np.arange(len(regions)), 8)
     region = np.array(regions)[machine]
     same, near = machine[:, None] == machine, region[:, None] == region
@@ -82,12 +81,12 @@ def _machines(regions: Sequence[int]) -> Cluster:
 
 @dataclass(frozen=True)
 class PlanInstance:
-    """Where and what to train.
+    """Cluster and model of an instance.
 
     Attributes
     ----------
     about
-        Devices, network and workload in a few words.
+        Short description of devices, network and workload.
     """
 
     about: str
@@ -96,11 +95,11 @@ class PlanInstance:
     changes: Mapping[str, int] = field(default_factory=dict)
 
     def problem(self, request: PlanRequest, seed: int) -> PlanningProblem:
-        """What is asked of plan and baselines alike."""
+        """Return the planning problem, the same for plans and baselines."""
         return PlanningProblem.of(self.cluster(), self.model(), request, seed, {})
 
     def model(self) -> Workload:
-        """What is trained."""
+        """Return the workload."""
         return Workload.preset(self.workload, **self.changes)
 
 

@@ -1,4 +1,4 @@
-"""Whole plans, priced on the one simulator: instances and methods."""
+"""Whole plans, evaluated on one simulator: instances and methods."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 VERSION = 2
-"""Of the instances: from 2 on memory is counted as the executor needs it."""
+"""Version of the instances; since 2, memory is modelled as in the executor."""
 EVENTS_PER_EFFORT = MOST_EVENTS / 10
-"""Operations and messages that rules price in one unit of effort."""
+"""Simulated operations and messages of rules, per unit of effort."""
 
 
 def _instance(
@@ -48,7 +48,7 @@ def _instance(
 
 
 def _shipped(name: str) -> BenchInstance:
-    """One of ``python -m benchmarks.plans``."""
+    """Build an instance of ``python -m benchmarks.plans``."""
     made = BENCH[name]
     return BenchInstance(
         f"{ProblemFamily.PLANS}/{name}-{VERSION}",
@@ -93,7 +93,7 @@ INSTANCES = (
 
 
 def ours(problem: PlanProblem, seed: int, effort: float) -> Any:
-    """`planner.plan` with everything left open."""
+    """Run `planner.plan` without constraints."""
     return plan(problem.cluster, problem.workload, stop=Effort(effort), seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""What an instance of the open benchmark is: a frozen problem with a name."""
+"""Instances of the open benchmark: fixed problems with names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.workload.workload import Workload
 
 
 class ProblemFamily(enum.StrEnum):
-    """Kinds of questions."""
+    """Kinds of problems."""
 
     ASSIGNMENT = "assignment"
     AVERAGING = "averaging"
@@ -22,45 +22,44 @@ class ProblemFamily(enum.StrEnum):
 
     @property
     def maximised(self) -> bool:
-        """Whether more is better: rates are maximised, times minimised."""
+        """Whether the objective is maximised: rates are, times are not."""
         return self in (ProblemFamily.AVERAGING, ProblemFamily.REBALANCING)
 
     @property
     def unit(self) -> str:
-        """Of the objective."""
+        """Unit of the objective."""
         return {
             ProblemFamily.AVERAGING: "steps/s",
             ProblemFamily.REBALANCING: "microbatches/s",
         }.get(self, "s")
 
     def better(self, one: float, other: float | None) -> bool:
-        """Whether an objective beats another, by more than rounding; None is beaten by any."""
+        """Whether an objective is better by more than rounding; None is worst."""
         if other is None:
             return True
         margin = ROUNDING * abs(other)
         return one > other + margin if self.maximised else one < other - margin
 
     def gap(self, objective: float, reference: float) -> float:
-        """Distance behind a reference as a part of it; below 0: ahead of it."""
+        """Relative distance to a reference; negative if better."""
         high, low = (reference, objective) if self.maximised else (objective, reference)
         return high / low - 1 if low > 0 else float("inf")
 
 
 ROUNDING = 1e-7
-"""Relative; nearer answers count as equal, since tolerances of the checker (1e-9) add up."""
+"""Relative difference below which objectives are equal; the checker's tolerance is 1e-9."""
 
 
 @dataclass(frozen=True)
 class PlanProblem:
-    """A whole plan for a cluster and a workload; the objective is its step in the simulator.
+    """A whole plan for a cluster and a workload; the objective is the simulated step time.
 
-    Free are the decisions that leave the arithmetic of training as it is
-    (`planner.bench.judge`).
+    Decisions that change training are not allowed (`planner.bench.judge`).
 
     Attributes
     ----------
     cluster, workload
-        Where and what to train.
+        Devices, network and model.
     """
 
     cluster: Cluster
@@ -69,16 +68,16 @@ class PlanProblem:
 
 @dataclass(frozen=True)
 class BenchInstance:
-    """A problem that is always the same.
+    """A fixed problem.
 
     Attributes
     ----------
     id
-        ``family/name``. No method sees it.
+        ``family/name``; not passed to methods.
     about
-        Where it comes from, in a few words.
+        Short description of its source.
     quick
-        Whether ``--quick`` has it.
+        Whether ``--quick`` includes it.
     """
 
     id: str
@@ -88,5 +87,5 @@ class BenchInstance:
 
     @property
     def family(self) -> ProblemFamily:
-        """Its kind."""
+        """Family of the problem."""
         return ProblemFamily(self.id.partition("/")[0])

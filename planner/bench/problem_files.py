@@ -1,4 +1,4 @@
-"""Problems as JSON, exactly: for methods in other languages, and to look at."""
+"""Exact JSON form of problems, for methods in other languages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMAT = "planner.instance"
 
 
 def instance_data(instance: BenchInstance) -> dict[str, Any]:
-    """An instance's problem with its name and its hash, JSON-ready.
+    """Return an instance's problem with its name and hash, JSON-ready.
 
-    Paths have the fields of `planner.PathProblem`, so that ``planner paths FILE`` reads the file.
+    Paths have the fields of `planner.PathProblem`, so ``planner paths FILE`` reads the file.
 
     Returns
     -------
     dict[str, Any]
-        SI units, as the fields' names say; numbers are exact.
+        SI units as in the fields' names; numbers are exact.
     """
     problem = instance.make()
     return {
@@ -43,7 +43,7 @@ def instance_data(instance: BenchInstance) -> dict[str, Any]:
 
 
 def problem_of(data: dict[str, Any]) -> Any:
-    """The problem of `instance_data`."""
+    """Build the problem from `instance_data`."""
     kinds: dict[str, Any] = {
         ProblemFamily.AVERAGING: AveragingProblem,
         ProblemFamily.PATHS: PathProblem,
@@ -70,10 +70,10 @@ def problem_of(data: dict[str, Any]) -> Any:
 
 
 def problem_hash(problem: Any) -> str:
-    """Sixteen hexadecimal digits, the same for the same numbers.
+    """Return sixteen hexadecimal digits that depend on the problem's numbers only.
 
-    Entries that say nothing are left out, so that a field which a later release adds, and an old
-    problem leaves empty, changes no hash.
+    Empty fields are left out, so that a field added by a later release does not change the hash of
+    older problems.
     """
     content = _fields(problem)
     network = problem.cluster.network if isinstance(problem, PlanProblem) else None
@@ -92,7 +92,7 @@ def _said(value: Any) -> Any:
 
 
 def _empty(value: Any) -> bool:
-    # 0 == False, and says something
+    # keep 0, which equals False
     return value is None or value is False or value in ("", "none") or value in ([], {})
 
 
@@ -111,7 +111,7 @@ def _fields(problem: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        # JSON has no infinity: null says that a pair has no limit
+        # JSON has no infinity: null means no limit
         plain = value.astype(object)
         plain[~np.isfinite(value)] = None
         return plain.tolist()

@@ -1,4 +1,4 @@
-"""How far a run is, in the command's line."""
+"""Progress of a benchmark run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from planner.bench.work import TaskResult
 from planner.cli.progress import PROGRESS
 
 KNOWN = 0.1
-"""Part of the rows after which what is left can be told."""
+"""Fraction of rows after which the remaining time is estimated."""
 
 
 class BenchProgress:
-    """Rows that are done, and the time that is left if the others take as long.
+    """Finished rows and estimated remaining time.
 
     Parameters
     ----------
+    total
+        Rows to run.
     kept
-        Rows that are there already.
+        Rows that exist already.
     """
 
     def __init__(self, total: int, kept: int) -> None:
@@ -26,12 +28,12 @@ class BenchProgress:
         PROGRESS.start(f"{total} rows to come")
 
     def step(self, done: TaskResult) -> None:
-        """A row more."""
+        """Count a finished row."""
         self._done += 1
         spent_s = time.perf_counter() - self._began
         left_s = spent_s / self._done * (self._total - self._done)
         kept = f"{self._kept} kept, " if self._kept else ""
-        # the first rows compile solvers' inner loops for all others
+        # the first rows include compilation
         known = self._done >= KNOWN * self._total
         left = f", about {left_s / 60:.0f} min left" if known else ""
         PROGRESS.show(
@@ -39,5 +41,5 @@ class BenchProgress:
         )
 
     def end(self) -> None:
-        """Take the line away."""
+        """Erase the progress line."""
         PROGRESS.clear()

@@ -1,4 +1,4 @@
-"""Which peers move while others come and go (SWARM): instances and methods."""
+"""Migration of peers while others join and leave (SWARM): instances and methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.swarm.replay import Enter, RandomDraws, ReplayConfig, replay
 from planner.swarm.traces import Market, Trace
 
 DOWNLOAD_S = 120.0
-"""3 GB of a stage's state at 200 Mb/s."""
+"""Seconds to download 3 GB of a stage's state at 200 Mb/s."""
 
 
 def traced(
@@ -25,10 +25,10 @@ def traced(
     speed: tuple[float, ...],
     download_s: float,
 ) -> RebalancingProblem:
-    """A trace of a `Market`, new peers at random stages.
+    """Build an instance from a trace of a `Market`, with new peers at random stages.
 
-    Who leaves and where who comes enters is drawn from NumPy's ``default_rng([seed, 0])`` and
-    ``default_rng([seed, 1])``, in turn. Times are rounded to milliseconds.
+    Leaving peers and the stages of joining ones are drawn from NumPy's ``default_rng([seed, 0])``
+    and ``default_rng([seed, 1])``, in turn. Times are rounded to milliseconds.
     """
     trace = market.trace(seed)
     change = trace.change
@@ -51,7 +51,7 @@ def traced(
 
 
 def _spread(work: Any, speed: Any, trace: Trace) -> Any:
-    """Of one kind the best counts; of several one at a time to the slowest, fast ones first."""
+    """Distribute peers over stages: optimally for one kind, else fastest to slowest stage."""
     if len(speed) == 1:
         return optimal_counts(work, int(trace.start[0]))[:, None]
     counts = np.zeros((len(work), len(speed)), dtype=np.int64)
@@ -134,7 +134,7 @@ INSTANCES = (
 
 
 def played(problem: RebalancingProblem, policy: RebalancePolicy) -> RebalancingPlan:
-    """The moves that a policy makes, which sees stages as they are and nothing of what comes."""
+    """Return the moves of a policy that sees the current stages but not the future."""
     kinds = tuple(f"kind{k}" for k in range(len(problem.speed)))
     trace = Trace(
         kinds,

@@ -1,4 +1,4 @@
-"""All instances and all methods of the open benchmark."""
+"""Registry of all instances and methods of the open benchmark."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ METHODS: tuple[BenchMethod, ...] = tuple(one for room in FAMILIES for one in roo
 
 
 def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[BenchInstance]:
-    """Those whose id matches one of the patterns, as shells match file names."""
+    """Return the instances whose id matches one of the shell patterns."""
     every = [one for one in INSTANCES.values() if one.quick or not quick]
     asked = list(patterns)
     for pattern in asked:
         if not any(fnmatchcase(one.id, pattern) for one in every):
             where = "the quick instances" if quick else "the instances"
-            raise ValueError(f"no id of {where} matches {pattern!r}; --list shows them")
+            raise ValueError(f"no instance id of {where} matches {pattern!r}; --list shows all")
     return [one for one in every if not asked or any(fnmatchcase(one.id, p) for p in asked)]

@@ -1,4 +1,4 @@
-"""One row a run: what a method made of an instance with a seed, kept as JSON lines."""
+"""Result rows, one per run of a method on an instance with a seed, as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Key = tuple[str, str, str, int, float]
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One run.
+    """Result of one run.
 
     Attributes
     ----------
     instance, problem
-        Its id, and its problem's hash.
+        Id of the instance, and hash of its problem.
     method, kind
-        Name, and where it comes from.
+        Name and origin of the method.
     seed, effort
-        That it ran with.
+        Arguments of the run.
     accepted
-        Whether the checker accepts the answer.
+        Whether the checker accepted the solution.
     reason
-        Why not; empty where it does.
+        Why it was rejected; otherwise empty.
     objective
-        From the definitions; None where nothing was accepted.
+        Recomputed objective; None if nothing was accepted.
     bound, bound_recomputed, bound_basis
-        That the method proved; None where it proves none.
+        Bound of the method; None without one.
     seconds
-        Of the method alone.
+        Running time of the method alone.
     """
 
     instance: str
@@ -52,25 +52,25 @@ class BenchRow:
 
     @property
     def key(self) -> Key:
-        """What tells runs apart."""
+        """Identity of the run."""
         return self.instance, self.problem, self.method, self.seed, self.effort
 
     def line(self) -> str:
-        """As a line of the file."""
+        """Format as a line of the file."""
         return json.dumps(asdict(self), allow_nan=False)
 
 
 def append_row(path: Path, row: BenchRow) -> None:
-    """Add a line at once, so that what is done is kept whatever comes."""
+    """Append a row to the file at once, so that finished runs are not lost."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(row.line() + "\n")
-    except OSError as error:  # a full disk is told without its file's name
+    except OSError as error:  # the error of a full disk has no file name
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_rows(path: Path) -> list[BenchRow]:
-    """Rows of a file; a last line that was cut short is left out."""
+    """Read the rows of a file, without an incomplete last line."""
     if not path.exists():
         return []
     found: dict[Key, BenchRow] = {}
@@ -82,7 +82,8 @@ def read_rows(path: Path) -> list[BenchRow]:
             if number == len(lines):
                 break
             raise ValueError(
-                f"{path}: line {number} is no row of planner bench; remove it, or name another file"
+                f"{path}: line {number} is not a row of planner bench; remove it or use another "
+                "file"
             ) from None
         found[row.key] = row
     return list(found.values())
@@ -101,7 +102,7 @@ def _row(data: Any) -> BenchRow:
 
 
 def mend(path: Path, rows: Iterable[BenchRow]) -> None:
-    """Write the rows anew, so that further ones do not follow half a line."""
+    """Rewrite the file, so that new rows do not follow an incomplete line."""
     from planner.utils.atomic_write import write_text
 
     write_text(path, "".join(row.line() + "\n" for row in rows))

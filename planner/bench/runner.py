@@ -1,4 +1,4 @@
-"""Runs tasks on several processes; what is done is handed over one by one."""
+"""Run tasks on several processes and yield their results one by one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from planner.search.interrupts import INTERRUPTS
 
 
 class Interrupted(Exception):
-    """Ctrl-C: what is done is kept."""
+    """Ctrl-C was pressed; finished results are kept."""
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    """Run all, as many at a time as there are jobs; in the order in which they end."""
+    """Run all tasks on ``jobs`` processes; yield results as they complete."""
     return _here(tasks) if jobs == 1 else _in_pool(tasks, jobs)
 
 
 def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
-    """Solvers answer Ctrl-C with the best so far; that is no row."""
+    """Run in this process; after Ctrl-C, solvers return early, and that result is discarded."""
     asked = False
 
     def note(_: int, __: FrameType | None) -> None:
@@ -57,14 +57,14 @@ def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
                 doubtful.append(task)
             else:
                 yield done
-        # of those under way when a process died, each by itself: who dies again is the one
+        # rerun interrupted tasks one at a time to find the one that kills its process
         for task in doubtful:
             for _, done in _until_broken([task], 1):
                 yield done or TaskResult(_dead(task), None)
 
 
 def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, TaskResult | None]]:
-    """Tasks with what came of them; None for those under way when a process died."""
+    """Yield tasks with their results; None for tasks that were running when a process died."""
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
@@ -97,9 +97,9 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Task
 
 
 def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
-    """The first of a family that no other process is at, or just the first.
+    """Return the first task of a family that no other process runs, or else the first.
 
-    Each compiles what its family needs, and the others then load that from the disk.
+    The first process of a family compiles what it needs; others load that from the cache.
     """
     under_way = {INSTANCES[task.instance].family for task in going}
     others = (task for task in waiting if INSTANCES[task.instance].family not in under_way)

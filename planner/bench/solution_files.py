@@ -1,4 +1,4 @@
-"""Answers as JSON, by family, and the files that hold them.
+"""Solutions as JSON, by family, and their files.
 
 ============ =====================================================================
 assignment   ``{"groups": [[devices of stage 0], ...]}``
@@ -8,7 +8,7 @@ plans        a plan file
 rebalancing  ``{"moves": [[time_s, source, target, kind, number], ...]}``
 ============ =====================================================================
 
-Paths are what ``planner paths --out`` writes, plans what ``planner plan --out`` does.
+``planner paths --out`` and ``planner plan --out`` write paths and plans in this form.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ SUFFIXES = (".json", ".json.gz")
 
 
 class AnswerError(ValueError):
-    """An answer that cannot be read, or that breaks a rule; one line."""
+    """Solution that cannot be read or violates a rule."""
 
 
 def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
-    """A plan from its JSON form."""
+    """Build a plan from its JSON form."""
     if not isinstance(data, dict):
-        raise AnswerError(f"an answer must be an object, found {type(data).__name__}; see the docs")
+        raise AnswerError(
+            f"a solution must be a JSON object, found {type(data).__name__}; see the docs"
+        )
     odd = next(_not_finite(data, "answer"), None)
     if odd is not None:
         raise AnswerError(f"{odd}; numbers must be finite")
@@ -83,11 +85,11 @@ def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
     except AnswerError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise AnswerError(str(error).splitlines()[0] or "is of another form") from None
+        raise AnswerError(str(error).splitlines()[0] or "unknown form") from None
 
 
 def _not_finite(value: Any, where: str) -> Iterator[str]:
-    """Where a number stands that is none, whatever the family does with that entry."""
+    """Return the location of a number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{where} is {value}"
     elif isinstance(value, dict):
@@ -99,7 +101,7 @@ def _not_finite(value: Any, where: str) -> Iterator[str]:
 
 
 def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:
-    """Rows that realise the bottleneck matchings are found here: groups say all."""
+    """Build an assignment plan; the matching between stages is computed here."""
     groups = [[whole("groups", d) for d in group] for group in raw]
     bare = AssignmentPlan.of_groups(groups)
     for violation in check(bare, problem):
@@ -114,14 +116,14 @@ def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> Averagin
     n = len(problem)
     flags, values = np.array(computes, dtype=bool), numbers(rates)
     if flags.shape != (n,) or values.shape != (n,):
-        raise AnswerError(f"computes and rates_bytes_per_s must have {n} entries, one a peer")
+        raise AnswerError(f"computes and rates_bytes_per_s must have {n} entries, one per peer")
     if not in_safe_range(values).all() or values.min() < 0:
         raise AnswerError(f"rates_bytes_per_s must be 0 or {SMALLEST:g} to {LARGEST:g}")
     return averaging_of(problem, flags, values)
 
 
 def answer_data(plan: Any) -> dict[str, Any]:
-    """What `answer_of` reads."""
+    """Return the JSON form that `answer_of` reads."""
     match plan:
         case AssignmentPlan():
             return {"groups": [list(group) for group in plan.groups]}
@@ -137,13 +139,13 @@ def answer_data(plan: Any) -> dict[str, Any]:
 
 
 def find_solution(folder: Path, instance: str) -> Path | None:
-    """The file of an instance in a folder of solutions, if it has one."""
+    """Return the file of an instance in a folder of solutions, if there is one."""
     found = (folder / f"{instance}{suffix}" for suffix in SUFFIXES)
     return next((path for path in found if path.is_file()), None)
 
 
 def read_solution(path: Path) -> dict[str, Any]:
-    """A solution file, or a bare answer in a wrapper of its own."""
+    """Read a solution file, or a solution without metadata."""
     if path.suffix == ".gz":
         try:
             with gzip.open(path) as file:
@@ -164,7 +166,7 @@ def read_solution(path: Path) -> dict[str, Any]:
 
 
 def write_solution(path: Path, solution: dict[str, Any]) -> None:
-    """Write the file, the same bytes for the same content; ``.gz`` is packed."""
+    """Write a solution file deterministically; the suffix ``.gz`` compresses it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(solution, allow_nan=False, separators=(",", ":")) + "\n"
     data = text.encode()

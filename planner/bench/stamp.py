@@ -1,4 +1,4 @@
-"""What a report was made with."""
+"""Versions and machine of a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIBRARIES = ("planner", "numpy", "scipy", "numba", "ortools")
 
 
 def stamp(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
-    """Versions, machine and load in one line."""
+    """Return versions, machine and load average in one line."""
     kernel = ".".join(platform.release().split(".")[:2])
     packages = ", ".join(f"{name} {version(name)}" for name in libraries)
     return (

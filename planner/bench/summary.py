@@ -1,4 +1,4 @@
-"""What the rows of a run say: quality by family and method, and speed by itself."""
+"""Summary of a run: quality by family and method, and relative speed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Known:
-    """The best that is known of an instance, with this run.
+    """Best known solution and bound of an instance, including this run.
 
     Attributes
     ----------
     objective, method
-        The best, and who found it; ``on record`` where the table has it and no row reaches it.
+        Best objective and its method; ``on record`` if only the table has it.
     bound, bound_recomputed
-        The best, and whether the checker computed it again.
+        Best bound, and whether the checker recomputed it.
     recorded
-        Objective of the table; None: it has none of this problem.
+        Objective in the table; None without an entry for this problem.
     """
 
     instance: str
@@ -37,27 +37,27 @@ class Known:
 
     @property
     def family(self) -> ProblemFamily:
-        """Of the instance."""
+        """Family of the instance."""
         return ProblemFamily(self.instance.partition("/")[0])
 
     @property
     def gap(self) -> float | None:
-        """Of the best to the bound; None where the best is beyond it, which proves nothing."""
+        """Gap between objective and bound; None if the objective is beyond the bound."""
         if self.objective is None or self.bound is None or self.contradicted:
             return None
-        # nearer than rounding
+        # equal up to rounding
         return max(0.0, self.family.gap(self.objective, self.bound))
 
     @property
     def contradicted(self) -> bool:
-        """Whether an answer is better than the bound allows: one of the two is wrong."""
+        """Whether a solution is better than the bound allows, so that one of them is wrong."""
         if self.objective is None or self.bound is None:
             return False
         return self.family.better(self.objective, self.bound)
 
     @property
     def improved(self) -> bool:
-        """Whether the run found better than the table has."""
+        """Whether the run found a better solution than the table's."""
         if self.objective is None or self.recorded is None:
             return False
         return self.family.better(self.objective, self.recorded)
@@ -65,22 +65,22 @@ class Known:
 
 @dataclass(frozen=True)
 class MethodStanding:
-    """A method in a family.
+    """Results of a method in a family.
 
     Attributes
     ----------
     method, kind
-        Name, and where it comes from.
+        Name and origin of the method.
     asked, solved
-        Instances that it ran on, and those where an answer was accepted.
+        Instances that it ran on, and those with an accepted solution.
     wins
-        Instances where no other method of the run was better than it with any of its seeds.
+        Instances where no other method of the run was better with any seed.
     gaps, bound_gaps
-        By instance, means over seeds: to the best known, and to the best bound.
+        By instance, mean over seeds: gap to the best known solution, and to the best bound.
     seconds
-        By instance, means over seeds.
+        By instance, mean over seeds.
     over_ours
-        Median of its seconds over ours, instance by instance; None where ours did not run.
+        Median ratio of its seconds to ours; None if ours did not run.
     """
 
     method: str
@@ -94,7 +94,7 @@ class MethodStanding:
     over_ours: float | None
 
     def words(self) -> tuple[str, ...]:
-        """Cells of a table: solved, wins, gaps."""
+        """Format the table cells: solved, wins, gaps."""
         return (
             f"{self.solved}/{self.asked}",
             str(self.wins),
@@ -105,12 +105,12 @@ class MethodStanding:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a run.
+    """Summary of a run.
 
     Attributes
     ----------
     families
-        Standings by family, the best first.
+        Results of the methods by family, best first.
     """
 
     known: Mapping[str, Known]
@@ -119,7 +119,7 @@ class Summary:
 
 
 def percent(part: float | None) -> str:
-    """A gap as text; what is beyond 10,000% is written as so many times."""
+    """Format a gap in percent, or as a factor above 10,000%."""
     if part is None:
         return "-"
     if part > 100:
@@ -128,7 +128,7 @@ def percent(part: float | None) -> str:
 
 
 def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summary:
-    """Figures of a run."""
+    """Summarize the rows of a run."""
     known = {
         name: _known(name, [row for row in rows if row.instance == name], table.get(name))
         for name in dict.fromkeys(row.instance for row in rows)
@@ -189,7 +189,7 @@ def _standings(
             gaps[name] = fmean(max(0.0, family.gap(x, reference)) for x in reached)
             if bound is not None and not known[name].contradicted:
                 bound_gaps[name] = fmean(max(0.0, family.gap(x, bound)) for x in reached)
-            # in all seeds, or a method with more of them would win more
+            # compare over all seeds, otherwise methods with more seeds would win more
             others = [b for m, b in best[name].items() if m != method]
             wins += not any(family.better(b, x) for b in others for x in reached)
         ours = seconds.get(OURS, {})
@@ -221,6 +221,6 @@ def _by_instance(rows: Sequence[BenchRow], method: str) -> list[tuple[str, list[
 
 
 def profile(standing: MethodStanding) -> list[tuple[float, float]]:
-    """Performance profile: for each gap, the part of instances solved within it."""
+    """Return the performance profile: fraction of instances solved within each gap."""
     ordered = sorted(standing.gaps.values())
     return [(gap, (k + 1) / standing.asked) for k, gap in enumerate(ordered)]

@@ -1,4 +1,4 @@
-"""A run as text: for the terminal, and as Markdown."""
+"""Results of a run as text for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEED = (
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool) -> Iterator[str]:
-    """Lines of a table."""
+    """Format a table as lines."""
     if markdown:
         yield f"| {' | '.join(heads)} |"
         yield f"|{'---|' * len(heads)}"
@@ -43,12 +43,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
 
 
 def count_of(instances: int) -> str:
-    """A number of instances in words."""
+    """Format a number of instances."""
     return f"{instances} instance{'s' * (instances != 1)}"
 
 
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A table a family."""
+    """Format one table per family."""
     for family, standings in summary.families.items():
         count = sum(one.family is family for one in summary.known.values())
         yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
@@ -59,7 +59,7 @@ def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def speed(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """One table of ratios."""
+    """Format one table of speed ratios."""
     rows = [
         (str(family), s.method, "-" if s.over_ours is None else f"{s.over_ours:.3g}")
         for family, standings in summary.families.items()
@@ -69,7 +69,7 @@ def speed(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def instances(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A line an instance: best known, bound and gap."""
+    """Format one line per instance: best known solution, bound and gap."""
     rows = [
         (
             name,
@@ -85,7 +85,7 @@ def instances(summary: Summary, *, markdown: bool) -> Iterator[str]:
 
 
 def contradictions(summary: Summary) -> list[str]:
-    """A sentence an instance whose best answer is beyond its bound."""
+    """Format one sentence per instance whose best solution is beyond its bound."""
     return [
         f"WRONG: {name}: {k.objective:.9g} {k.family.unit} ({k.method}) is beyond the bound "
         f"{k.bound:.9g}: the bound or the answer is wrong; report this"
@@ -95,14 +95,14 @@ def contradictions(summary: Summary) -> list[str]:
 
 
 def refusals(summary: Summary, *, markdown: bool) -> Iterator[str]:
-    """A line a refused row, with the reason."""
+    """Format one line per rejected solution, with the reason."""
     rows = [(r.instance, r.method, str(r.seed), r.reason) for r in summary.rows if not r.accepted]
     if rows:
         yield from table(("instance", "method", "seed", "reason"), rows, markdown=markdown)
 
 
 def terminal(summary: Summary) -> str:
-    """For the terminal."""
+    """Format the results for the terminal."""
     refused = sum(not row.accepted for row in summary.rows)
     new = [name for name, k in summary.known.items() if k.improved or k.recorded is None]
     wrong = contradictions(summary)
@@ -125,7 +125,7 @@ def terminal(summary: Summary) -> str:
 
 
 def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
-    """A dated report."""
+    """Format a dated report."""
     lines = [f"# {title}", ""]
     for paragraph in made:
         lines += [paragraph, ""]

@@ -1,4 +1,4 @@
-"""One task of the benchmark: run a method on an instance, judge what it answers."""
+"""One task of the benchmark: run a method on an instance and evaluate its solution."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ WARM_EFFORT = 0.01
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker does.
+    """Task of a worker process.
 
     Attributes
     ----------
     method
-        A name of the registry, ``package.module:function``, or the name of a solution's row.
+        A registered name, ``package.module:function``, or the row name of a solution folder.
     guard_s
-        It is cut off after so many seconds.
+        Timeout in seconds.
     solution
-        A file that is judged in place of running a method.
+        Solution file to evaluate instead of running a method.
     """
 
     instance: str
@@ -49,12 +49,12 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What came of a task.
+    """Result of a task.
 
     Attributes
     ----------
     answer
-        JSON form of the answer, if it was accepted.
+        JSON form of the solution, if it was accepted.
     """
 
     row: BenchRow
@@ -65,13 +65,13 @@ _warm: set[ProblemFamily] = set()
 
 
 def start_worker() -> None:
-    """In a process of its own: Ctrl-C is its parent's business, and it does not outlive that."""
+    """Initialize a worker process: ignore Ctrl-C and end together with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Whoever waits for work of a process that was killed waits for ever."""
+    """End the process when its parent has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -79,7 +79,7 @@ def _end_with_parent() -> None:
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run and judge."""
+    """Run and evaluate a task."""
     instance = INSTANCES[task.instance]
     problem = instance.make()
     kind, method = MethodKind.OTHER, None
@@ -100,10 +100,10 @@ def run_task(task: Task) -> TaskResult:
         reason = f"cut off after {task.guard_s:g} s"
     except WrongBoundError:
         raise
-    except Exception as error:  # whatever a stranger's function raises is its row
+    except Exception as error:  # any error of a user's function becomes its row
         reason = _said(error)
     seconds = time.perf_counter() - began
-    # made anew: the one that a stranger's function had in its hands may be another by now
+    # built again, since a user's function may have modified its argument
     problem = instance.make()
     accepted = None
     if not reason:
@@ -111,7 +111,7 @@ def run_task(task: Task) -> TaskResult:
             accepted = judge(instance.family, problem, answer)
         except AnswerError as error:
             reason = _said(error)
-    # a bound is taken from our own solvers, or where the checker makes it itself
+    # accept bounds of built-in solvers, and bounds that the checker recomputes
     bound = accepted.bound if accepted is not None else None
     if kind is MethodKind.OTHER and instance.family is not ProblemFamily.REBALANCING:
         bound = None
@@ -134,7 +134,7 @@ def run_task(task: Task) -> TaskResult:
 
 
 def method_of(family: ProblemFamily, name: str) -> BenchMethod:
-    """A method of the registry, or somebody else's."""
+    """Return a registered method or a user's function."""
     for method in METHODS:
         if method.name == name and family in method.families:
             return method
@@ -142,7 +142,7 @@ def method_of(family: ProblemFamily, name: str) -> BenchMethod:
 
 
 def _warm_up(family: ProblemFamily) -> None:
-    """Load and compile what the family's methods need, so that no row pays for it."""
+    """Import and compile what a family's methods need, so that no row includes it."""
     if family in _warm:
         return
     _warm.add(family)
@@ -156,7 +156,7 @@ def _warm_up(family: ProblemFamily) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """One line of an error."""
+    """Format an error in one line."""
     text = " ".join(str(error).split())
     name = type(error).__name__
     return (f"{text}" if isinstance(error, ValueError) and text else f"{name}: {text}")[:300]

@@ -1,19 +1,17 @@
-"""The stated generator of networks: regions on a map, drawn from a seed.
+"""Random generator of networks: regions on a map.
 
 All draws come from NumPy's ``default_rng([regions, devices, seed])`` in the order below. Only sums,
-products, quotients and square roots are used and the results rounded, so that every machine makes
+products, quotients and square roots are used and results are rounded, so every machine generates
 the same network.
 
-1. Regions lie evenly at random on a map of 20,000 x 8,000 km.
-2. Each has a line of 1, 2.5, 5 or 10 Gb/s.
-3. Latency one way: 1 ms, and the straight line at 200,000 km/s with a detour of one half; rounded
-   to microseconds.
-4. Bandwidth from i to j: the smaller of the two lines, times a factor even in [0.6, 1) of its
-   own, over 1 + latency / 25 ms, as one connection loses speed with distance; rounded to bytes per
-   second.
-5. Devices: one a region, the others to regions drawn one by one. Within a region 0.25 ms and
-   10 Gb/s.
-6. With jitter q, every ordered pair's bandwidth times a factor even in [1 - q, 1 + q), rounded.
+1. Regions are uniform on a map of 20,000 x 8,000 km.
+2. Each region has a line of 1, 2.5, 5 or 10 Gb/s.
+3. One-way latency: 1 ms plus 1.5 times the straight line at 200,000 km/s, rounded to microseconds.
+4. Bandwidth from i to j: the smaller line rate, times a factor uniform in [0.6, 1), divided by
+   1 + latency / 25 ms, since one connection is slower over a distance; rounded to bytes per second.
+5. Devices: one per region, the others in random regions. Within a region: 0.25 ms and 10 Gb/s.
+6. With jitter q, the bandwidth of every ordered pair is multiplied by a factor uniform in
+   [1 - q, 1 + q) and rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ INSIDE_S, INSIDE_BYTES_PER_S = 0.25e-3, 10e9 / 8
 
 
 def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network:
-    """A network of the stated generator."""
+    """Generate a network."""
     if not 1 <= regions <= devices:
         raise ValueError(
             f"{devices} devices in {regions} regions; give a region or more, and a device each"
@@ -61,7 +59,7 @@ def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network
 
 
 def mixed_world(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:
-    """A `world` whose regions have the given GPUs in turn."""
+    """Generate a `world` whose regions have the given GPUs in turn."""
     network = world(regions, devices, seed)
     kinds = [Devices.of_gpu(gpus[int(region[1:]) % len(gpus)]) for region in network.regions]
     return Cluster(

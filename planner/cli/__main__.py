@@ -1,4 +1,4 @@
-"""``python -m planner.cli``."""
+"""Run the command line as ``python -m planner.cli``."""
 
 import sys
 

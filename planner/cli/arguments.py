@@ -1,4 +1,4 @@
-"""Arguments that commands share, and what they become: cluster, workload, stopping rule."""
+"""Command-line options shared by several commands, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.cli.output import say
-from planner.cli.partial_output import Spare
+from planner.cli.partial_output import IncumbentFile
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.catalogue import intra_link, load_network
@@ -40,24 +40,28 @@ from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
 EFFORT = 5.0
-"""Default of ``--effort``."""
+"""Default of ``--effort``, in core-seconds of counted work."""
 
 
 class Arguments(Protocol):
-    """A parser, or groups of its arguments."""
+    """Anything with ``add_argument``: an argument parser or a group of it."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As `argparse.ArgumentParser.add_argument` has it."""
+        """Add an argument, as `argparse.ArgumentParser.add_argument` does."""
         ...
 
 
 class Grouped:
-    """Adds each argument to the group that lists it, the others to the last group.
+    """Distribute arguments over titled groups of the help text.
+
+    An argument that no group lists is added to the last group.
 
     Parameters
     ----------
+    sub
+        Parser of the command.
     groups
-        By title, the options of each group.
+        Option names of each group, by the group's title.
     """
 
     def __init__(self, sub: argparse.ArgumentParser, groups: Mapping[str, Sequence[str]]) -> None:
@@ -67,43 +71,45 @@ class Grouped:
             self._group_of |= dict.fromkeys(options, self._last)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As `argparse.ArgumentParser.add_argument` has it."""
+        """Add an argument to its group; same parameters as `argparse`."""
         return self._group_of.get(names[0], self._last).add_argument(*names, **options)
 
 
 def add_cluster(sub: Arguments, required: bool = True) -> None:
-    """``--network`` and what stands on it."""
+    """Add ``--network`` and the options that describe its devices."""
     sub.add_argument(
         "--network",
         required=required,
         metavar="NAME|FILE",
-        help="a name that planner networks lists, or a file: .csv, .json, .jsonl",
+        help="name listed by planner networks, or a .csv, .json or .jsonl file",
     )
     sub.add_argument(
         "--devices",
         type=Path,
         metavar="CSV",
-        help="devices file: GPU, count, memory, site, shared lines and price of each device",
+        help="CSV with GPU, count, memory, site, shared bandwidth and price of each device",
     )
     sub.add_argument(
         "--devices-per-region",
         type=int,
         metavar="N",
-        help="devices in every region; default: as the network is",
+        help="devices in every region; default: one per network entry",
     )
     sub.add_argument(
         "--intra-latency-ms",
         type=float,
         metavar="MS",
-        help="one-way latency inside a region; default: the source's",
+        help="one-way latency within a region; default: the network's",
     )
     sub.add_argument(
         "--intra-bandwidth-gbps",
         type=float,
         metavar="GBPS",
-        help="gigabits a second inside a region; default: the source's",
+        help="bandwidth within a region in Gbit/s; default: the network's",
     )
-    sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
+    sub.add_argument(
+        "--complete", action="store_true", help="leave out devices with unmeasured pairs"
+    )
     sub.add_argument(
         "--gpu",
         default=DEFAULT_GPU,
@@ -116,94 +122,95 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
         type=float,
         default=0.4,
         metavar="FRACTION",
-        help="fraction of its peak that training attains, 0 to 1; default %(default)s",
+        help="fraction of peak FLOP/s that training attains, 0 to 1; default %(default)s",
     )
     sub.add_argument(
         "--memory-gb",
         type=float,
         metavar="GB",
-        help="memory of a device, 10^9 bytes; default: the GPU's",
+        help="memory of a device in 10^9 bytes; default: the GPU's",
     )
     sub.add_argument(
         "--usd-per-hour",
         type=float,
         metavar="USD",
-        help="price of a device; default: the GPU's on AWS",
+        help="price of a device per hour; default: the GPU's on AWS",
     )
 
 
 def add_prices(sub: Arguments) -> None:
-    """What bytes cost."""
+    """Add the options for the price of network traffic."""
     sub.add_argument(
         "--usd-per-gb",
         type=float,
         metavar="USD",
-        help=f"price of traffic between regions of one provider; default {BETWEEN_REGIONS}",
+        help=f"price of traffic between regions of one provider, per GB; default {BETWEEN_REGIONS}",
     )
     sub.add_argument(
         "--prices",
         type=Path,
         metavar="CSV",
-        help="table of traffic prices: from,to,usd_per_gb of regions, * for any",
+        help="CSV of traffic prices with columns from,to,usd_per_gb; * matches any region",
     )
 
 
 def prices_of(args: argparse.Namespace) -> Prices:
-    """What the arguments of `add_prices` say."""
-    others = {} if args.usd_per_gb is None else {"between_regions": args.usd_per_gb}
+    """Build the traffic prices from the options of `add_prices`."""
+    overrides = {} if args.usd_per_gb is None else {"between_regions": args.usd_per_gb}
     if args.prices is None:
-        return Prices(**others)
-    return Prices.load(args.prices, regions=load_network(args.network).regions, **others)
+        return Prices(**overrides)
+    return Prices.load(args.prices, regions=load_network(args.network).regions, **overrides)
 
 
 def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
-    """Refuse prices of bytes where devices have none, which is where a step's cost is not told."""
+    """Reject traffic prices if devices have no price: a step's cost could not be computed."""
     if cluster.devices.usd_per_hour is not None:
         return
     for option, given in (("--usd-per-gb", args.usd_per_gb), ("--prices", args.prices)):
         if given is not None:
             raise ValueError(
-                f"{option} {given}: devices have no known price; give --usd-per-hour or "
-                "usd_per_hour in the devices file"
+                f"{option} {given}: needs device prices too; give --usd-per-hour or usd_per_hour "
+                "in the "
+                "devices file"
             )
 
 
 def add_workload(sub: Arguments, required: bool = True) -> None:
-    """``--workload`` and its changes."""
+    """Add ``--workload`` and the options that override its fields."""
     sub.add_argument(
         "--workload",
         required=required,
         metavar="NAME|FILE",
-        help=f"config.json of Hugging Face, or one of {', '.join(PRESETS)}",
+        help=f"Hugging Face config.json, or one of {', '.join(PRESETS)}",
     )
     sub.add_argument(
         "--batch-samples",
         type=int,
         metavar="SAMPLES",
-        help="samples of one optimizer step; default: the workload's",
+        help="samples per optimizer step; default: the workload's",
     )
     sub.add_argument(
         "--microbatch-samples",
         type=int,
         metavar="SAMPLES",
-        help="samples of a microbatch; default: the workload's",
+        help="samples per microbatch; default: the workload's",
     )
     sub.add_argument(
         "--sequence",
         type=int,
         metavar="TOKENS",
-        help="tokens per sample; default: the workload's, of a config.json at most "
+        help="tokens per sample; default: the workload's, for a config.json at most "
         f"{DEFAULT_SEQUENCE:,}",
     )
     sub.add_argument(
         "--precision",
         choices=[dtype.value for dtype in Dtype],
-        help="format of products and activations, kept and sent; default bf16",
+        help="format of matrix products and of activations; default bf16",
     )
 
 
 def add_solver(sub: Arguments, methods: Sequence[str]) -> None:
-    """Limits and seed of a search."""
+    """Add search limits, the random seed and the choice of solver."""
     add_limits(sub)
     sub.add_argument(
         "--seed",
@@ -221,13 +228,13 @@ def add_solver(sub: Arguments, methods: Sequence[str]) -> None:
 
 
 def add_limits(sub: Arguments) -> None:
-    """How much a search may do."""
+    """Add the limits of a search: ``--effort`` and ``--seconds``."""
     sub.add_argument(
         "--effort",
         type=float,
         metavar="CORE_S",
-        help="counted work, about seconds of a core; the same effort gives the same plan; default "
-        f"{EFFORT:g}, without --seconds",
+        help="search effort in counted work, about seconds of one core; the same effort gives the "
+        f"same plan; default {EFFORT:g}, or no limit with --seconds",
     )
     sub.add_argument(
         "--seconds",
@@ -238,7 +245,7 @@ def add_limits(sub: Arguments) -> None:
 
 
 def gpu(text: str) -> str:
-    """The name in the table of what a GPU is called."""
+    """Parse a GPU name or alias into the name used in the GPU table."""
     found = find_gpu(text)
     if found is None:
         raise argparse.ArgumentTypeError(unknown_gpu(text))
@@ -246,32 +253,32 @@ def gpu(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number >= 0."""
+    """Parse a whole number >= 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number >= 0, found {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """A whole number >= 1."""
+    """Parse a whole number >= 1."""
     if count(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, found {text}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A finite number above 0."""
+    """Parse a finite number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, found {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, found {text!r}")
     return value
 
 
 def sizes(text: str) -> list[int]:
-    """Whole numbers with commas between."""
+    """Parse comma-separated whole numbers."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -281,14 +288,14 @@ def sizes(text: str) -> list[int]:
 
 
 def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
-    """The cluster that the arguments of `add_cluster` describe, computing in a format."""
+    """Build the cluster from the options of `add_cluster`, with FLOP/s for ``dtype``."""
     _require_quantities(args)
     network = load_network(args.network)
     if args.complete:
         every, network = network.ids, network.complete()
         dropped = [name for name in every if name not in network.ids]
         if dropped:
-            why = "left out, since pairs of theirs were not measured"
+            why = "left out, since some of their pairs were not measured"
             say(f"planner {args.command}: {why}: {joined(dropped)}")
     devices = usual_devices(args, dtype)
     inside = _inside(args)
@@ -296,13 +303,14 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     given = [name for name in names if getattr(args, name) is not None]
     if given and args.devices_per_region is None and args.devices is None:
         raise NetworkError(
-            f"--{given[0].replace('_', '-')} is of links between devices of one region, found one "
-            "device a region; give --devices-per-region or --devices, or leave it out"
+            f"--{given[0].replace('_', '-')} {getattr(args, given[0]):g} applies to links within a "
+            "region, "
+            "found one device per region; give --devices-per-region or --devices, or leave it out"
         )
     if args.devices_per_region is not None:
         if inside is None:
             raise NetworkError(
-                f"network {args.network!r} does not say how devices of one region are linked; give "
+                f"network {args.network!r} does not describe links within a region; give "
                 "--intra-latency-ms and --intra-bandwidth-gbps"
             )
         network = network.replicate(
@@ -332,7 +340,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
 
 
 def usual_devices(args: argparse.Namespace, dtype: Dtype) -> Devices:
-    """What devices are of which a devices file says nothing."""
+    """Build the device that is assumed where a devices file does not describe one."""
     devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
     if args.memory_gb is not None:
         devices = replace(devices, memory_bytes=args.memory_gb * 1e9)
@@ -342,7 +350,7 @@ def usual_devices(args: argparse.Namespace, dtype: Dtype) -> Devices:
 
 
 def _require_quantities(args: argparse.Namespace) -> None:
-    """Refuse a value in the unit in which it was given, before it becomes another number."""
+    """Validate quantities in the unit of the option, before they are converted."""
     for name, may_be_0 in (
         ("memory_gb", False),
         ("usd_per_hour", True),
@@ -358,7 +366,7 @@ def _require_quantities(args: argparse.Namespace) -> None:
 
 
 def _inside(args: argparse.Namespace) -> Link | None:
-    """The link between devices of one region: as given, else as the network's source has it."""
+    """Return the link between devices of one region: from the options, else from the network."""
     known = intra_link(args.network)
     latency = None if known is None else known.latency_s
     bandwidth = None if known is None else known.bandwidth_bytes_per_s
@@ -370,7 +378,7 @@ def _inside(args: argparse.Namespace) -> Link | None:
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
-    """The workload that the arguments of `add_workload` describe."""
+    """Build the workload from the options of `add_workload`."""
     changes = {
         name: getattr(args, name)
         for name in (
@@ -387,18 +395,18 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 @dataclass(frozen=True)
 class Reporting(DelegatingCriterion):
-    """A criterion that also shows on stderr how far the search is, and keeps the best so far."""
+    """Stopping criterion that also shows progress and saves the incumbent to a file."""
 
-    spare: Spare | None = None
+    incumbent_file: IncumbentFile | None = None
 
     def found(self, objective: float, plan: Any) -> None:
         INTERRUPTS.found = True
-        if self.spare is not None:
-            self.spare.offer(objective, plan)
+        if self.incumbent_file is not None:
+            self.incumbent_file.offer(objective, plan)
 
     def reason(self, run: StopRun) -> str | None:
-        if self.spare is not None:
-            self.spare.look()
+        if self.incumbent_file is not None:
+            self.incumbent_file.write_if_due()
         if run.objective is not None:
             bound = "" if run.bound is None else f", bound {run.bound:.4f}"
             PROGRESS.show(f"searching: best {run.objective:.4f}{bound}")
@@ -406,16 +414,33 @@ class Reporting(DelegatingCriterion):
 
 
 def stop_of(
-    args: argparse.Namespace, seconds: float | None = None, spare: Spare | None = None
+    args: argparse.Namespace,
+    seconds: float | None = None,
+    incumbent_file: IncumbentFile | None = None,
 ) -> StoppingCriterion:
-    """The stopping rule of the arguments of `add_limits`, which shows progress."""
+    """Build the stopping criterion from the options of `add_limits`.
+
+    Parameters
+    ----------
+    args
+        Parsed arguments.
+    seconds
+        Time limit of the search; by default the time left of ``--seconds``.
+    incumbent_file
+        File that receives the best plan so far.
+
+    Returns
+    -------
+    StoppingCriterion
+        Stops at the time limit or the effort limit, whichever comes first, and shows progress.
+    """
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
-        MaxRuntime(args.seconds)  # says what is wrong with it
+        MaxRuntime(args.seconds)  # validates the value
         left = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
         rules.append(Deadline(time.perf_counter() + (left or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
-    compiles = "" if compiled_ahead() else ": a new installation compiles first, about a minute"
+    compiles = "" if compiled_ahead() else ": compiling for the first time, about a minute"
     PROGRESS.start(f"preparing{compiles}")
-    return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules), spare)
+    return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules), incumbent_file)

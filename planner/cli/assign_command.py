@@ -1,4 +1,4 @@
-"""``planner assign``: one assignment problem."""
+"""``planner assign``: solve one assignment problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
 from planner.problems.assignment_method import Method
 from planner.utils.text import counted
 
-ABOUT = "solve one assignment problem and print groups and bound"
+ABOUT = "assign devices to pipeline stages; print stages, cost and lower bound"
 EXAMPLE = (
     "planner assign --network aws8_dtfm_worldwide_2022 --stages 4 --pipelines 2 "
     "--activation-bytes 8e6 --gradient-bytes 1e9"
@@ -17,27 +17,32 @@ EXAMPLE = (
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Network, shape, bytes and limits."""
+    """Add the network, the shape, message sizes and search limits."""
     add_cluster(sub)
-    sub.add_argument("--stages", type=int, help="how many, of equal size")
-    sub.add_argument("--pipelines", type=int, help="how many; default: devices / stages")
+    sub.add_argument("--stages", type=int, help="number of stages of equal size")
+    sub.add_argument("--pipelines", type=int, help="number of pipelines; default: devices / stages")
     sub.add_argument(
-        "--stage-sizes", type=sizes, help="instead: devices of each stage, such as 6,4,4,4"
+        "--stage-sizes",
+        type=sizes,
+        help="instead of --stages: devices of each stage, such as 6,4,4,4",
     )
     sub.add_argument(
         "--activation-bytes",
         type=float,
         required=True,
-        help="over one boundary, a microbatch (the paper's c_PP)",
+        help="bytes of a microbatch's activations between two stages (the paper's c_PP)",
     )
     sub.add_argument(
-        "--gradient-bytes", type=float, required=True, help="of a stage (the paper's c_DP)"
+        "--gradient-bytes",
+        type=float,
+        required=True,
+        help="bytes of a stage's gradients (the paper's c_DP)",
     )
     add_solver(sub, list(Method))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Groups with their cost and its bound."""
+    """Solve the problem; print cost, bound and the devices of each stage."""
     from planner.genetic.solve import solve_assignment
     from planner.problems import AssignmentProblem, ProblemError
 
@@ -47,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         pipelines, left = divmod(len(network), args.stages)
         if left:
             raise ProblemError(
-                f"{counted(len(network), 'device')} do not make {args.stages} equal stages; give "
+                f"{counted(len(network), 'device')} do not divide into {args.stages} equal stages; "
+                "give "
                 "--pipelines, or --stage-sizes"
             )
     problem = AssignmentProblem(

@@ -1,4 +1,4 @@
-"""``planner average``: who contributes gradients and who sums which share (DeDLOC)."""
+"""``planner average``: choose contributors and reducer shares as in DeDLOC."""
 
 from __future__ import annotations
 
@@ -17,44 +17,54 @@ from planner.training_plan.model import FORMAT, TrainingPlan
 from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.workload import Workload
 
-ABOUT = "who contributes gradients, and who sums which share"
+ABOUT = "choose which peers compute gradients and which share each one sums (DeDLOC)"
 EXAMPLE = "planner average peers.csv --batch-samples 64 --gradient-bytes 1e8"
 
 COLUMNS = "name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Peers, batch and limits."""
+    """Add the peers file, batch, gradient size, outputs and search limits."""
     sub.add_argument("peers", type=Path, help=f"CSV: {COLUMNS}")
     add_workload(sub, required=False)
     sub.add_argument(
         "--gradient-bytes",
         type=float,
-        help="of the vector that is averaged; default: the workload's",
+        help="bytes of the averaged vector; default: the workload's",
     )
     sub.add_argument(
-        "--links", help="network (name or file) with limits between the peers' names; default: none"
+        "--links",
+        help="network (name or file) that limits the bandwidth of pairs of peers; default: none",
     )
-    sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
     sub.add_argument(
-        "--programme", type=Path, help="write LP (5) to this file, .lp or .mps; default: nowhere"
+        "--no-overlap",
+        action="store_true",
+        help="average after computing instead of at the same time",
     )
-    sub.add_argument("--out", type=Path, help="a plan of it, for --workload: compute, then average")
     sub.add_argument(
-        "--seed", type=count, default=0, help="of the plan's weights; default %(default)s"
+        "--programme", type=Path, help="write DeDLOC's linear program (5) to this .lp or .mps file"
+    )
+    sub.add_argument(
+        "--out", type=Path, help="plan file to write, for --workload; implies --no-overlap"
+    )
+    sub.add_argument(
+        "--seed",
+        type=count,
+        default=0,
+        help="seed of the plan's initial weights; default %(default)s",
     )
     sub.add_argument(
         "--method",
         default="exact",
         choices=["exact", "relaxed"],
-        help="exact, or the paper's relaxation (5) and its rule; default %(default)s",
+        help="exact optimum, or the paper's relaxation (5) with rounding; default %(default)s",
     )
     add_limits(sub)
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rate, bound, strategy and a line a peer."""
+    """Solve the problem; print rate, bound, strategy and one line per peer."""
     from planner.lp.model_file import labels
     from planner.lp.paper_model import build_paper_model
     from planner.lp.solve import solve_averaging
@@ -81,28 +91,29 @@ def run(args: argparse.Namespace) -> int:
         if not overlap:
             other = "--no-overlap" if args.no_overlap else "--out"
             raise ValueError(
-                f"--programme {args.programme}: LP (5) is of averaging beside computing, "
-                f"{other} of one after the other; leave one of them out"
+                f"--programme {args.programme}: linear program (5) overlaps averaging with "
+                "computing, "
+                f"{other} does not; leave one of them out"
             )
         build_paper_model(problem, names=labels(peers.names)).write(args.programme)
     result = solve_averaging(problem, args.method, stop_of(args))
     data = result_data(result)
     if result.plan is None:
-        show(args.json, data, [f"no averaging is possible: {result.stop_reason}"])
+        show(args.json, data, [f"no feasible averaging: {result.stop_reason}"])
         return INVALID_PLAN
-    made = result.plan
-    data["strategy"] = str(recognise(made))
+    strategy = result.plan
+    data["strategy"] = str(recognise(strategy))
     data["peers"] = [
         {
             "name": name,
-            "computes": bool(made.computes[i]),
-            "share": float(made.shares[i]),
-            "samples_per_step": float(made.samples_per_step[i]),
+            "computes": bool(strategy.computes[i]),
+            "share": float(strategy.shares[i]),
+            "samples_per_step": float(strategy.samples_per_step[i]),
         }
         for i, name in enumerate(peers.names)
     ]
     lines = [
-        f"{made.steps_per_s:.6g} steps/s   bound {result.bound:.6g}   gap {result.gap:.2%}   "
+        f"{strategy.steps_per_s:.6g} steps/s   bound {result.bound:.6g}   gap {result.gap:.2%}   "
         f"{result.status} ({result.stop_reason}, {result.runtime_s:.2f} s)",
         f"strategy: {data['strategy']}",
         f"{'peer':<20}{'computes':>9}{'share':>9}{'samples a step':>16}",
@@ -114,11 +125,11 @@ def run(args: argparse.Namespace) -> int:
     ]
     if args.programme is not None:
         data["written"] = [str(args.programme)]
-        lines.append(f"wrote {args.programme}: LP (5)")
+        lines.append(f"wrote {args.programme}: linear program (5)")
     written = args.out
     if args.out is not None:
         assert workload is not None
-        planned = peers_plan(peers, problem, made, workload, links, args.seed)
+        planned = peers_plan(peers, problem, strategy, workload, links, args.seed)
         planned = planned.replace(network_name=args.links or args.peers.stem)
         written = save(args.out, lambda path: save_plan(planned, path))
         lines += _written(written, planned, data)
@@ -127,10 +138,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
-    """The workload, if one is named, samples of a step and bytes of its gradients."""
+    """Return the workload if one is given, the samples of a step and the gradient bytes."""
     if args.workload is None:
         if args.out is not None:
-            raise ValueError("--out writes a plan for a workload; give --workload")
+            raise ValueError(f"--out {args.out}: a plan needs a workload; give --workload")
         for flag in ("batch_samples", "gradient_bytes"):
             if getattr(args, flag) is None:
                 name = flag.replace("_", "-")
@@ -138,37 +149,38 @@ def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
         return None, args.batch_samples, args.gradient_bytes
     if args.gradient_bytes is not None:
         raise ValueError(
-            f"--gradient-bytes {args.gradient_bytes:g} and --workload {args.workload} both say "
-            "what is averaged; give one"
+            f"--gradient-bytes {args.gradient_bytes:g} and --workload {args.workload} both set "
+            "the bytes to average; give only one"
         )
     workload = workload_of(args)
     (gradient,) = workload.gradient_bytes(((0, len(workload.layers)),), 0)
     return workload, workload.batch_samples, gradient
 
 
-def _written(written: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """The plan that was saved: what it takes in the simulator, and where it is."""
+def _written(written: Path, plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
+    """Check the saved plan and describe it: simulated step time, devices left out, path."""
     violations = check(load_plan(written))
     if violations:
-        raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
+        raise ValueError(f"the plan fails its own check: {violations[0]}; please report this")
     data |= {
-        "predicted": asdict(made.predicted),
-        "content_hash": made.content_hash,
-        "left_out": list(made.left_out),
+        "predicted": asdict(plan.predicted),
+        "content_hash": plan.content_hash,
+        "left_out": list(plan.left_out),
         "written": [str(written)],
     }
-    trains, helps = len(made.stage_of), len(made.averages_for)
+    trains, aggregators = len(plan.stage_of), len(plan.averages_for)
     lines = [
-        f"predicted step time {made.predicted.step_s:.4f} s: {trains} train, {helps} only average, "
-        f"{len(made.left_out)} left out",
+        f"predicted step time {plan.predicted.step_s:.4f} s: {trains} train, {aggregators} only "
+        "average, "
+        f"{len(plan.left_out)} left out",
     ]
-    if made.left_out:
+    if plan.left_out:
         lines.append(
-            "those left out get no average, as all peers do in DeDLOC: the plan may be faster than "
-            "the bound above"
+            "devices left out do not receive the average, unlike in DeDLOC: the plan may be faster "
+            "than the bound above"
         )
     return [
         *lines,
-        "memory is taken as enough: the peers file does not say what there is",
-        f"wrote {written}  (hash {made.content_hash[:12]})",
+        "device memory is not checked: the peers file does not state it",
+        f"wrote {written}  (hash {plan.content_hash[:12]})",
     ]

@@ -1,4 +1,4 @@
-"""``planner bench``: run the open benchmark, write its problems, or record best known answers."""
+"""``planner bench``: run the open benchmark, write its instances, or record solutions."""
 
 from __future__ import annotations
 
@@ -35,34 +35,50 @@ from planner.cli.output import INTERRUPTED
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs, require_writable
 
-ABOUT = "run the open benchmark of all methods on fixed problems"
+ABOUT = "run the open benchmark: all methods on fixed instances"
 EXAMPLE = "planner bench --quick"
 QUICK_EFFORT, EFFORT = 1.0, 5.0
 SEEDS = (0,)
 HEAVY = ("plans", "paths", "assignment", "averaging", "rebalancing")
-"""Families in the order in which they are run: long rows first, so that processes end together."""
+"""Order in which families run: longest tasks first, so that all processes finish together."""
 MARKS = (
     "egenerate with `planner bench",
     '"planner.bench_suite"',
     '<meta name="generator" content="planner bench">',
 )
-"""What the files that it writes have."""
+"""Texts that identify files written by this command, which it may overwrite."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """What is run, and where results go."""
+    """Add the choice of instances and methods, limits, and output files."""
     add = sub.add_argument
-    add("--list", action="store_true", help="show instances and methods, and run nothing")
-    add("--instances", type=Path, metavar="FOLDER", help="write the problems there as JSON")
-    add("--quick", action="store_true", help="small instances, little effort: two minutes")
-    add("--only", nargs="+", default=[], metavar="ID", help="instances, such as 'paths/*'")
-    add("--methods", nargs="+", metavar="NAME", help="of our list, such as ours; none: ''")
+    add("--list", action="store_true", help="list instances and methods, then exit")
+    add(
+        "--instances",
+        type=Path,
+        metavar="FOLDER",
+        help="write the instances to this folder as JSON, then exit",
+    )
+    add("--quick", action="store_true", help="small instances and little effort: about two minutes")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="ID",
+        help="instances to run, such as 'paths/*'; default: all",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="built-in methods to run, such as ours; '' for none; default: all",
+    )
     add(
         "--method",
         action="append",
         default=[],
         metavar="MODULE:FUNCTION",
-        help="your own, (problem, seed, effort) to an answer; may be given again",
+        help="your own method, called with (problem, seed, effort); may be repeated",
     )
     add(
         "--solutions",
@@ -70,41 +86,70 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FOLDER",
-        help="your own answers, FOLDER/family/name.json; may be given again",
+        help="your own solutions, FOLDER/family/name.json; may be repeated",
     )
-    add("--seeds", type=int, nargs="+", metavar="N", help="default: 0")
+    add("--seeds", type=int, nargs="+", metavar="N", help="random seeds; default: 0")
     add(
         "--effort",
         type=float,
-        help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}",
+        help=f"effort of each run in core-seconds; default {EFFORT:g}, with --quick "
+        f"{QUICK_EFFORT:g}",
     )
-    add("--seconds", type=float, help="cut a run off after so many; default: 60 and 60 an effort")
-    add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default 2")
-    add("--rows", type=Path, help="keep rows there; default: beside the first output")
-    add("--resume", action="store_true", help="go on with the rows that are there")
-    add("--keep", type=Path, metavar="FOLDER", help="keep the best answer of each instance there")
+    add("--seconds", type=float, help="timeout of a run; default: 60 + 60 times the effort")
     add(
-        "--best-known", type=Path, default=FOLDER, metavar="FOLDER", help="default: the shipped one"
+        "--jobs",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        help="parallel processes; default 2",
+    )
+    add(
+        "--rows",
+        type=Path,
+        help="JSON lines file for finished rows; default: beside the first output",
+    )
+    add("--resume", action="store_true", help="skip runs whose rows exist from an earlier call")
+    add(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="write the best solution of each instance to this folder",
+    )
+    add(
+        "--best-known",
+        type=Path,
+        default=FOLDER,
+        metavar="FOLDER",
+        help="table of best known solutions; default: the bundled one",
     )
     for kind in ("json", "html", "markdown"):
-        add(f"--{kind}", type=Path, metavar="FILE", help="write the results there")
+        add(
+            f"--{kind}",
+            type=Path,
+            metavar="FILE",
+            help=f"write the results to this {kind.upper() if kind != 'markdown' else 'Markdown'} "
+            "file",
+        )
     add_force(sub)
     add(
         "--record",
         type=Path,
         metavar="FOLDER",
-        help="put the answers of FOLDER/family/name.json on record where they are better",
+        help="add solutions FOLDER/family/name.json that are better to the best known ones",
     )
-    add("--by", metavar="NAME", help="with --record: who found them; default: as the files say")
+    add(
+        "--by",
+        metavar="NAME",
+        help="with --record: who found the solutions; default: the name in each file",
+    )
     add(
         "--bounds",
         action="store_true",
-        help="with --record: take the files' bounds, too; your own files only",
+        help="with --record: also record the files' bounds, which are not verified",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark."""
+    """Run the benchmark, or list, write or record instances."""
     instances = instances_of(args.only, quick=args.quick)
     if args.list:
         _list(instances)
@@ -122,7 +167,9 @@ def run(args: argparse.Namespace) -> int:
         require_writable(args.rows, [".jsonl"])
     tasks = list(_tasks(args, instances))
     if not tasks:
-        raise ValueError("no method is left for these instances; give --methods that --list names")
+        raise ValueError(
+            "no selected method solves the selected instances; choose --methods from --list"
+        )
     before = f"{os.getloadavg()[0]:.1f}"
     began = time.perf_counter()
     rows, whole, kept = _run(args, tasks)
@@ -131,19 +178,24 @@ def run(args: argparse.Namespace) -> int:
     total_s = sum(row.seconds for row in rows)
     _write(args, summary, _made(args, before, time.perf_counter() - began, kept, total_s))
     if not whole:
-        print(f"interrupted; --resume goes on with {_rows_path(args)}", file=sys.stderr)
+        print(f"interrupted; --resume continues from {_rows_path(args)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
 
 
 def _record(args: argparse.Namespace, instances: Sequence[BenchInstance]) -> int:
-    """Change the table of best known answers; 1 if a solution was refused."""
+    """Update the table of best known solutions; return 1 if a solution was rejected."""
     folder = args.record
     if not folder.is_dir():
-        raise ValueError(f"{folder}: is no folder; give one with family/name.json")
+        raise ValueError(
+            f"--record {folder}: not a folder; give one that contains family/name.json"
+        )
     today = datetime.now(UTC).date().isoformat()
     changes = record(folder, instances, args.best_known, by=args.by, date=today, bounds=args.bounds)
     if not changes:
-        raise ValueError(f"{folder}: has no solution of an instance; name files family/name.json")
+        raise ValueError(
+            f"--record {folder}: contains no solution of an instance; name the files "
+            "family/name.json"
+        )
     for change in changes:
         print(f"{change.what:<10}{change.instance:<34}{change.words}")
     return int(any(change.what == "refused" for change in changes))
@@ -168,13 +220,13 @@ def _write_instances(folder: Path, instances: Sequence[BenchInstance]) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[BenchMethod]:
-    """Of our list those asked for, then the stranger's."""
-    asked = options.methods
+    """Return the selected built-in methods, followed by the user's own."""
+    selected = options.methods
     known = {method.name for method in METHODS}
-    for name in asked or ():
+    for name in selected or ():
         if name and name not in known:
-            raise ValueError(f"no method {name!r}; --list shows them")
-    mine = [method for method in METHODS if asked is None or method.name in asked]
+            raise ValueError(f"--methods: unknown method {name!r}; --list shows all methods")
+    mine = [method for method in METHODS if selected is None or method.name in selected]
     return mine + [foreign_method(reference) for reference in options.method]
 
 
@@ -184,18 +236,18 @@ def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> I
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
     guard_s = 60 + 60 * effort if options.seconds is None else options.seconds
     if not 0 < guard_s < math.inf:
-        raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
+        raise ValueError(f"--seconds must be above 0, found {guard_s:g}")
     methods = _chosen(options)
     folders: dict[str, Path] = {}
     for folder in options.solutions:
         if not folder.is_dir():
-            raise ValueError(f"--solutions {folder}: is no folder; give one")
+            raise ValueError(f"--solutions {folder}: not a folder; give an existing one")
         name = _name_of(folder)
         if not name:
-            raise ValueError(f"--solutions {folder}: has no name for its rows; give another folder")
+            raise ValueError(f"--solutions {folder}: the folder needs a name; give another folder")
         if name in folders:
             raise ValueError(
-                f"--solutions {folder}: rows of {folders[name]} have the name {name!r}, too; "
+                f"--solutions {folder}: {folders[name]} has the name {name!r} too; "
                 "rename one of the folders"
             )
         folders[name] = folder
@@ -217,7 +269,7 @@ def _effort(options: argparse.Namespace) -> float:
 
 
 def _name_of(folder: Path) -> str:
-    """Of ``.`` and ``..``, too."""
+    """Return a folder's name, also for ``.`` and ``..``."""
     return folder.resolve().name
 
 
@@ -231,16 +283,16 @@ def _rows_path(options: argparse.Namespace) -> Path:
 
 
 def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[BenchRow], bool, int]:
-    """Rows of all tasks, whether all were done, and how many were there before."""
+    """Run all tasks; return their rows, whether all completed, and how many rows were resumed."""
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], BenchRow] = {}
     if options.resume:
         found = read_rows(path)
-        # rows that this call does not ask for stay in the file: another call may
+        # rows of other instances stay in the file for later calls
         mend(path, found)
         rows = _still_valid(found, tasks)
     elif path.exists():
-        # half an hour of work is not lost for a forgotten --resume
+        # keep a backup in case --resume was forgotten
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
     there = len(rows)
@@ -271,21 +323,21 @@ def _key(task: Task) -> tuple[str, str, int, float]:
 def _still_valid(
     rows: Iterable[BenchRow], tasks: Sequence[Task]
 ) -> dict[tuple[str, str, int, float], BenchRow]:
-    """Rows of the same problems; files are judged anew, which takes a moment."""
+    """Return stored rows whose problem is unchanged; solution files are evaluated again."""
     hashes = {
         one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
-    asked = {_key(task) for task in tasks} - files
+    selected = {_key(task) for task in tasks} - files
     valid = [row for row in rows if hashes.get(row.instance) == row.problem]
     found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
-    return {key: row for key, row in found.items() if key in asked}
+    return {key: row for key, row in found.items() if key in selected}
 
 
 def _made(
     options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
 ) -> list[str]:
-    """Paragraphs that say how a run was made."""
+    """Describe the run in paragraphs: host, command, effort, seeds and duration."""
     words = ["planner", "bench"]
     words += ["--quick"] * options.quick
     if options.only:
@@ -316,7 +368,7 @@ def _made(
 
 
 def _processor_s() -> float:
-    """Seconds of processors, of this process and of those that it started."""
+    """Return the CPU seconds of this process and its child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -1,4 +1,4 @@
-"""``planner compare``: decisions and figures of two plans side by side, what differs first."""
+"""``planner compare``: compare decisions and metrics of two plans, differences first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ EXAMPLE = "planner compare a.json b.json"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Two plan files."""
+    """Add the two plan files."""
     sub.add_argument("a", type=Path, help="a plan file")
-    sub.add_argument("b", type=Path, help="another")
+    sub.add_argument("b", type=Path, help="another plan file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """A row a decision or figure; those that differ are marked."""
+    """Print one row per decision or metric; an asterisk marks those that differ."""
     one, other = facts(load_plan(args.a)), facts(load_plan(args.b))
     rows = [{"what": k, "a": v, "b": other[k], "same": v == other[k]} for k, v in one.items()]
     rows.sort(key=lambda row: bool(row["same"]))
@@ -36,12 +36,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _short(value: Any) -> str:
-    """With as many digits as a clock is worth."""
+    """Format a value with six significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def facts(plan: TrainingPlan) -> dict[str, Any]:
-    """Decisions and figures of a plan, JSON-ready."""
+    """Return decisions and metrics of a plan, JSON-ready."""
     step = plan.certificates.get("step")
     return {
         "step_s": plan.predicted.step_s,

@@ -1,4 +1,4 @@
-"""Baselines of a plan in words."""
+"""Comparison of a plan with its baselines, as data for printing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.request import Objective
 
 
-def compared(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
-    """Ranks by region on all devices, and the fastest region alone."""
+def add_baselines(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
+    """Add the two baselines to ``data``: ranks by region, and the fastest region alone."""
     data |= {"ranks_by_region": None, "one_region": None}
     if problem.request.objective == Objective.COST:
         data["ranks_by_region_refused"] = "not searched with --objective cost"
@@ -25,13 +25,13 @@ def compared(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -
     region = known.region
     if region is None:
         data["one_region_refused"] = _short(known.region_refused)
-    elif region.plan.devices < len(problem.cluster):  # else it is the same as ranks by region
+    elif region.plan.devices < len(problem.cluster):  # otherwise both baselines are the same
         data["one_region"] = {"name": region.name, **_decided(region)}
 
 
-def _decided(found: Any) -> dict[str, Any]:
-    """Plans and tallies as data."""
-    values = {one.name: getattr(found, one.name) for one in fields(found)}
+def _decided(baseline: Any) -> dict[str, Any]:
+    """Convert a baseline's plans and search counts to JSON-ready data."""
+    values = {field.name: getattr(baseline, field.name) for field in fields(baseline)}
     return {
         name: value.decisions()
         if isinstance(value, BaselinePlan)
@@ -43,4 +43,5 @@ def _decided(found: Any) -> dict[str, Any]:
 
 
 def _short(why: str) -> str:
+    """Return a refusal's reason without its remedy."""
     return why.split(";", maxsplit=1)[0]

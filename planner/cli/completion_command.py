@@ -1,4 +1,4 @@
-"""``planner completion``: what a shell needs to complete commands, options, networks, models."""
+"""``planner completion``: print a shell script that completes commands, options and names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _planner_network() { compadd -- %s; _files; }
 _planner_workload() { compadd -- %s; _files; }
 """,
 }
-"""A name that is known, or a file."""
+"""Shell functions that complete a known name or a file."""
 NAMED = {
     "network": "_planner_network",
     "workload": "_planner_workload",
@@ -32,15 +32,15 @@ NAMED = {
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Which shell."""
-    sub.add_argument("shell", choices=SHELLS, help="the shell the script is for")
+    """Add the shell."""
+    sub.add_argument("shell", choices=SHELLS, help="shell that will load the script")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script; whoever keeps it has completion."""
+    """Print the completion script."""
     import shtab
 
-    from planner.cli.main import parser  # which loads this
+    from planner.cli.main import parser  # imported here: that module imports this one
 
     every = parser()
     _mark(every, shtab.FILE)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mark(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Which arguments are files, and which are names."""
+    """Mark the arguments that take a file, and those that take a network or workload name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():

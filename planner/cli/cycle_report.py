@@ -1,4 +1,4 @@
-"""What a cycle of skipping and full iterations takes, and how many waves a batch needs."""
+"""Makespans of the schedules in a cycle, and the number of waves that a batch needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
-    """Makespan of every schedule, and waves; JSON-ready."""
+    """Return the makespan of every schedule, and the waves, JSON-ready."""
     _, timelines = simulate_cycle(plan)
     problem = PathProblem.from_assignment(
         plan.cluster,
@@ -43,7 +43,7 @@ def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _visited_layers(plan: TrainingPlan) -> float:
-    """Of a microbatch, in the mean over the cycle."""
+    """Return the mean number of layers that a microbatch visits over the cycle."""
     count = {
         d: stop - start for d, j in plan.stage_of.items() for start, stop in [plan.stage_layers[j]]
     }
@@ -56,7 +56,7 @@ def _visited_layers(plan: TrainingPlan) -> float:
 
 
 def waves_data(problem: PathProblem) -> list[dict[str, Any]]:
-    """Waves of the batch on the problem's paths and on full ones; JSON-ready."""
+    """Return the waves of a batch on partial and on full paths, JSON-ready."""
     found: list[dict[str, Any]] = []
     for k in sorted({problem.path_stages, len(problem.stage_devices)}):
         try:
@@ -67,7 +67,7 @@ def waves_data(problem: PathProblem) -> list[dict[str, Any]]:
 
 
 def waves_rows(waves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The same as label and text, a row a length of paths."""
+    """Return the waves as (label, text) rows, one per path length."""
     rows = []
     for w in waves:
         what = f"waves, {w['path_stages']} stages a path"

@@ -1,4 +1,4 @@
-"""``planner emulate``: a plan on an emulated network on this machine, against its prediction."""
+"""``planner emulate``: run a plan on an emulated network and compare it with its prediction."""
 
 from __future__ import annotations
 
@@ -14,45 +14,53 @@ from planner.training_plan.file import load_plan
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, add_force, require_outputs
 
-ABOUT = "run a plan on an emulated network (Linux, root), beside what is predicted"
+ABOUT = "run a plan on an emulated network and compare with the prediction (Linux, root)"
 EXAMPLE = "sudo planner emulate plan.json --trace both.json"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, how it is scaled, what is measured."""
+    """Add the plan, scaling factors, numbers of steps and the trace file."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
-    sub.add_argument("--speed", type=float, default=1.0, help="divide all times by it; default 1")
+    sub.add_argument(
+        "--speed", type=float, default=1.0, help="divide all times by this factor; default 1"
+    )
     sub.add_argument(
         "--shrink",
         type=_shrink,
         default=None,
         metavar="S|auto",
-        help="divide all bytes and rates by it; default: auto, as much as this machine needs",
+        help="divide all bytes and rates by this factor; default auto: as much as this machine "
+        "needs",
     )
     sub.add_argument(
         "--steps",
         type=positive,
         default=5,
-        help="chained that count, after those that are to warm up; default 5",
+        help="measured consecutive steps, after warm-up steps; default 5",
     )
     sub.add_argument(
         "--rest",
         type=positive,
         default=5,
-        help="each from rest that count, after one to warm up; default 5",
+        help="measured steps that each start on an idle system, after one warm-up; default 5",
     )
     sub.add_argument(
         "--real-compute",
         action="store_true",
-        help="train the real model on this machine's processors; default: imposed compute times",
+        help="train the real model on this machine's CPUs; default: wait for the planned compute "
+        "times",
     )
     sub.add_argument(
         "--jitter-ms",
         type=float,
         default=0.0,
-        help="latencies are more or less by at most this, about once a message; default 0",
+        help="vary the latency by at most this much, about once per message; default 0",
     )
-    sub.add_argument("--trace", type=Path, help="write predicted and executed step here (.json)")
+    sub.add_argument(
+        "--trace",
+        type=Path,
+        help="Chrome trace of the predicted and the executed step to write (.json)",
+    )
     add_force(sub)
 
 
@@ -64,7 +72,7 @@ def _shrink(text: str) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Refuse what cannot be done, then run and compare."""
+    """Validate the request, run the emulation and print the comparison."""
     from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of

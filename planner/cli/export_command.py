@@ -1,4 +1,4 @@
-"""``planner export``: a plan in another tool's terms."""
+"""``planner export``: write a plan in the format of another tool."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import require_elastic
 from planner.utils.output_files import Output, add_force, require_outputs
 
-ABOUT = "write a plan in another tool's terms"
+ABOUT = "write a plan in the format of another tool"
 EXAMPLE = "planner export plan.json --to torchrun"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, format, options of formats."""
+    """Add the plan, the format, and options of the formats."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     formats = "; ".join(f"{name}: {one.about}" for name, one in FORMATS.items())
     sub.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
@@ -31,28 +31,36 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--hosts",
         type=Path,
-        help=f"CSV device,host; default: a device is its own host ({_readers('hosts')})",
+        help=f"CSV with columns device,host; default: every device is a host ({_readers('hosts')})",
     )
     sub.add_argument(
-        "--interface", help=f"network interface that ranks use ({_readers('interface')})"
+        "--interface", help=f"network interface of the ranks ({_readers('interface')})"
     )
-    sub.add_argument("--port", type=positive, help="of the first host; default 29500")
+    sub.add_argument(
+        "--port", type=positive, help="port on the first host for rendezvous; default 29500"
+    )
     sub.add_argument("--run-id", help="name of the run; default run1")
-    sub.add_argument("--plan-path", help="where nodes find the plan; default: as given here")
+    sub.add_argument(
+        "--plan-path", help="path of the plan file on the nodes; default: the path given here"
+    )
     sub.add_argument(
         "--executor-options",
-        help='more words for the executor, such as="--steps 100 --checkpoint kept"',
+        help='options for the executor, such as="--steps 100 --checkpoint checkpoints"',
     )
-    sub.add_argument("--pipeline", type=count, help=f"which one, from 0 ({_readers('pipeline')})")
     sub.add_argument(
-        "--schedule", type=count, help=f"which one; default 0 ({_readers('schedule')})"
+        "--pipeline", type=count, help=f"index of the pipeline, from 0 ({_readers('pipeline')})"
     )
-    sub.add_argument("--stage", type=count, help=f"which one; default 0 ({_readers('stage')})")
+    sub.add_argument(
+        "--schedule", type=count, help=f"index of the schedule; default 0 ({_readers('schedule')})"
+    )
+    sub.add_argument(
+        "--stage", type=count, help=f"index of the stage; default 0 ({_readers('stage')})"
+    )
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or print it."""
+    """Write the exported plan to a file, or print it."""
     if args.out is not None:
         require_outputs(vars(args), [Output("--out", args.out, [args.out.suffix])])
     names = (
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("plan_path", str(args.plan))
     plan = load_plan(args.plan)
     if options.get("executor_options") and "executor_options" in FORMATS[args.to].reads:
-        _require_understood(options["executor_options"], plan, args.to)
+        _validate_executor_options(options["executor_options"], plan, args.to)
     text = export_plan(plan, args.to, args.out, **options)
     if args.out is None:
         show(args.json, {"format": args.to, "text": text}, [text.removesuffix("\n")])
@@ -79,10 +87,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
-    """Words that every rank would refuse are refused before they are sent to nodes.
+def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
+    """Reject executor options that every rank would reject, before they are sent to nodes.
 
-    Files are the nodes' own. Without PyTorch, which the executor needs, nothing is known of them.
+    Paths are not checked, since they refer to the nodes' file systems. Without PyTorch the options
+    are not checked at all.
     """
     try:
         from planner.executor.fault_tolerance.run_segments import segments_of
@@ -94,39 +103,41 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     try:
         words = shlex.split(text)
     except ValueError:
-        return  # said by the format
+        return  # the format reports it
     if not words or not words[0].startswith("-"):
         return
-    said = io.StringIO()
-    # nodes' own command starts the ranks; else torchrun does
+    output = io.StringIO()
+    # ranks are started by planner.executor.node, otherwise by torchrun
     by_node = to == "nodes" or (to == "slurm" and ELASTIC in words)
-    own = None
+    node_args = None
     try:
-        with redirect_stderr(said), redirect_stdout(said):
+        with redirect_stderr(output), redirect_stdout(output):
             if by_node:
-                own, words = own_options(words)
-            told = parse_arguments(["plan.json", "--devices", "", *words], None)
+                node_args, words = own_options(words)
+            executor_args = parse_arguments(["plan.json", "--devices", "", *words], None)
     except SystemExit as end:
-        why = said.getvalue().partition(": ")[2].partition("; see ")[0]
-        raise ValueError(f"--executor-options: {why if end.code else 'asks for help'}") from None
-    if told.devices != [""] or told.bind is not None:
-        name = "bind" if told.bind is not None else "devices"
+        why = output.getvalue().partition(": ")[2].partition("; see ")[0]
+        raise ValueError(
+            f"--executor-options: {why if end.code else '--help is not allowed'}"
+        ) from None
+    if executor_args.devices != [""] or executor_args.bind is not None:
+        name = "bind" if executor_args.bind is not None else "devices"
         raise ValueError(f"--executor-options: --{name} differs from host to host; leave it out")
-    if told.elastic and to == "torchrun":
+    if executor_args.elastic and to == "torchrun":
         raise ValueError(
             "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
             "fails; take --to nodes"
         )
-    if own is not None:
-        require_own(own, told)
-    validate(told)
-    validate_for_plan(told, plan)
-    if told.elastic:
-        require_elastic(plan, None if told.checkpoint is None else told.every)
-    optimizing_of(told)
-    segments_of(plan, told.move, told.steps)
+    if node_args is not None:
+        require_own(node_args, executor_args)
+    validate(executor_args)
+    validate_for_plan(executor_args, plan)
+    if executor_args.elastic:
+        require_elastic(plan, None if executor_args.checkpoint is None else executor_args.every)
+    optimizing_of(executor_args)
+    segments_of(plan, executor_args.move, executor_args.steps)
 
 
 def _readers(option: str) -> str:
-    """Formats that read an option, for help."""
+    """Return the formats that use an option, for its help text."""
     return ", ".join(name for name, one in FORMATS.items() if option in one.reads)

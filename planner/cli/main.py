@@ -1,8 +1,8 @@
-"""The command line: ``planner networks | plan | assign | paths | average | check | ...``.
+"""The ``planner`` command line.
 
-Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, a run that
-fails with 3, an error of the package itself with 4; after Ctrl-C, which gives the best so far, the
-code is 130.
+Results are printed to stdout, progress to stderr. Exit codes: 0 success, 2 invalid input (with an
+error message of one line), 3 a training run failed, 4 internal error, 130 after Ctrl-C, which makes
+a search return the best plan so far.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = (
     *("networks", "probe", "plan", "assign", "paths", "average", "pareto", "check", "compare"),
     *("simulate", "emulate", "report", "run", "weights", "export", "bench", "completion"),
 )
-"""Each has a module of its own, ``planner.cli.<name>_command``."""
+"""Command names; each has a module ``planner.cli.<name>_command``."""
 
 EXAMPLE = "example: "
 OPTIONAL = {
@@ -42,12 +42,12 @@ OPTIONAL = {
     "transformers": "pip install transformers",
     "shtab": "pip install shtab",
 }
-"""Packages that some commands need beside the required ones, and the remedy."""
-ENDING = "ends with the best so far, which takes a moment; a third interrupt ends it without"
+"""Optional packages that some commands need, with the command that installs each."""
+ENDING = "stopping with the best plan so far, please wait; a third interrupt exits without it"
 
 
 class _Help(argparse.HelpFormatter):
-    """Examples stay on one line, so that they can be copied."""
+    """Help formatter that keeps examples on one line, so that they can be copied."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(EXAMPLE):
@@ -56,10 +56,10 @@ class _Help(argparse.HelpFormatter):
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Some commands, with an example each; only their modules are loaded."""
+    """Build the parser of some commands; only their modules are imported."""
     root = OneLineParser(
         prog="planner",
-        description="Plans for training large models over slow, uneven, unreliable networks.",
+        description="Plan the training of large models over slow, uneven, unreliable networks.",
         formatter_class=_Help,
     )
     root.add_argument("--version", action="version", version=f"planner {_version()}")
@@ -77,9 +77,11 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         sub.set_defaults(run=module.run)
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
         sub.add_argument(
-            "-v", "--verbose", action="store_true", help="log what the solvers find to stderr"
+            "-v", "--verbose", action="store_true", help="log the solvers' progress to stderr"
         )
-        sub.add_argument("-q", "--quiet", action="store_true", help="show no progress on stderr")
+        sub.add_argument(
+            "-q", "--quiet", action="store_true", help="do not show progress on stderr"
+        )
         module.add_arguments(sub)
         if name == "plan":
             root.epilog = f"{EXAMPLE}{module.EXAMPLE}"
@@ -93,7 +95,7 @@ class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _configure_logging(*, verbose: bool) -> None:
-    """Log warnings to stderr, with ``verbose`` also what solvers find, above the progress line."""
+    """Log warnings to stderr; with ``verbose`` also the solvers' messages."""
     handler = _LogHandler()
     handler.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(name)s: %(message)s"))
     package = logging.getLogger("planner")
@@ -102,7 +104,7 @@ def _configure_logging(*, verbose: bool) -> None:
 
 
 def _version() -> str:
-    """The installed version; a checkout on PYTHONPATH alone has none."""
+    """Return the installed version; a checkout on PYTHONPATH has none."""
     try:
         return metadata.version("planner")
     except metadata.PackageNotFoundError:
@@ -110,25 +112,25 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command line and return the exit code."""
     began = time.perf_counter()
     words = list(sys.argv[1:] if argv is None else argv)
-    asked = [word for word in words[:1] if word in COMMANDS]
-    args = parser(asked or COMMANDS).parse_args(words)
+    selected = [word for word in words[:1] if word in COMMANDS]
+    args = parser(selected or COMMANDS).parse_args(words)
     args.began = began
     PROGRESS.begin(began, quiet=args.quiet)
     _configure_logging(verbose=args.verbose)
     try:
         with warnings.catch_warnings():
-            usual: Any = warnings.showwarning
+            default: Any = warnings.showwarning
 
-            def told(message: Any, category: type[Warning], *where: Any) -> None:
+            def show_warning(message: Any, category: type[Warning], *where: Any) -> None:
                 if issubclass(category, MissingGlyphs):
                     say(f"planner {args.command}: {message}")
                 else:
-                    usual(message, category, *where)
+                    default(message, category, *where)
 
-            warnings.showwarning = cast(Any, told)
+            warnings.showwarning = cast(Any, show_warning)
             with INTERRUPTS.handling(f"planner {args.command}: {ENDING}"):
                 return _run(args)
     finally:
@@ -136,12 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """The command; what stops it is told in a line."""
+    """Run a command and turn its exceptions into one line on stderr and an exit code."""
     try:
         with _optional_packages():
             code = int(args.run(args))
         sys.stdout.flush()
-        # what was found is told and written, but it is not all that was asked for
+        # the best result so far was written, but the command did not complete
         ended = INTERRUPTS.requested and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if ended else code
     except ValueError as error:
@@ -163,7 +165,7 @@ def _run(args: argparse.Namespace) -> int:
         say(f"planner {args.command}: interrupted")
         return 128 + INTERRUPTS.number if INTERRUPTS.requested else INTERRUPTED
     except Exception as error:
-        # libraries make other errors of an interrupt that comes while they load or compile
+        # libraries may turn an interrupt during import or compilation into another error
         if not INTERRUPTS.requested:
             raise
         say(f"planner {args.command}: interrupted ({type(error).__name__})")
@@ -172,7 +174,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _optional_packages() -> Iterator[None]:
-    """Say in a line which package is not installed, or is and cannot be loaded."""
+    """Report a missing or broken optional package in one line."""
     try:
         yield
     except Exception as error:
@@ -184,9 +186,9 @@ def _optional_packages() -> Iterator[None]:
         if broken := next((one for one in map(_package, loaded) if one in OPTIONAL), None):
             if INTERRUPTS.requested:
                 raise
-            said = " ".join(str(error).split()) or type(error).__name__
+            message_text = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"needs {broken}, which cannot be loaded ({said[:200]}); install it again: "
+                f"needs {broken}, which cannot be loaded ({message_text[:200]}); install it again: "
                 f"{OPTIONAL[broken]}"
             ) from None
         missing = _package(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
@@ -200,7 +202,7 @@ def _package(module: str) -> str:
 
 
 def _close_output() -> None:
-    """What cannot be printed is not tried again when the process ends."""
+    """Redirect a broken stdout to the null device, so that exit does not write to it again."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         return

@@ -1,4 +1,4 @@
-"""``planner networks``."""
+"""``planner networks``: list bundled networks, or build one from measurements."""
 
 from __future__ import annotations
 
@@ -13,46 +13,50 @@ from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.utils.output_files import Output, add_force, has_mark, require_outputs
 from planner.utils.validate import real
 
-ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
+ABOUT = "list the bundled measured networks, or build a network from your measurements"
 EXAMPLE = "planner networks rtt.csv --bandwidth-gbps 1 --out net.csv"
 OPTIONS = ("out", "names", "unit", "both_ways", "latency_ms", "bandwidth_gbps")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Files of other tools, and what to make of them."""
+    """Add measurement files and the options for reading them."""
     sub.add_argument(
         "measured",
         nargs="*",
         type=Path,
-        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt, "
-        ".log or .out of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of "
-        "these; default: list networks",
+        help="measurement files: .csv tables by pair or as a matrix; .json of iperf3, mtr or "
+        "cloudping.co; .txt, .log or .out of mtr or of nccl-tests with two ranks; .jsonl of "
+        "planner.probe; or folders of these; default: list networks",
     )
     sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
-    sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")
+    sub.add_argument(
+        "--names", type=Path, help="CSV with columns address,name that names the measured hosts"
+    )
     sub.add_argument(
         "--unit",
         choices=list(UNITS),
         metavar="UNIT",
-        help=f"of matrices whose corner cell does not say it: {', '.join(UNITS)}",
+        help=f"unit of matrices without one in their corner cell: {', '.join(UNITS)}",
     )
     sub.add_argument(
         "--both-ways",
         action="store_true",
-        help="what was measured in one direction alone holds for the other",
+        help="use a measurement of one direction for the other if that is missing",
     )
-    sub.add_argument("--latency-ms", type=float, help="one way, where none was measured")
-    sub.add_argument("--bandwidth-gbps", type=float, help="where none was measured")
+    sub.add_argument("--latency-ms", type=float, help="one-way latency of unmeasured pairs")
+    sub.add_argument("--bandwidth-gbps", type=float, help="bandwidth of unmeasured pairs")
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Names, sizes and what they are; or a network of one's own."""
+    """List the bundled networks, or build a network from measurement files."""
     if args.measured:
         return _make(args)
     for option in OPTIONS:
         if getattr(args, option) not in (None, False):
-            raise ValueError(f"--{option.replace('_', '-')} is for measurements; give their files")
+            raise ValueError(
+                f"--{option.replace('_', '-')} applies to measurements; give measurement files"
+            )
     named = list_networks()
     rows = [
         line
@@ -73,7 +77,7 @@ def _make(args: argparse.Namespace) -> int:
             ("--bandwidth-gbps", args.bandwidth_gbps, 1e9 / 8),
         )
     )
-    made = read_measured(
+    result = read_measured(
         args.measured,
         names=None if args.names is None else load_names(args.names),
         unit=args.unit,
@@ -82,16 +86,18 @@ def _make(args: argparse.Namespace) -> int:
         bandwidth_bytes_per_s=bandwidth,
         leave_out=[path for path in (args.names, args.out) if path is not None],
     )
-    lines = _lines(made)
+    lines = _lines(result)
     if args.out is not None:
-        made.network.save(args.out)
+        result.network.save(args.out)
         lines.append(f"wrote {args.out}")
     data = {
-        "devices": list(made.network.ids),
-        "measured": {"latency": made.latencies, "bandwidth": made.bandwidths},
-        "mirrored": made.mirrored,
-        "assumed": list(made.assumed),
-        "missing": [[made.network.ids[k] for k in pair] for pair in made.network.missing_pairs()],
+        "devices": list(result.network.ids),
+        "measured": {"latency": result.latencies, "bandwidth": result.bandwidths},
+        "mirrored": result.mirrored,
+        "assumed": list(result.assumed),
+        "missing": [
+            [result.network.ids[k] for k in pair] for pair in result.network.missing_pairs()
+        ],
         "written": None if args.out is None else str(args.out),
     }
     show(args.json, data, all_wrapped(lines))
@@ -99,29 +105,30 @@ def _make(args: argparse.Namespace) -> int:
 
 
 def _require_no_measurement(out: Path | None, measured: Sequence[Path]) -> None:
-    """In a folder that is read, what is there may be one, unless it looks as if we made it."""
+    """Reject an output file inside an input folder, unless this command wrote it before."""
     if out is None or has_mark(out, (FORMAT, HEADER)):
         return
     for folder in measured:
         if folder.is_dir() and folder.resolve() in out.resolve().parents:
             raise ValueError(
-                f"--out {out}: exists in {folder}, which is read too; name another file, or take "
+                f"--out {out}: exists in {folder}, which is an input; name another file, or move "
                 "it out of the folder first"
             )
 
 
-def _lines(made: Measured) -> list[str]:
-    n = len(made.network)
+def _lines(result: Measured) -> list[str]:
+    n = len(result.network)
     pairs = n * (n - 1)
     lines = [
-        f"{n} devices; of {pairs} ordered pairs {made.latencies} latencies and {made.bandwidths} "
+        f"{n} devices; of {pairs} ordered pairs {result.latencies} latencies and "
+        f"{result.bandwidths} "
         "bandwidths were measured"
-        + (f", {made.mirrored} taken from the other direction" if made.mirrored else "")
+        + (f", {result.mirrored} taken from the other direction" if result.mirrored else "")
     ]
-    lines += [f"assumed: {said}" for said in made.assumed]
-    if missing := made.network.missing_words():
-        pairs_missing = set(made.network.missing_pairs())
+    lines += [f"assumed: {assumption}" for assumption in result.assumed]
+    if missing := result.network.missing_words():
+        pairs_missing = set(result.network.missing_pairs())
         one_way = any((j, i) not in pairs_missing for i, j in pairs_missing)
-        remedy = "; --both-ways takes them from the other direction" if one_way else ""
+        remedy = "; --both-ways copies them from the other direction" if one_way else ""
         lines.append(f"missing: {missing}{remedy}")
     return lines

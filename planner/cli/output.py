@@ -1,4 +1,4 @@
-"""What commands share when they print and write."""
+"""Printing and saving, shared by all commands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from planner.search.result import Result
 from planner.utils.argument_parser import BAD_INPUT as BAD_INPUT
 
 WIDTH = 80
-"""Of printed lines."""
+"""Width of printed lines, in columns."""
 INVALID_PLAN = 1
 INTERNAL_ERROR = 4
 INTERRUPTED = 130
-"""Exit codes beside 0."""
+"""Exit codes other than 0 and 2."""
 
 
 def show(as_json: bool, data: Any, lines: Sequence[str]) -> None:
-    """Print the data as JSON, or the lines."""
+    """Print ``data`` as JSON, or else ``lines``."""
     PROGRESS.clear()
     print(json.dumps(data, allow_nan=False, indent=1) if as_json else "\n".join(lines))
 
 
 def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    """A text as lines that fit a terminal, with what the first and the others begin with."""
+    """Wrap a text to `WIDTH` columns, with a prefix for the first line and for the others."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -43,23 +43,23 @@ def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
 
 
 def all_wrapped(lines: Iterable[str]) -> list[str]:
-    """Lines that fit a terminal; what a long one goes on with is indented."""
+    """Wrap each line to `WIDTH` columns, with an indent on continuation lines."""
     return [part for line in lines for part in wrapped(line, rest="  ")]
 
 
 def say(line: str) -> None:
-    """A line beside the output."""
+    """Print a line to stderr, above the progress line."""
     PROGRESS.clear()
     print(line, file=sys.stderr)
 
 
 def result_data(result: Result[Any]) -> dict[str, Any]:
-    """A result's certificate, JSON-ready."""
+    """Return a result's certificate, JSON-ready."""
     return asdict(result.certificate())
 
 
 def certificate_line(what: str, certificate: dict[str, Any], unit: str = "s") -> str:
-    """Objective, bound and gap in one line, in seconds or dollars."""
+    """Format objective, bound and gap in one line, in seconds or dollars."""
 
     def number(value: float | None, spec: str) -> str:
         return "none" if value is None else format(value, spec)
@@ -72,13 +72,32 @@ def certificate_line(what: str, certificate: dict[str, Any], unit: str = "s") ->
 
 
 def save(path: Path, write: Callable[[Path], object]) -> Path:
-    """Write what took long to find: where it was asked for, or else where there is room."""
+    """Write a result to ``path``, or to a fallback folder if that fails.
+
+    Parameters
+    ----------
+    path
+        Requested file.
+    write
+        Writes the result to the path that it is given.
+
+    Returns
+    -------
+    Path
+        File that was written: ``path``, or a file in a new folder inside the temporary, home or
+        working directory. The fallback is reported on stderr.
+
+    Raises
+    ------
+    OSError
+        No folder could be written to.
+    """
     try:
         write(path)
     except OSError as error:
         for folder in (tempfile.gettempdir(), Path.home(), Path.cwd()):
             with suppress(OSError):
-                # one that nobody else has
+                # a new folder that no other user can write to
                 other = Path(tempfile.mkdtemp(prefix="planner-", dir=folder)) / path.name
                 try:
                     write(other)
@@ -86,7 +105,7 @@ def save(path: Path, write: Callable[[Path], object]) -> Path:
                     other.parent.rmdir()
                     raise
                 PROGRESS.clear()
-                print(f"{path}: {error.strerror}; it is in {other}", file=sys.stderr)
+                print(f"{path}: {error.strerror}; written to {other} instead", file=sys.stderr)
                 return other
         raise OSError(error.errno, error.strerror, str(path)) from None
     return path

@@ -1,4 +1,4 @@
-"""``planner pareto``: plans between the fastest and the cheapest."""
+"""``planner pareto``: plans on the Pareto front of step time and cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from planner.utils.csv_table import read_csv
 from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.boundary_codec import BoundaryCodec
 
-ABOUT = "plans between the fastest and the cheapest: a table, a picture, a plan file for each"
+ABOUT = "search for the Pareto front of step time and cost; write plans, table and chart"
 EXAMPLE = (
     "planner pareto --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b "
     "--sync-every 1,50 --out front"
@@ -43,12 +43,12 @@ EXAMPLE = (
 
 TABLE, PICTURE = "front.csv", "front.png"
 FIRST = ("plan", "step_s", "step_usd")
-"""Columns that a table of a front begins with."""
+"""First columns of the table, which identify a file as written by this command."""
 PLAN = re.compile(r"plan-\d+\.json")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Cluster, workload, prices, what may be chosen."""
+    """Add cluster, workload, prices, the values to search over, and outputs."""
     add_cluster(sub)
     add_workload(sub)
     add_prices(sub)
@@ -56,37 +56,37 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--sync-every",
         type=sizes,
         default=[1],
-        help="numbers of steps between averagings, such as 1,10,50; default 1",
+        help="averaging intervals to search over, in steps, such as 1,10,50; default 1",
     )
     sub.add_argument(
         "--codecs",
         type=_words,
         default=[Codec.NONE.value],
-        help=f"of gradients, of {','.join(one.value for one in Codec)}; default none",
+        help="gradient codecs to search over, from "
+        f"{','.join(one.value for one in Codec)}; default none",
     )
     sub.add_argument(
         "--boundary-codecs",
         type=_words,
         default=[BoundaryCodec.NONE.value],
-        help=f"between stages, of {','.join(one.value for one in BoundaryCodec)}; default none",
+        help="activation codecs to search over, from "
+        f"{','.join(one.value for one in BoundaryCodec)}; default none",
     )
     sub.add_argument(
         "--within",
         type=_words,
         default=[NOBODY],
-        help="who averages gradients in every step where sync-every is above 1, of "
+        help="groups that average gradients in every step if the interval is above 1, from "
         f"{','.join((NOBODY, *InnerAveraging))}; default none",
     )
     sub.add_argument(
         "--worth",
         type=_numbers,
         default=list(WORTH),
-        help="what an hour's wait is worth, in hours of all devices, inf: time alone; default "
-        + ",".join(f"{one:g}" for one in WORTH),
+        help="values of an hour's wait, in the price of an hour of all devices; inf minimises time "
+        "alone; default " + ",".join(f"{one:g}" for one in WORTH),
     )
-    sub.add_argument(
-        "--out", type=Path, default=Path("front"), help="folder to write; default front"
-    )
+    sub.add_argument("--out", type=Path, default=Path("front"), help="output folder; default front")
     add_solver(sub, list(Method))
     add_force(sub)
 
@@ -106,12 +106,12 @@ def _numbers(text: str) -> list[float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, mark the front, write."""
+    """Search for the front and write its plans, table and chart."""
     if args.out.exists() and not args.out.is_dir():
-        raise ValueError(f"{args.out}: is a file; name a folder")
+        raise ValueError(f"--out {args.out}: is a file; name a folder")
     searches = len(args.sync_every) * len(args.codecs) * len(args.boundary_codecs)
     searches *= len(args.within) * len(dict.fromkeys(args.worth))
-    stop_of(args)  # what is wrong with it is said before anything else
+    stop_of(args)  # validate the limits first
     seconds = None if args.seconds is None else args.seconds / max(searches, 1)
     workload = workload_of(args)
     cluster = cluster_of(args, workload.precision.compute)
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outputs(folder: Path) -> list[Output]:
-    """Plans of an earlier front, which its table names, may be written over; others may not."""
+    """Return the files to write; plan files that an earlier table does not list are protected."""
     known = _plans_of(folder)
     others = [path for path in folder.glob("plan-*.json") if path.name not in known]
     numbered = [path for path in others if path.stem.removeprefix("plan-").isdecimal()]
@@ -160,7 +160,7 @@ def _outputs(folder: Path) -> list[Output]:
 
 
 def _plans_of(folder: Path) -> set[str]:
-    """Plan files of the front that a folder has."""
+    """Return the plan files listed in a folder's table."""
     if not (folder / TABLE).exists():
         return set()
     rows = read_csv(folder / TABLE).rows
@@ -168,13 +168,13 @@ def _plans_of(folder: Path) -> set[str]:
 
 
 def _keep(folder: Path, front: Front) -> None:
-    """What there is after a search: a disk that is full costs this, and not the search."""
+    """Write the front found so far; a full disk does not end the search."""
     with suppress(OSError):
         _write(folder, front.points)
 
 
 def _write(folder: Path, points: Sequence[FrontPoint]) -> None:
-    """Plans, table and picture; then plans of an earlier front are taken away."""
+    """Write plans, table and chart, then delete plans of an earlier front."""
     from planner.training_plan.file import save_plan
 
     before, rows = _plans_of(folder), _rows(points)
@@ -188,7 +188,7 @@ def _write(folder: Path, points: Sequence[FrontPoint]) -> None:
 
 
 def _rows(points: Sequence[FrontPoint]) -> list[dict[str, Any]]:
-    """Of the table; those on the front have a plan file."""
+    """Return the table's rows; plans on the front have a file name."""
     number = count(1)
     return [_row(one, f"plan-{next(number)}.json" if one.on_front else "") for one in points]
 
@@ -239,7 +239,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table; plans that are on the front have a file."""
+    """Format the rows as a table; plans on the front have a file name."""
     cells = [[title for _, title, _ in COLUMNS]]
     cells += [[show_it(row[name]) for name, _, show_it in COLUMNS] for row in rows]
     widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
@@ -249,7 +249,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _draw(points: Sequence[FrontPoint], path: Path) -> None:
-    """Seconds and dollars, one colour for each choice of what changes training."""
+    """Draw step time against cost, with one colour per setting that affects training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -273,7 +273,7 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
-    axes.set_xlabel("step on the clock, s; numbers are devices")
+    axes.set_xlabel("step time, s; labels: number of devices")
     axes.set_ylabel("cost of a step, $")
     axes.set_title(f"{points[0].plan.workload.name} on {points[0].plan.network_name}")
     axes.legend(fontsize=8)

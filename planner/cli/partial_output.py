@@ -1,4 +1,4 @@
-"""The best so far beside the output, for whoever's search is killed before its end."""
+"""File with the best solution so far, in case a search is killed before it ends."""
 
 from __future__ import annotations
 
@@ -14,83 +14,88 @@ from typing import Any
 from planner.utils.atomic_write import write_text
 
 EVERY_S = 10.0
-"""Between two files: a short search writes none."""
-PART = 20.0
-"""Nor does it take more than one second in so many."""
+"""Least time between two writes, in seconds; a shorter search writes nothing."""
+WRITING_INTERVAL = 20.0
+"""Least time between two writes, in multiples of the time that a write takes."""
 
 
-def part_of(out: Path) -> Path:
-    """The spare file of an output."""
+def partial_path(out: Path) -> Path:
+    """Return the path of the incumbent file of an output: ``NAME.part.json``."""
     return out.with_suffix(f".part{out.suffix}")
 
 
 def _free(out: Path) -> Path:
-    """A name for the spare file of a search that was killed, which no file has."""
+    """Return an unused name under which to keep the incumbent of a search that was killed."""
     names = (f".killed{k or ''}{out.suffix}" for k in count())
     return next(path for name in names if not (path := out.with_suffix(name)).exists())
 
 
-class Spare:
-    """A file ``NAME.part.json`` beside ``NAME.json``, gone again once that is written.
+class IncumbentFile:
+    """Save the incumbent as ``NAME.part.json`` until ``NAME.json`` is written.
 
     Parameters
     ----------
-    whole
-        Whether a plan is an answer by itself, and no part of one.
-    text
-        What the file has of such a plan.
+    out
+        Output file of the command.
+    is_complete
+        Whether a solution is complete, rather than one part of a decomposed problem.
+    to_text
+        Serializes a complete solution.
     """
 
-    def __init__(self, out: Path, whole: Callable[[Any], bool], text: Callable[[Any], str]) -> None:
-        self.path = part_of(out)
-        self._whole, self._text = whole, text
-        self._wrote_s = time.perf_counter()
-        self._waiting: Any = None
-        self._later: Callable[[], tuple[float, Any]] | None = None
-        self._wait_s = EVERY_S
+    def __init__(
+        self, out: Path, is_complete: Callable[[Any], bool], to_text: Callable[[Any], str]
+    ) -> None:
+        self.path = partial_path(out)
+        self._is_complete, self._to_text = is_complete, to_text
+        self._last_write_s = time.perf_counter()
+        self._unsaved: Any = None
+        self._build: Callable[[], tuple[float, Any]] | None = None
+        self._interval_s = EVERY_S
         self._best: float | None = None
         self._lock = threading.Lock()
         if self.path.exists():
-            # this search may find none that is as good
+            # this search may not find a plan that is as good
             other = _free(out)
             self.path.rename(other)
             print(
-                f"{other}: the best of an earlier search, which was killed; remove it when you "
-                "have no use for it",
+                f"{other}: best result of an earlier search that was killed; delete it if you do "
+                "not "
+                "need it",
                 file=sys.stderr,
             )
 
     def offer(self, objective: float, plan: Any) -> None:
-        """Take a plan that is the best of its search."""
+        """Keep a new incumbent, or a function that builds one, for the next write."""
         with self._lock:
             if callable(plan):
-                self._later = plan
+                self._build = plan
                 return
-            better = self._best is None or objective < self._best
-            if better and self._whole(plan):
-                self._best, self._waiting = objective, plan
+            improves = self._best is None or objective < self._best
+            if improves and self._is_complete(plan):
+                self._best, self._unsaved = objective, plan
 
-    def look(self) -> None:
-        """Write, if it is time and there is something new."""
+    def write_if_due(self) -> None:
+        """Write the newest incumbent if enough time has passed since the last write."""
         now = time.perf_counter()
-        nothing = self._waiting is None and self._later is None
-        if nothing or now - self._wrote_s < self._wait_s:
+        up_to_date = self._unsaved is None and self._build is None
+        if up_to_date or now - self._last_write_s < self._interval_s:
             return
-        later, self._later = self._later, None
-        if later is not None:
-            # what cannot be made whole is no answer
+        build, self._build = self._build, None
+        if build is not None:
+            # an incumbent that cannot be completed is not saved
             with suppress(ValueError):
-                self.offer(*later())
+                self.offer(*build())
         with self._lock:
-            plan, self._waiting = self._waiting, None
+            plan, self._unsaved = self._unsaved, None
             if plan is not None:
-                # a disk that is full costs this file, and not the search
+                # a full disk must not end the search
                 with suppress(OSError):
-                    write_text(self.path, self._text(plan))
-        self._wrote_s = time.perf_counter()
-        self._wait_s = max(EVERY_S, PART * (self._wrote_s - now))
+                    write_text(self.path, self._to_text(plan))
+        self._last_write_s = time.perf_counter()
+        self._interval_s = max(EVERY_S, WRITING_INTERVAL * (self._last_write_s - now))
 
-    def done(self) -> None:
-        """The output is there."""
+    def remove(self) -> None:
+        """Delete the file once the output has been written."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""``planner paths``: one path problem, from a file or from network, workload and stage sizes."""
+"""``planner paths``: solve one path problem, given as a file or as network and workload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from planner.cli.output import (
     save,
     show,
 )
-from planner.cli.partial_output import Spare, part_of
+from planner.cli.partial_output import IncumbentFile, partial_path
 from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan
@@ -41,7 +41,7 @@ from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.workload import Workload
 
-ABOUT = "paths that skip and swap stages, with times and a bound"
+ABOUT = "find paths that skip and swap stages (SkipPipe); print times and lower bound"
 EXAMPLE = (
     "planner paths --network gcp12_skippipe_2025_repaired --workload llama-500m "
     "--stage-sizes 3,3,3,3 --path-stages 3 --batch-samples 48"
@@ -52,28 +52,30 @@ FIELDS = (
     *("stage_sizes", "path_stages", "microbatches_per_start", "memory", "live_memory"),
     "max_swaps",
 )
-"""Arguments that change a problem file's field of the same name."""
+"""Options that override the problem file's field of the same name."""
 
 ARRANGING = 0.25
-"""Share of the limit for the arrangement that paths are searched on."""
+"""Fraction of the search limits spent on assigning devices to stages."""
 
 
 @dataclass(frozen=True)
 class PathsRequest:
-    """What the arguments ask.
+    """Problem described by the arguments.
 
     Attributes
     ----------
     problem
-        On a given arrangement.
-    free, assignment
-        Else: the arrangement to be found, for full pipelines first if ``assignment`` is there.
+        Path problem on a given assignment of devices to stages, if there is one.
+    free
+        Otherwise, the problem whose assignment must be found.
+    assignment
+        Assignment problem for full pipelines, solved first if given.
     first
-        An arrangement to begin with, from the file.
+        Assignment in the file from which the search starts.
     ids
-        Names of devices, if known.
+        Device names, if known.
     ignored
-        Entries of the file that say nothing to us.
+        Fields of the file that are not used.
     """
 
     problem: PathProblem | None
@@ -85,70 +87,85 @@ class PathsRequest:
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """A problem file, or what to make a problem from."""
-    sub.add_argument("problem", type=Path, nargs="?", help="JSON with the fields of PathProblem")
+    """Add the problem file, or the network and workload to build a problem from."""
+    sub.add_argument(
+        "problem", type=Path, nargs="?", help="JSON file with the fields of pl.PathProblem"
+    )
     add_cluster(sub, required=False)
     add_workload(sub, required=False)
-    sub.add_argument("--stage-sizes", type=sizes, help="such as 5,3,3,3,3,3")
-    sub.add_argument("--path-stages", type=int, help="stages a microbatch visits")
-    sub.add_argument("--microbatches-per-start", type=int, help="default: the batch's share")
-    sub.add_argument("--memory", type=int, help="microbatches a device holds; default: what fits")
+    sub.add_argument("--stage-sizes", type=sizes, help="devices of each stage, such as 5,3,3,3,3,3")
+    sub.add_argument("--path-stages", type=int, help="number of stages that a microbatch visits")
+    sub.add_argument(
+        "--microbatches-per-start",
+        type=int,
+        help="microbatches per device of stage 0; default: the batch divided evenly",
+    )
+    sub.add_argument(
+        "--memory",
+        type=int,
+        help="microbatches that a device can hold; default: what fits its memory",
+    )
     sub.add_argument(
         "--live-memory",
         action=argparse.BooleanOptionalAction,
-        help="a whole iteration, memory freed as microbatches return; default with --network",
+        help="plan a whole iteration and free memory as backward passes end; default with "
+        "--network",
     )
-    sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
-    sub.add_argument("--arrange", action="store_true", help="choose the arrangement too")
-    sub.add_argument("--out", type=Path, help="write the result here as JSON")
+    sub.add_argument(
+        "--max-swaps", type=int, help="most swaps of neighbouring stages in a path; default 1"
+    )
+    sub.add_argument(
+        "--arrange", action="store_true", help="also search over assignments of devices to stages"
+    )
+    sub.add_argument("--out", type=Path, help="result file to write")
     add_solver(sub, list(PathMethod))
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Paths with their makespan and its bound."""
-    part = None if args.out is None else part_of(args.out)
+    """Solve the problem; print paths, makespan and bound."""
+    partial = None if args.out is None else partial_path(args.out)
     require_outputs(
-        vars(args), [Output("--out", path, [".json"], FORMAT) for path in (args.out, part)]
+        vars(args), [Output("--out", path, [".json"], FORMAT) for path in (args.out, partial)]
     )
-    asked = _question(args)
-    if asked.ignored:
-        names = ", ".join(asked.ignored)
-        print(f"planner paths: {args.problem}: not used: {names}", file=sys.stderr)
-    spare = None if args.out is None else _spare(args.out, asked)
-    stop = stop_of(args, spare=spare)
-    result = ask(asked, stop, args.seed, args.method, arrange=args.arrange)
+    request = _request(args)
+    if request.ignored:
+        names = ", ".join(request.ignored)
+        print(f"planner paths: {args.problem}: ignored fields: {names}", file=sys.stderr)
+    incumbent_file = None if args.out is None else _incumbent_file(args.out, request)
+    stop = stop_of(args, incumbent_file=incumbent_file)
+    result = solve(request, stop, args.seed, args.method, arrange=args.arrange)
     data = {"format": FORMAT, **result_data(result)}
     if result.plan is None:
-        show(args.json, data, [f"no paths: {result.stop_reason}"])
+        show(args.json, data, [f"no paths found: {result.stop_reason}"])
         return INVALID_PLAN
-    answer = PathsAnswer.of(asked, result.plan)
+    answer = PathsAnswer.of(request, result.plan)
     answer.require_valid()
     data |= answer.data()
     lines = [certificate_line("makespan", data), *answer.lines()]
     written = args.out
-    if spare is not None:
+    if incumbent_file is not None:
         written = save(args.out, lambda path: write_text(path, _text(data)))
-        spare.done()
+        incumbent_file.remove()
         lines.append(f"wrote {written}")
     show(args.json, data, lines)
     return 0 if written == args.out else BAD_INPUT
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """What a result's file has."""
+    """Serialize a result for its file."""
     return json.dumps(data, allow_nan=False, indent=1) + "\n"
 
 
-def _spare(out: Path, asked: PathsRequest) -> Spare:
-    """Paths without a certificate: a search under way has none."""
+def _incumbent_file(out: Path, request: PathsRequest) -> IncumbentFile:
+    """Return the file for the best paths so far, which have no certificate yet."""
     from planner.mapf.incumbent import IncumbentPaths
 
-    problem = asked.problem or asked.free
+    problem = request.problem or request.free
     assert problem is not None
 
     def whole(found: object) -> bool:
-        # on an arrangement, and with all microbatches: waves are solved by themselves
+        # decomposed searches also report solutions of single waves
         return (
             isinstance(found, IncumbentPaths)
             and isinstance(found.problem, PathProblem)
@@ -157,19 +174,21 @@ def _spare(out: Path, asked: PathsRequest) -> Spare:
 
     def text(found: IncumbentPaths) -> str:
         assert isinstance(found.problem, PathProblem)
-        answer = PathsAnswer.on(asked, found.problem, found.path_plan())
+        answer = PathsAnswer.on(request, found.problem, found.path_plan())
         return _text({"format": FORMAT, **answer.data()})
 
-    return Spare(out, whole, text)
+    return IncumbentFile(out, whole, text)
 
 
-def _question(args: argparse.Namespace) -> PathsRequest:
-    """From a file, or from ``--network``, ``--workload`` and ``--stage-sizes``."""
+def _request(args: argparse.Namespace) -> PathsRequest:
+    """Build the problem from a file, or from the network and workload options."""
     named = args.network is not None or args.workload is not None
     if (args.problem is not None) == named:
         raise ProblemError("give either a problem file, or --network, --workload and --stage-sizes")
     if args.arrange and args.method != "auto":
-        raise ProblemError(f"--method {args.method} has no --arrange; leave one of them out")
+        raise ProblemError(
+            f"--method {args.method} does not support --arrange; leave one of them out"
+        )
     changes = {name: getattr(args, name) for name in FIELDS}
     if args.problem is not None:
         return from_file(args.problem, changes, arrange=args.arrange)
@@ -182,7 +201,7 @@ def _question(args: argparse.Namespace) -> PathsRequest:
 
 
 def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> PathsRequest:
-    """The problem of a file, with some of its fields changed where they are not None."""
+    """Read a problem file and override the fields whose change is not None."""
     file = load_path_file(path).with_changes(changes)
     if not arrange:
         return PathsRequest(file.problem(), None, None, None, None, file.ignored)
@@ -194,7 +213,7 @@ def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> Paths
 
 
 def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]) -> PathsRequest:
-    """The problem of a workload on a cluster; ``fields`` as in `FIELDS`."""
+    """Build the problem of a workload on a cluster; ``fields`` has the keys of `FIELDS`."""
     stage_sizes, samples = fields["stage_sizes"], workload.microbatch_samples
     layers = workload.even_split(len(stage_sizes))
     assignment = AssignmentProblem(
@@ -225,29 +244,48 @@ def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]
     return PathsRequest(None, free, assignment, None, cluster.network.ids, ())
 
 
-def ask(
-    asked: PathsRequest, stop: StoppingCriterion, seed: int, method: str, *, arrange: bool
+def solve(
+    request: PathsRequest, stop: StoppingCriterion, seed: int, method: str, *, arrange: bool
 ) -> Result[Any]:
-    """Solve; ``plan`` is a `PathPlan`, with a free arrangement an `ArrangedPathPlan`."""
+    """Solve the path problem.
+
+    Parameters
+    ----------
+    request
+        The problem.
+    stop
+        Stopping criterion.
+    seed
+        Seed of the search.
+    method
+        Path solver.
+    arrange
+        Whether to search over assignments of devices to stages too.
+
+    Returns
+    -------
+    Result
+        Its ``plan`` is a `PathPlan` on a given assignment, else an `ArrangedPathPlan`.
+    """
     from planner.genetic import solve_assignment
     from planner.mapf import solve_paths
     from planner.mapf.arrange import arrange_paths
 
-    if asked.problem is not None:
-        return solve_paths(asked.problem, stop, seed, method)
-    assert asked.free is not None
-    first = asked.first
-    if asked.assignment is not None:
-        arranged = solve_assignment(asked.assignment, stop.portion(ARRANGING), seed)
+    if request.problem is not None:
+        return solve_paths(request.problem, stop, seed, method)
+    assert request.free is not None
+    first = request.first
+    if request.assignment is not None:
+        arranged = solve_assignment(request.assignment, stop.portion(ARRANGING), seed)
         assert arranged.plan is not None
         first = arranged.plan.groups
-        # after Ctrl-C the first paths will do
-        hurried = arranged.stop_reason == "interrupted"
-        stop = MaxIterations(0) if hurried else stop.portion(1 - ARRANGING)
+        # after Ctrl-C, stop at the first paths
+        interrupted = arranged.stop_reason == "interrupted"
+        stop = MaxIterations(0) if interrupted else stop.portion(1 - ARRANGING)
     if arrange:
-        return arrange_paths(asked.free, stop, seed, first)
+        return arrange_paths(request.free, stop, seed, first)
     assert first is not None
-    found: Result[Any] = solve_paths(asked.free.arranged(first), stop, seed, method)
+    found: Result[Any] = solve_paths(request.free.arranged(first), stop, seed, method)
     if found.plan is None:
         return found
     return replace(found, plan=ArrangedPathPlan(first, found.plan))
@@ -255,39 +293,39 @@ def ask(
 
 @dataclass(frozen=True)
 class PathsAnswer:
-    """Paths on an arrangement, to be printed."""
+    """Paths and the assignment they are on, for printing."""
 
     problem: PathProblem
     plan: PathPlan
     ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, asked: PathsRequest, plan: PathPlan | ArrangedPathPlan) -> PathsAnswer:
-        """From a solver's plan."""
+    def of(cls, request: PathsRequest, plan: PathPlan | ArrangedPathPlan) -> PathsAnswer:
+        """Build an answer from a solver's plan."""
         if isinstance(plan, PathPlan):
-            assert asked.problem is not None
-            problem, paths = asked.problem, plan
+            assert request.problem is not None
+            problem, paths = request.problem, plan
         else:
-            assert asked.free is not None
-            problem, paths = asked.free.arranged(plan.groups), plan.paths
-        return cls.on(asked, problem, paths)
+            assert request.free is not None
+            problem, paths = request.free.arranged(plan.groups), plan.paths
+        return cls.on(request, problem, paths)
 
     @classmethod
-    def on(cls, asked: PathsRequest, problem: PathProblem, paths: PathPlan) -> PathsAnswer:
-        """Paths of a problem, with the names that its devices have."""
-        names = tuple(str(d) for d in range(len(problem))) if asked.ids is None else asked.ids
+    def on(cls, request: PathsRequest, problem: PathProblem, paths: PathPlan) -> PathsAnswer:
+        """Build an answer from the paths of a problem, with the devices' names."""
+        names = tuple(str(d) for d in range(len(problem))) if request.ids is None else request.ids
         return cls(problem, paths, names)
 
     def require_valid(self) -> None:
-        """What is printed must pass the checker."""
+        """Raise `ProblemError` if the paths do not pass the checker."""
         violations = check(self.plan, self.problem)
         if violations:
             raise ProblemError(
-                f"the paths do not pass their own check: {violations[0]}; report this"
+                f"the paths fail their own check: {violations[0]}; please report this"
             )
 
     def data(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the answer, JSON-ready."""
         return {
             "devices": list(self.ids),
             "stage_devices": [list(group) for group in self.problem.stage_devices],
@@ -297,7 +335,7 @@ class PathsAnswer:
         }
 
     def lines(self) -> list[str]:
-        """As text: stages, waves, and one path a line."""
+        """Format stages, waves and one line per path."""
         stage_of = self.problem.stage_of
         return [
             *(f"{what:<24}{text}" for what, text in waves_rows(waves_data(self.problem))),

@@ -1,4 +1,4 @@
-"""``planner plan``: place stages on devices, and write a checked plan with its pictures."""
+"""``planner plan``: assign stages to devices, and write a checked plan with its charts."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from planner.cli.arguments import (
     usual_devices,
     workload_of,
 )
-from planner.cli.comparison import compared
+from planner.cli.comparison import add_baselines
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, save, show
-from planner.cli.partial_output import Spare, part_of
+from planner.cli.partial_output import IncumbentFile, partial_path
 from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
@@ -64,7 +64,7 @@ from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
-ABOUT = "place stages on devices and write a checked plan"
+ABOUT = "search for the fastest plan, check it and write it to a file"
 EXAMPLE = "planner plan --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b --out plan.json"
 
 RANDOM_PLACEMENTS = 20
@@ -79,14 +79,14 @@ GROUPS = {
         *("--memory-gb", "--calibration"),
     ),
     "model": ("--microbatch-samples", "--precision"),
-    "layout (who holds which layers)": (
+    "layout (which device holds which layers)": (
         *("--stages", "--pipelines", "--stage-layers", "--wiring", "--recompute", "--head"),
         *("--schedule", "--in-flight", "--smoothing", "--told"),
     ),
     "paths that skip stages": (
         *("--path-stages", "--stage-sizes", "--full-every", "--max-swaps", "--path-method"),
     ),
-    "averaging and what is sent": (
+    "averaging and message encodings": (
         *("--averaging", "--group-size", "--sync-every", "--within", "--delayed", "--outer-lr"),
         *("--outer-momentum", "--clip", "--codec", "--boundary-codec"),
     ),
@@ -96,17 +96,17 @@ GROUPS = {
     "search": ("--seconds", "--seed", "--method"),
     "output": ("--compare", "--random-placements", "--no-pictures", "--force"),
 }
-"""Options of the command by what they are about, those that matter first."""
+"""Groups of options in the help text, most important first."""
 
 SAVING_S, COMPARING_S, DRAWING_S = (2.0, 0.004), (3.0, 0.09), (2.0, 0.003)
-"""About what saving and checking, comparing and drawing take: seconds, and more a device."""
+"""Estimated time to save and check, to compare, and to draw: (fixed, per device) seconds."""
 MOST_COMPARING_S = 30.0
 LEAST_SEARCH = 0.5
-"""Part of what is left that is the search's, whatever the rest takes."""
+"""Least fraction of the remaining time that the search gets."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Cluster, workload, the decisions of a `PlanRequest`, what to write."""
+    """Add cluster, workload, the fields of `PlanRequest`, and outputs."""
     sub.usage = "%(prog)s --network NAME|FILE --workload NAME|FILE [options]"
     grouped = Grouped(sub, GROUPS)
     add_cluster(grouped)
@@ -122,25 +122,28 @@ def _add_decisions(sub: Arguments) -> None:
         "--stages",
         metavar="N|auto",
         type=_stages,
-        help="straight pipelines of N stages, or of the best number; default: search every layout",
+        help="straight pipelines of N stages, or of the best number with auto; default: search all "
+        "layouts",
     )
     sub.add_argument(
         "--wiring",
         choices=[wiring.value for wiring in RequestedWiring],
-        help="how microbatches are routed; default flow, with --stages straight; stochastic: "
-        "devices choose while running",
+        help="routing of microbatches; default flow, with --stages straight; stochastic: devices "
+        "choose the next device at run time",
     )
     sub.add_argument(
         "--smoothing",
         metavar="WEIGHT",
         type=float,
-        help="stochastic: weight of the newest response time, 0 keeps the plan's weights; default "
+        help="stochastic wiring: smoothing factor of measured response times, 0 keeps the plan's "
+        "weights; default "
         f"{Routing().smoothing:g}",
     )
     sub.add_argument(
         "--told",
-        choices=[told.value for told in RouterFeedback],
-        help="stochastic: response time is measured until the answer arrives (default), or is the "
+        choices=[feedback.value for feedback in RouterFeedback],
+        help="stochastic wiring: feedback to the router: time until the answer arrives (default), "
+        "or "
         "compute time",
     )
     sub.add_argument(
@@ -150,63 +153,76 @@ def _add_decisions(sub: Arguments) -> None:
         help="number of pipelines; default: devices / stages",
     )
     sub.add_argument(
-        "--path-stages", metavar="N", type=int, help="stages a microbatch visits (SkipPipe)"
+        "--path-stages",
+        metavar="N",
+        type=int,
+        help="number of stages that a microbatch visits (SkipPipe)",
     )
     sub.add_argument(
         "--path-method",
         default=PathMethod.AUTO.value,
         choices=[method.value for method in PathMethod],
-        help="how paths are found; cbs is SkipPipe's own, default %(default)s",
+        help="path solver; cbs is SkipPipe's own; default %(default)s",
     )
     sub.add_argument(
-        "--stage-sizes", metavar="N,N,...", type=sizes, help="with --path-stages, such as 5,3,3,3"
+        "--stage-sizes",
+        metavar="N,N,...",
+        type=sizes,
+        help="with --path-stages: devices of each stage, such as 5,3,3,3",
     )
     sub.add_argument(
         "--stage-layers",
         metavar="N,N,...|even",
         type=_layers,
-        help="layers of every stage, such as 3,7,7,7, or even",
+        help="layers of each stage, such as 3,7,7,7, or even",
     )
     sub.add_argument(
         "--recompute",
         metavar="STAGES|all|none",
         type=_recompute,
-        help="stages that recompute activations in the backward pass: 0,2 or all or none",
+        help="stages that recompute activations in the backward pass: such as 0,2, all or none",
     )
     sub.add_argument(
-        "--full-every", metavar="N", type=int, help="one iteration in N is full; default 10"
+        "--full-every",
+        metavar="N",
+        type=int,
+        help="every Nth iteration visits all stages; default 10",
     )
     sub.add_argument(
         "--max-swaps",
         metavar="N",
         type=int,
-        help="swaps of neighbouring stages in a path; default 1",
+        help="most swaps of neighbouring stages in a path; default 1",
     )
     sub.add_argument(
         "--schedule",
         default=OperationOrder.EAGER_1F1B.value,
         choices=[order.value for order in OperationOrder],
-        help="order of a device's operations; default %(default)s",
+        help="pipeline schedule; default %(default)s",
     )
     sub.add_argument(
         "--head",
         choices=[head.value for head in Head],
-        help="who runs the head; default last, paths: first",
+        help="stage that runs the head; default last, with --path-stages first",
     )
     sub.add_argument(
-        "--in-flight", metavar="N", type=int, help="eager-1f1b: microbatches in flight on a device"
+        "--in-flight",
+        metavar="N",
+        type=int,
+        help="with eager-1f1b: most microbatches in flight on a device",
     )
     sub.add_argument(
         "--calibration",
         metavar="JSON",
         type=Path,
-        help="measured compute times (planner run --calibrate); devices that were not measured are "
-        "as fast as equal ones; default: from FLOPs",
+        help="compute times measured by planner run --calibrate; a device that was not measured "
+        "gets "
+        "the times of an equal one; default: estimate from FLOPs",
     )
     sub.add_argument(
         "--averaging",
         choices=[shares.value for shares in ShareRule],
-        help="shares of the vector in a stage; default equal in straight pipelines",
+        help="sizes of the gradient shares that devices sum; default equal in straight pipelines",
     )
     sub.add_argument(
         "--group-size", metavar="N", type=int, help="average in rounds of groups of this size"
@@ -215,14 +231,14 @@ def _add_decisions(sub: Arguments) -> None:
         "--codec",
         default=Codec.NONE.value,
         choices=[codec.value for codec in Codec],
-        help="encoding of gradients; default %(default)s",
+        help="encoding of averaged gradients; default %(default)s",
     )
     sub.add_argument(
         "--sync-every",
         metavar="STEPS",
         type=positive,
         default=1,
-        help="average every STEPS steps, with an outer optimizer (DiLoCo-SWARM); default 1",
+        help="average parameters every STEPS steps with an outer optimizer (DiLoCo); default 1",
     )
     sub.add_argument(
         "--within",
@@ -231,7 +247,9 @@ def _add_decisions(sub: Arguments) -> None:
         "between regions every STEPS steps",
     )
     sub.add_argument(
-        "--delayed", action="store_true", help="average during the next step, with --sync-every"
+        "--delayed",
+        action="store_true",
+        help="with --sync-every: average while the next step is computed",
     )
     sub.add_argument(
         "--outer-lr",
@@ -251,39 +269,40 @@ def _add_decisions(sub: Arguments) -> None:
         "--objective",
         default=Objective.TIME.value,
         choices=[one.value for one in Objective],
-        help="what to minimise: time or cost of a step; default %(default)s",
+        help="minimise the time or the cost of a step; default %(default)s",
     )
     sub.add_argument(
         "--hour-usd",
         metavar="USD",
         type=float,
         default=0.0,
-        help="with --objective cost: value of an hour's wait in dollars; default %(default)g",
+        help="with --objective cost: value of an hour of waiting; default %(default)g",
     )
     sub.add_argument(
         "--clip",
         metavar="NORM",
         type=float,
-        help="largest global norm of gradients; every update then waits for the slowest averaging",
+        help="clip gradients to this global norm; every update then waits for the slowest "
+        "averaging",
     )
     sub.add_argument(
         "--boundary-codec",
         default=BoundaryCodec.NONE.value,
         choices=[codec.value for codec in BoundaryCodec],
-        help="encoding of activations and their gradients between stages, which changes what is "
-        "computed; default %(default)s",
+        help="lossy encoding of activations and their gradients between stages; default "
+        "%(default)s",
     )
     sub.add_argument(
         "--random-placements",
         metavar="N",
         type=count,
-        help="random placements to compare straight pipelines with; default 20",
+        help="with straight pipelines: random placements to compare with; default 20",
     )
     sub.add_argument(
         "--compare",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compare with ranks by region and with one region alone; default: yes",
+        help="compare with ranks ordered by region and with a single region; default: yes",
     )
     sub.add_argument(
         "--out",
@@ -293,9 +312,11 @@ def _add_decisions(sub: Arguments) -> None:
         help="plan file to write; default %(default)s",
     )
     sub.add_argument(
-        "--report", metavar="HTML", type=Path, help="HTML page to write too (planner report)"
+        "--report", metavar="HTML", type=Path, help="HTML page to write, as planner report does"
     )
-    sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt chart")
+    sub.add_argument(
+        "--no-pictures", action="store_true", help="do not write the trace and the Gantt chart"
+    )
 
 
 def _stages(text: str) -> int | str:
@@ -308,7 +329,7 @@ def _stages(text: str) -> int | str:
 
 
 def _layers(text: str) -> Sequence[tuple[int, int]] | str:
-    """Ranges, from how many there are in each."""
+    """Parse layers per stage into layer ranges."""
     if text == EVEN:
         return text
     ends = [0, *accumulate(sizes(text))]
@@ -360,30 +381,30 @@ def _request(args: argparse.Namespace) -> PlanRequest:
 
 
 def _outputs(args: argparse.Namespace) -> list[Output]:
-    """The plan, its pictures beside it, and its page."""
+    """Return the files to write: the plan, its charts and its report."""
     outputs = [
         Output("--out", args.out, [".json"], FORMAT),
         Output("--report", args.report, [".html"], GENERATOR),
-        Output("--out", part_of(args.out), [".json"], FORMAT),
+        Output("--out", partial_path(args.out), [".json"], FORMAT),
     ]
     if not args.no_pictures:
-        trace, gantt = _beside(args.out)
+        trace, gantt = _chart_paths(args.out)
         outputs += [Output("--out", trace, [".json"], MADE), Output("--out", gantt, [".png"], MADE)]
     return outputs
 
 
-def _beside(out: Path) -> tuple[Path, Path]:
-    """Where trace and Gantt of a plan go."""
+def _chart_paths(out: Path) -> tuple[Path, Path]:
+    """Return the paths of a plan's trace and Gantt chart."""
     return out.with_suffix(".trace.json"), out.with_suffix(".gantt.png")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and write, then what may be slow: check, comparisons, pictures."""
+    """Search and save the plan, then run the slower steps: check, comparisons, charts."""
     from planner.planning.solve import plan
     from planner.simulator.simulator import predicted_timeline
     from planner.training_plan.file import plan_text, save_plan
 
-    stop_of(args)  # what is wrong with it is said before anything else
+    stop_of(args)  # validate the limits first
     require_outputs(vars(args), _outputs(args))
     time_left = TimeLeft(args.seconds, args.began)
     workload, request = workload_of(args), _request(args)
@@ -392,43 +413,44 @@ def run(args: argparse.Namespace) -> int:
     usual = OuterOptimizer()
     if args.sync_every == 1 and request.outer != usual:
         raise ValueError(
-            "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
-            "out"
+            "--outer-lr and --outer-momentum need --sync-every above 1; give it, or leave them out"
         )
     if request.kind is not PlanKind.STRAIGHT and args.random_placements:
         raise ValueError(
-            f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
+            f"--random-placements {args.random_placements} needs straight pipelines; leave it out, "
             "or give --stages"
         )
-    drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-    drawn *= request.kind is PlanKind.STRAIGHT
-    spare = Spare(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
+    random_count = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
+    random_count *= request.kind is PlanKind.STRAIGHT
+    incumbent_file = IncumbentFile(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
     result = plan(
         cluster,
         workload,
         request=request,
-        stop=stop_of(args, _search_s(args, time_left, len(cluster), drawn), spare),
+        stop=stop_of(args, _search_s(args, time_left, len(cluster), random_count), incumbent_file),
         seed=args.seed,
     )
     if result.plan is None:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
-    made = result.plan
-    asked = PlanningProblem.of(cluster, workload, request, args.seed, {})
+    best_plan = result.plan
+    planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
     found: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
-        compared(asked, result.baselines, found)
-        made = _with_baselines(made, found)
-    # the plan is saved before anything else, whatever happens later
-    written = save(args.out, lambda path: save_plan(made, path))
-    spare.done()
-    timeline = predicted_timeline(made)
-    data = plan_data(made, timeline, result.candidates, asked, _each_device(args, made))
-    data["sequence_capped"] = _is_capped(args, made)
+        add_baselines(planning_problem, result.baselines, found)
+        best_plan = _with_baselines(best_plan, found)
+    # save the plan first, whatever happens later
+    written = save(args.out, lambda path: save_plan(best_plan, path))
+    incumbent_file.remove()
+    timeline = predicted_timeline(best_plan)
+    data = plan_data(
+        best_plan, timeline, result.candidates, planning_problem, _each_device(args, best_plan)
+    )
+    data["sequence_capped"] = _is_capped(args, best_plan)
     data |= {**found, "written": [str(written)], "no_time_for": [], "not_done": []}
-    failed: list[OSError] = []
+    write_errors: list[OSError] = []
 
-    def part(doing: str, words: str, do: Callable[[], None]) -> None:
+    def run_part(doing: str, words: str, do: Callable[[], None]) -> None:
         PROGRESS.show(doing)
         try:
             if INTERRUPTS.requested:
@@ -441,41 +463,43 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             data["not_done"].append(f"{words}: interrupted")
         except OSError as error:
-            failed.append(error)
+            write_errors.append(error)
             data["not_done"].append(f"{words}: {error.strerror}")
 
-    def share(of_rest: float) -> float:
+    def time_share(of_rest: float) -> float:
         left = math.inf if time_left.left_s is None else time_left.left_s
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
-    part("checking", f"checked (planner check {written})", lambda: _check(written))
+    run_part("checking", f"checked (planner check {written})", lambda: _check(written))
     if request.kind is PlanKind.JOINT:
-        part(
+        run_part(
             "bounding the long run",
             "bounded in the long run",
-            lambda: _bound_long_run(made, asked, data),
+            lambda: _bound_long_run(best_plan, planning_problem, data),
         )
-    if drawn:
-        problem = replace(asked, workload=made.workload)
-        part(
+    if random_count:
+        problem = replace(planning_problem, workload=best_plan.workload)
+        run_part(
             "comparing with random placements",
-            "compared with random ones",
-            lambda: _random(problem, made, drawn, data, share(0.3)),
+            "compared with random placements",
+            lambda: _random(problem, best_plan, random_count, data, time_share(0.3)),
         )
     if not args.no_pictures:
-        part("drawing", "drawn", lambda: _draw(made, timeline, args.out, data["written"]))
+        run_part("drawing", "drawn", lambda: _draw(best_plan, timeline, args.out, data["written"]))
     if args.report is not None:
-        part("writing the report", "reported", lambda: _page(made, args.report, data["written"]))
+        run_part(
+            "writing the report", "reported", lambda: _page(best_plan, args.report, data["written"])
+        )
     data["runtime_s"] = time_left.spent_s
     show(args.json, data, plan_lines(data))
-    for error in failed:
+    for error in write_errors:
         raise error
     return BAD_INPUT if written != args.out else 0
 
 
-def _with_baselines(made: TrainingPlan, data: dict[str, Any]) -> TrainingPlan:
-    """The plan with what it was compared with, which its file keeps for a report."""
-    return made.replace(
+def _with_baselines(best_plan: TrainingPlan, data: dict[str, Any]) -> TrainingPlan:
+    """Return the plan with its baselines stored in it, for the report."""
+    return best_plan.replace(
         baselines=tuple(
             Alternative(name, text, step_s, why="" if step_s else text)
             for name, text, step_s in baselines(data)
@@ -484,14 +508,14 @@ def _with_baselines(made: TrainingPlan, data: dict[str, Any]) -> TrainingPlan:
 
 
 def _search_s(
-    args: argparse.Namespace, time_left: TimeLeft, devices: int, drawn: int
+    args: argparse.Namespace, time_left: TimeLeft, devices: int, random_count: int
 ) -> float | None:
-    """What the search may take, so that the rest of the command finds time."""
+    """Return the search's time limit, which leaves time for the rest of the command."""
     left = time_left.left_s
     if left is None:
         return None
     after = SAVING_S[0] + SAVING_S[1] * devices
-    if drawn:
+    if random_count:
         after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MOST_COMPARING_S)
     after += _drawing_s(args, devices)
     return max(left - after, LEAST_SEARCH * left)
@@ -502,84 +526,92 @@ def _drawing_s(args: argparse.Namespace, devices: int) -> float:
 
 
 def _check(path: Path) -> None:
-    """What is written must load, and pass the checker."""
+    """Load the saved plan and verify it."""
     from planner.checker.dispatch import check
     from planner.training_plan.file import load_plan
 
     violations = check(load_plan(path))
     if violations:
         raise ValueError(
-            f"{path} is saved, but does not pass its own check: {violations[0]}; report this"
+            f"{path} is saved, but fails its own check: {violations[0]}; please report this"
         )
 
 
-def _draw(made: TrainingPlan, timeline: Timeline, out: Path, written: list[str]) -> None:
-    """Trace and Gantt beside the plan file; ``written`` gets each path once it is there."""
-    trace, gantt = _beside(out)
+def _draw(best_plan: TrainingPlan, timeline: Timeline, out: Path, written: list[str]) -> None:
+    """Write trace and Gantt chart beside the plan file; append their paths to ``written``."""
+    trace, gantt = _chart_paths(out)
     timeline.to_chrome_trace(trace)
     written.append(str(trace))
-    timeline.gantt(gantt, groups=made.assignment.groups)
+    timeline.gantt(gantt, groups=best_plan.assignment.groups)
     written.append(str(gantt))
 
 
-def _page(made: TrainingPlan, path: Path, written: list[str]) -> None:
-    """What ``planner report`` writes."""
+def _page(best_plan: TrainingPlan, path: Path, written: list[str]) -> None:
+    """Write the page of ``planner report``."""
     from planner.report.page import report_html
     from planner.utils.atomic_write import write_text
 
-    write_text(path, report_html(made))
+    write_text(path, report_html(best_plan))
     written.append(str(path))
 
 
 def _random(
-    problem: PlanningProblem, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
+    problem: PlanningProblem,
+    best_plan: TrainingPlan,
+    random_count: int,
+    data: dict[str, Any],
+    most_s: float,
 ) -> None:
     from planner.planning.baselines.random_placements import random_placements
     from planner.planning.shape import Shape
 
-    groups, schedule = made.assignment.groups, made.schedules[0]
+    groups, schedule = best_plan.assignment.groups, best_plan.schedules[0]
     shape = Shape(
-        made.stage_layers,
+        best_plan.stage_layers,
         tuple(map(len, groups)),
         len(schedule.paths),
         schedule.head,
-        made.recompute,
+        best_plan.recompute,
     )
     began = time.perf_counter()
-    found = random_placements(problem, shape, drawn, lambda: time.perf_counter() - began > most_s)
+    found = random_placements(
+        problem, shape, random_count, lambda: time.perf_counter() - began > most_s
+    )
     data["random"] = asdict(found)
 
 
-def _bound_long_run(made: TrainingPlan, asked: PlanningProblem, data: dict[str, Any]) -> None:
-    """What no plan beats over many steps; rounds of small groups are not bounded."""
+def _bound_long_run(
+    best_plan: TrainingPlan, planning_problem: PlanningProblem, data: dict[str, Any]
+) -> None:
+    """Add a lower bound on the mean step time over many steps, if one is known."""
     from planner.planning.joint_bound import plan_long_run_bound_s
 
-    seconds = plan_long_run_bound_s(asked, made)
+    seconds = plan_long_run_bound_s(planning_problem, best_plan)
     if seconds is None:
         return
-    step = made.certificates.get("step")
+    step = best_plan.certificates.get("step")
     if step is not None and step.bound is not None:
-        # what no step is shorter than, no mean over steps is
+        # a lower bound on every step bounds the mean too
         seconds = max(seconds, step.bound)
     data["long_run_bound_s"] = seconds
 
 
-def _each_device(args: argparse.Namespace, made: TrainingPlan) -> str:
-    """What devices are assumed to be; empty where a devices file describes all of them."""
+def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
+    """Describe the assumed device; empty if a devices file describes all devices."""
     if args.devices is not None and describes_all(args.devices):
         return ""
-    usual = usual_devices(args, made.workload.precision.compute)
+    usual = usual_devices(args, best_plan.workload.precision.compute)
     flops, memory_bytes = (np.asarray(x).item() for x in (usual.flops, usual.memory_bytes))
     hourly = usual.usd_per_hour
     price = "" if hourly is None else f", {np.asarray(hourly).item():.3g} $ an hour"
     return (
-        f"{'' if args.devices is None else 'what the devices file says of it, else '}{args.gpu}: "
+        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu}: "
         f"{flops / 1e12:.3g} TFLOP/s attained ({args.utilization:.0%} of its peak), "
         f"{memory_bytes / 1e9:.3g} GB{price}"
     )
 
 
-def _is_capped(args: argparse.Namespace, made: TrainingPlan) -> bool:
-    """Whether samples are shorter than the model allows though no length was given."""
-    arch = made.workload.architecture
+def _is_capped(args: argparse.Namespace, best_plan: TrainingPlan) -> bool:
+    """Whether the default sequence length is shorter than the model allows."""
+    arch = best_plan.workload.architecture
     return args.sequence is None and arch is not None and arch.sequence < arch.position_rows

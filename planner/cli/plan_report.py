@@ -1,4 +1,4 @@
-"""What ``planner plan`` prints: one dictionary, as JSON or as text of 80 columns."""
+"""Output of ``planner plan``: one dictionary, printed as JSON or as text of 80 columns."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from planner.utils.text import counted, name_ranges, number_ranges, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
 MOST_LINES = 3
-"""Of the devices of one stage; where names take more, regions are counted."""
+"""Most lines for the device names of a stage; beyond, devices per region are printed."""
 SAME = 0.005
-"""Relative: step times that differ by less are as long as each other."""
+"""Relative difference below which two step times count as equal."""
 PROVEN = {"OPTIMAL": "proven best", "FEASIBLE": "not proven best"}
 FASTER = {
     "everything": "no plan is faster",
@@ -34,7 +34,7 @@ FASTER = {
     "placement": "no placement in this shape is faster",
     "paths": "no arrangement with these stage sizes and layers is faster",
 }
-"""What a lower bound says, by what was searched."""
+"""Meaning of a lower bound, by what was searched."""
 Row = tuple[str, str]
 
 
@@ -43,87 +43,87 @@ SEARCHED = {
     PlanKind.STRAIGHT: "placement",
     PlanKind.PARTIAL_PATHS: "paths",
 }
-"""What the JSON output calls the search of each kind of plan."""
+"""Value of ``searched`` in the JSON output, for each kind of plan."""
 
 
 def plan_data(
-    made: TrainingPlan,
+    plan: TrainingPlan,
     timeline: Timeline,
     candidates: Sequence[Candidate],
-    asked: PlanningProblem,
+    problem: PlanningProblem,
     each_device: str,
 ) -> dict[str, Any]:
-    """Everything that is printed of a plan, JSON-ready."""
-    request, ids = asked.request, made.cluster.network.ids
-    parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
-    busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
+    """Return everything that is printed of a plan, JSON-ready."""
+    request, ids = problem.request, plan.cluster.network.ids
+    parts = {part: asdict(certificate) for part, certificate in plan.certificates.items()}
+    busy = {d for schedule in plan.schedules for path in schedule.paths for d in path}
     data: dict[str, Any] = {
-        "content_hash": made.content_hash,
+        "content_hash": plan.content_hash,
         **parts,
         "certificates": parts,
-        "predicted": asdict(made.predicted),
-        **headline(made),
-        "workload": made.workload.name,
-        "network": made.network_name,
+        "predicted": asdict(plan.predicted),
+        **headline(plan),
+        "workload": plan.workload.name,
+        "network": plan.network_name,
         "searched": "shapes" if request.stages == "auto" else SEARCHED[request.kind],
-        "devices": len(made.cluster),
-        "stages": _stages(made),
-        "averaging_only": [ids[d] for d in sorted(made.averages_for)],
-        "without_microbatches": [ids[d] for d in sorted(set(made.stage_of) - busy)],
-        "left_out": _left_out(made, asked),
-        "microbatches": len(made.schedules[0].paths),
-        "microbatch_samples": made.workload.microbatch_samples,
-        "update_s": max(made.compute_times.update_s),
-        "recompute": list(made.recompute),
+        "devices": len(plan.cluster),
+        "stages": _stages(plan),
+        "averaging_only": [ids[d] for d in sorted(plan.averages_for)],
+        "without_microbatches": [ids[d] for d in sorted(set(plan.stage_of) - busy)],
+        "left_out": _left_out(plan, problem),
+        "microbatches": len(plan.schedules[0].paths),
+        "microbatch_samples": plan.workload.microbatch_samples,
+        "update_s": max(plan.compute_times.update_s),
+        "recompute": list(plan.recompute),
         "candidates": [asdict(one) | {"why": one.why} for one in candidates],
         "alternatives": [
-            one.to_dict() | {"outcome": one.outcome(least(made))} for one in made.alternatives
+            one.to_dict() | {"outcome": one.outcome(least(plan))} for one in plan.alternatives
         ],
-        "cost": None if made.cost is None else made.cost.to_dict(),
+        "cost": None if plan.cost is None else plan.cost.to_dict(),
         "objective": str(request.objective),
-        **timeline_data(timeline, made.cluster),
-        "unstated_sites": unstated_sites(asked.cluster),
+        **timeline_data(timeline, plan.cluster),
+        "unstated_sites": unstated_sites(problem.cluster),
         "each_device": each_device,
-        "notes": list(_notes(made)),
+        "notes": list(_notes(plan)),
     }
-    if made.sync.every_steps > 1:
-        data["sync"] = sync_data(made)
+    if plan.sync.every_steps > 1:
+        data["sync"] = sync_data(plan)
     if request.kind is PlanKind.PARTIAL_PATHS:
-        data |= cycle_data(made)
+        data |= cycle_data(plan)
     return data
 
 
-def _stages(made: TrainingPlan) -> list[dict[str, Any]]:
-    """Layers, devices and fullest memory of each stage."""
-    network, fullest = made.cluster.network, dict[int, float]()
-    for one in memory(made):
-        j = made.stage_of[one.device]
+def _stages(plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return layers, devices and highest memory use of each stage."""
+    network, fullest = plan.cluster.network, dict[int, float]()
+    for one in memory(plan):
+        j = plan.stage_of[one.device]
         fullest[j] = max(fullest.get(j, 0.0), one.need_bytes / one.have_bytes)
     return [
         {
             "layers": list(layers),
-            "head": j == made.head_stage,
+            "head": j == plan.head_stage,
             "memory": fullest[j],
             "devices": [network.ids[d] for d in group],
             "regions": [network.regions[d] for d in group],
         }
         for j, (layers, group) in enumerate(
-            zip(made.stage_layers, made.assignment.groups, strict=True)
+            zip(plan.stage_layers, plan.assignment.groups, strict=True)
         )
     ]
 
 
-def _left_out(made: TrainingPlan, asked: PlanningProblem) -> list[dict[str, Any]]:
-    """Devices without a part in the plan, by reason."""
-    cluster, reasons = asked.full_cluster or asked.cluster, dict[str, list[str]]()
-    smallest = min((one.need_bytes for one in memory(made)), default=0.0)
-    word = "cheaper" if asked.request.objective == "cost" else "faster"
+def _left_out(plan: TrainingPlan, problem: PlanningProblem) -> list[dict[str, Any]]:
+    """Group the devices that the plan does not use by the reason."""
+    cluster, reasons = problem.full_cluster or problem.cluster, dict[str, list[str]]()
+    smallest = min((one.need_bytes for one in memory(plan)), default=0.0)
+    word = "cheaper" if problem.request.objective == "cost" else "faster"
     where = {name: d for d, name in enumerate(cluster.network.ids)}
-    for name in made.left_out:
+    for name in plan.left_out:
         d = where[name]
         have = float(cluster.memory_bytes[d])
         if not np.asarray(cluster.devices.can_compute)[d]:
-            why = "cannot compute, and averaging is not shorter with their help"
+            why = "cannot compute, and as aggregators they would not make averaging faster"
         elif have < smallest:
             why = f"their memory, {have / 1e9:.3g} GB, does not hold a stage of this plan"
         else:
@@ -132,66 +132,75 @@ def _left_out(made: TrainingPlan, asked: PlanningProblem) -> list[dict[str, Any]
     return [{"devices": names, "why": why} for why, names in reasons.items()]
 
 
-def _notes(made: TrainingPlan) -> Iterator[str]:
-    """What a reader should know of the plan's decisions, a sentence each."""
+def _notes(plan: TrainingPlan) -> Iterator[str]:
+    """Yield sentences that explain the plan's decisions."""
     from planner.workload.transformer import active_parameters
 
-    arch, head = made.workload.architecture, made.head_stage
-    if made.must_average_tied and made.averages_tied:
-        size = made.vector_bytes()[-1] / 1e9
+    arch, head = plan.workload.architecture, plan.head_stage
+    if plan.must_average_tied and plan.averages_tied:
+        size = plan.vector_bytes()[-1] / 1e9
         yield (
             f"Stage {head} has a copy of the embedding for its head: its {size:.3g} GB of "
             "gradients are averaged with stage 0's."
         )
-    elif made.must_average_tied:
+    elif plan.must_average_tied:
         yield (
             f"Stage {head} has a copy of the embedding for its head. Keeping both copies equal "
-            "between averagings is not priced, and the executor refuses this plan; straight "
+            "between averagings is not priced, and the executor rejects this plan; straight "
             "pipelines with --head first need no copy."
         )
     if arch is not None and arch.experts is not None:
         yield (
-            f"{made.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "
+            f"{plan.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "
             f"token uses {active_parameters(arch) / 1e9:.4g} billion."
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
-    stages = [j for j, does in enumerate(made.recompute) if does]
+    stages = [j for j, does in enumerate(plan.recompute) if does]
     if stages:
         which = number_ranges(stages).replace(",", ", ")
-        if all(made.recompute):
-            yield "Every stage keeps only its input and recomputes F in B."
+        if all(plan.recompute):
+            yield (
+                "Every stage keeps only its input and recomputes activations in the backward pass."
+            )
         elif len(stages) == 1:
-            yield f"Stage {which} keeps only its input and recomputes F in B."
+            yield (
+                f"Stage {which} keeps only its input and recomputes activations in the backward "
+                "pass."
+            )
         else:
-            yield f"Stages {which} keep only their input and recompute F in B."
-    if made.two_frequency:
-        counts = sorted({len(rounds[0]) for rounds in made.averaging})
+            yield (
+                f"Stages {which} keep only their input and recompute activations in the backward "
+                "pass."
+            )
+    if plan.two_frequency:
+        counts = sorted({len(rounds[0]) for rounds in plan.averaging})
         regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-        yield f"Gradients are averaged within regions in every step; {regions} regions to a stage."
-    levels = [j for j, rounds in enumerate(made.averaging) if is_hierarchical(rounds)]
-    if levels and not made.two_frequency:
-        own = [str(j) for j in levels if j < len(made.stage_layers)]
+        yield f"Gradients are averaged within regions in every step; {regions} regions per stage."
+    levels = [j for j, rounds in enumerate(plan.averaging) if is_hierarchical(rounds)]
+    if levels and not plan.two_frequency:
+        own = [str(j) for j in levels if j < len(plan.stage_layers)]
         who = f"Stage {', '.join(own)}" if own else "Embedding and head"
-        who = "Every stage" if len(levels) == len(made.averaging) else who
+        who = "Every stage" if len(levels) == len(plan.averaging) else who
         yield f"{who} averages in two levels: within sites, then between them."
-    if made.wiring is Wiring.STOCHASTIC:
+    if plan.wiring is Wiring.STOCHASTIC:
         yield (
-            "Devices choose paths while they run, beginning with this plan's; orders are not "
-            "fixed, and times are those of the plan's own paths."
+            "Devices choose paths at run time, starting from this plan's; the order of operations "
+            "is "
+            "not fixed, and times are predicted for the plan's own paths."
         )
-    yield from learning_notes(made)
-    if "paths" in made.certificates:
-        solver_s, simulated_s = made.certificates["paths"].objective, made.predicted.pipeline_s
+    yield from learning_notes(plan)
+    if "paths" in plan.certificates:
+        solver_s, simulated_s = plan.certificates["paths"].objective, plan.predicted.pipeline_s
         if solver_s is None or abs(solver_s - simulated_s) > 1e-6 * simulated_s:
             yield (
-                "The path solver averages both directions of a pair and does not share up- and "
-                "downlinks, so its makespan differs from the pipeline time."
+                "The path solver uses the mean of both directions of a pair and does not share "
+                "uplinks and downlinks, so its makespan differs from the pipeline time."
             )
 
 
 def plan_lines(data: Mapping[str, Any]) -> list[str]:
-    """The same as text, the answer first."""
+    """Format `plan_data` as text, most important first."""
     sizes = [len(stage["devices"]) for stage in data["stages"]]
     shape = f"{counted(len(sizes), 'stage')} x {counted(sizes[0], 'pipeline')}"
     words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
@@ -210,9 +219,9 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         *_section("", _answer(data)),
         *_section("Stages", _holders(data)),
         *_section("How good the plan is", _bounds(data)),
-        *_section("Compared with plans that need no planner", _comparisons(data)),
-        *_section("Shapes that were tried", _candidates(data)),
-        *_section("Other decisions, and the step with them", _alternatives(data)),
+        *_section("Comparison with simple baselines", _comparisons(data)),
+        *_section("Evaluated numbers of stages and pipelines", _candidates(data)),
+        *_section("Alternatives, and the step time with each", _alternatives(data)),
         *_section("Schedules", _schedules(data)),
         *_section("Notes", (("-", text) for text in data["notes"])),
         *_section("Assumptions", (("-", text) for text in _assumptions(data))),
@@ -223,7 +232,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def ratio(step_s: float, own_s: float) -> str:
-    """A step time in terms of the plan's own."""
+    """Describe a step time relative to the plan's."""
     times = step_s / own_s
     if abs(times - 1) < SAME:
         return "as long as this plan"
@@ -232,7 +241,7 @@ def ratio(step_s: float, own_s: float) -> str:
 
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:
-    """A heading and its rows, whose texts are below each other; nothing without rows."""
+    """Format a heading and aligned rows; return nothing without rows."""
     every = [(label, text) for label, text in rows if text]
     if not every:
         return []
@@ -407,7 +416,7 @@ def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def baselines(data: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """Name, decisions and step time of each baseline, or why there is none."""
+    """Yield name, decisions and step time of each baseline, or the reason why there is none."""
     ranks, region = data.get("ranks_by_region"), data.get("one_region")
     if ranks is not None:
         outermost = ranks["outermost"]
@@ -455,7 +464,7 @@ def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _schedules(data: Mapping[str, Any]) -> Iterator[Row]:
-    """Of plans whose microbatches skip stages."""
+    """Yield the schedules of a plan whose microbatches skip stages."""
     if "waves" not in data:
         return
     for one in data["schedules"]:

@@ -1,4 +1,4 @@
-"""``planner probe``: what a probe of links has found, as a network and a devices file."""
+"""``planner probe``: convert the log of a link probe to a network and a devices file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = (
-    "show what 'torchrun ... -m planner.probe log.jsonl --devices ...' has measured, and "
+    "show what 'torchrun ... -m planner.probe log.jsonl --devices ...' measured, and "
     "write it as a network"
 )
 EXAMPLE = "planner probe probe.jsonl --out net.csv --devices-out devices.csv"
@@ -21,15 +21,19 @@ MOST_LINES = 12
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """The log, and what to write."""
-    sub.add_argument("log", type=Path, help="of rank 0")
-    sub.add_argument("--out", type=Path, help="network file to write, .csv, with spread and dates")
-    sub.add_argument("--devices-out", type=Path, help="devices file with up- and downloads, .csv")
+    """Add the log and the output files."""
+    sub.add_argument("log", type=Path, help="log written by rank 0 of planner.probe")
+    sub.add_argument("--out", type=Path, help="network file to write (.csv), with spread and dates")
+    sub.add_argument(
+        "--devices-out",
+        type=Path,
+        help="devices file to write (.csv), with upload and download rates",
+    )
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show and write."""
+    """Print a summary of the log and write the files."""
     named = (("--out", args.out), ("--devices-out", args.devices_out))
     require_outputs(vars(args), [Output(option, path, [".csv"]) for option, path in named])
     log = ProbeLog.load(args.log)
@@ -57,9 +61,11 @@ def _summary(log: ProbeLog, network: Network) -> list[str]:
     links.sort(key=lambda one: one.rates[1][0])
     lines += [_link_line(one) for one in links[:MOST_LINES]]
     ends = [(one, log.findings.get((one, ALL)), log.findings.get((ALL, one))) for one in log.names]
-    lines += [f"{'whole lines':<44}{'upload':>10}{'download':>12}"]
+    lines += [f"{'devices in total':<44}{'upload':>10}{'download':>12}"]
     lines += [f"{name:<44}{_mbit(up):>10}{_mbit(down):>12}" for name, up, down in ends[:MOST_LINES]]
-    lines.append("Mb/s; latency is half the median round trip, spread (most - least) / mean")
+    lines.append(
+        "rates in Mb/s; latency: half the median round trip; spread: (highest - lowest) / mean"
+    )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""How far a command is: one line on stderr, rewritten on a terminal, now and then elsewhere."""
+"""Progress line on stderr: rewritten on a terminal, printed every 10 s otherwise."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import threading
 import time
 
 TERMINAL_S, ELSEWHERE_S = 0.2, 10.0
-"""Between two lines: a log shall not be full of them."""
+"""Least time between two updates, in seconds: on a terminal, and in a log."""
 CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """The line of the whole command, whatever parts it has."""
+    """Progress line of the current command."""
 
     def __init__(self) -> None:
         self._began = self._shown = time.perf_counter()
@@ -25,19 +25,19 @@ class Progress:
         self._quiet = False
 
     def begin(self, began: float, *, quiet: bool = False) -> None:
-        """Start a new command; ``quiet`` shows nothing."""
+        """Start a new command; with ``quiet`` nothing is shown."""
         self._began = self._shown = began
         self._there, self._quiet = False, quiet
 
     def start(self, words: str) -> None:
-        """From now on a terminal's clock goes on, also where nothing is told for a while."""
+        """Show a message and keep its clock running on a terminal until `clear`."""
         self._words = words
         if self._ended is None and sys.stderr.isatty():
             self._ended = threading.Event()
             threading.Thread(target=self._tick, args=(self._ended,), daemon=True).start()
 
     def phase(self, words: str) -> None:
-        """Begin something long: elsewhere than on a terminal a line says so at once."""
+        """Start a long phase; in a log, its line is printed at once."""
         if sys.stderr.isatty():
             self.start(words)
             return
@@ -46,18 +46,18 @@ class Progress:
             self._write()
 
     def show(self, words: str) -> None:
-        """Say what is being done, unless the last line is young."""
+        """Update the message, unless the last update is too recent."""
         with self._lock:
             self._words = words
             self._write()
 
     def clear_line(self) -> None:
-        """Take the line from the terminal for now; the next one comes by itself."""
+        """Erase the line until the next update."""
         with self._lock:
             self._wipe()
 
     def clear(self) -> None:
-        """Take the line from the terminal, before something else is printed."""
+        """Erase the line and stop the clock, before other output is printed."""
         with self._lock:
             if self._ended is not None:
                 self._ended.set()
@@ -82,7 +82,7 @@ class Progress:
         self._shown = now
         line = f"{now - self._began:7.1f} s  {self._words}"
         if terminal:
-            # what wraps cannot be rewritten
+            # a wrapped line could not be erased
             line = line[: shutil.get_terminal_size().columns - 1]
             print(f"{CLEAR}{line}", end="", file=sys.stderr, flush=True)
             self._there = True
@@ -91,4 +91,4 @@ class Progress:
 
 
 PROGRESS = Progress()
-"""A process runs one command at a time, and has one stderr."""
+"""Shared instance: a process runs one command at a time and has one stderr."""

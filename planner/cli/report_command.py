@@ -1,4 +1,4 @@
-"""``planner report``: a plan as one HTML page."""
+"""``planner report``: write a plan as one HTML page."""
 
 from __future__ import annotations
 
@@ -22,25 +22,32 @@ EXAMPLE = "planner report plan.json --out plan.html"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, run, what to tell."""
+    """Add the plan, the executed run, and what the page includes."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument("--out", type=Path, help="page to write; default: plan.html beside the plan")
     add_force(sub)
     sub.add_argument(
-        "--run", type=Path, dest="events", help="an executor's --events, or its JSON; default: none"
+        "--run",
+        type=Path,
+        dest="events",
+        help="executed run to compare with: output of the executor's --events or of planner run "
+        "--json",
     )
     sub.add_argument(
         "--tokens",
         type=float,
-        help="of the training whose days and dollars are shown; default: 100 a parameter",
+        help="tokens of the training run whose duration and cost are shown; default: 100 per "
+        "parameter",
     )
     sub.add_argument(
-        "--sensitivity", action="store_true", help="price slower links and devices; takes time"
+        "--sensitivity",
+        action="store_true",
+        help="add the step time with each link or device slowed down; takes time",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page of a valid plan."""
+    """Check the plan and write its page."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
     require_outputs(vars(args), [Output("--out", out, [".html"], GENERATOR)])
     if args.tokens is not None and real("--tokens", args.tokens, 0) == 0:

@@ -1,4 +1,7 @@
-"""``planner run``: a plan on this machine, a process a device, measured against the prediction."""
+"""``planner run``: run a plan on this machine and compare it with its prediction.
+
+Every device of the plan is one local process.
+"""
 
 from __future__ import annotations
 
@@ -42,43 +45,46 @@ from planner.workload.calibration import FORMAT, Calibration
 from planner.workload.workload import Workload
 
 WAIT_S, START_S = 60.0, 4.0
-"""For ranks to come: altogether, and more for each."""
+"""Rendezvous timeout in seconds: fixed part, and part per rank."""
 
 RESTARTS = 3
-"""Of each device, where the others go on without it."""
+"""Most restarts of a device's process with ``--elastic``."""
 
-TOLD = ("tokens_per_s", "mfu", "gradient_norm")
-"""Of a step's event, where they are known."""
+OPTIONAL_METRICS = ("tokens_per_s", "mfu", "gradient_norm")
+"""Fields of a step event that are only sometimes known."""
 
-ABOUT = "run a plan on this machine, one local process a device"
+ABOUT = "run a plan on this machine, with one local process per device"
 EXAMPLE = "planner run plan.json --steps 10"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, steps, what to train on, what to measure."""
+    """Add the plan, steps, training options, and what to measure."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument(
         "--steps",
         type=count,
         default=10,
-        help="in all; none, or as many as were done before: only --eval-data is evaluated; default "
-        "%(default)s",
+        help="steps in total; with 0, or no more than the checkpoint has, only --eval-data is "
+        "evaluated; default %(default)s",
     )
-    sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
-    sub.add_argument("--calibration", type=Path, help="use times measured before")
-    sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
-    sub.add_argument("--every", type=positive, help="steps between two checkpoints; default 100")
+    sub.add_argument("--calibrate", type=Path, help="file to write measured compute times to")
+    sub.add_argument(
+        "--calibration", type=Path, help="file with compute times that were measured before"
+    )
+    sub.add_argument("--checkpoint", type=Path, help="folder to write checkpoints to")
+    sub.add_argument("--every", type=positive, help="steps between checkpoints; default 100")
     sub.add_argument(
         "--resume",
         type=Path,
-        help="go on from the newest checkpoint of this folder; --steps counts those before too",
+        help="resume from the latest checkpoint in this folder; --steps includes the steps before",
     )
-    sub.add_argument("--trace", type=Path, help="write the executed iteration here")
+    sub.add_argument("--trace", type=Path, help="Chrome trace of the executed iteration to write")
     sub.add_argument(
         "--routes",
         type=Path,
-        help="JSON lines of the peers of each microbatch, where devices choose; {rank} in the name "
-        "stands for the trainer's",
+        help="stochastic wiring: JSON lines file with the path of each microbatch; {rank} in the "
+        "name "
+        "is replaced by the trainer's rank",
     )
     sub.add_argument(
         "--move",
@@ -86,40 +92,42 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="DEVICE:STAGE@STEPS",
-        help="where devices choose: after so many steps this device goes to this stage",
+        help="stochastic wiring: move a device to another stage after so many steps",
     )
     sub.add_argument(
         "--rebalance",
         type=positive,
         metavar="STEPS",
-        help="where devices choose: after every so many steps a device may go to another stage, by "
-        "what all were seen to take",
+        help="stochastic wiring: every STEPS steps, decide from measured times whether a device "
+        "moves "
+        "to another stage",
     )
     sub.add_argument(
         "--rebalance-rule",
         choices=list(RebalanceRule),
-        help="whoever wins most for the rest of the run (planned, the default), or SWARM's "
-        "Algorithm 2",
+        help="choose the move with the largest gain for the rest of the run (planned, the "
+        "default), "
+        "or use SWARM's Algorithm 2",
     )
     sub.add_argument(
         "--elastic",
         action="store_true",
-        help="go on without a device whose process is lost, where its stage has another, and let "
-        f"it come back: it is started again, {RESTARTS} times at most",
+        help="continue without a device whose process ends if its stage has another one, and "
+        "restart "
+        f"the process so that it rejoins, at most {RESTARTS} times",
     )
     add_device(sub)
     sub.add_argument(
         "--patience",
         type=seconds,
-        help="seconds of a device's silence that end the run; default 10, and more where the plan "
-        "has long latencies",
+        help="heartbeat timeout in seconds; default 10, more for plans with long latencies",
     )
     add_training(sub)
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Refuse what cannot be written or held, then launch."""
+    """Validate the outputs, then launch the run."""
     require_outputs(
         vars(args),
         [
@@ -127,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
             Output("--calibrate", args.calibrate, [".json"], FORMAT),
         ],
     )
-    optimizing_of(args)  # what is no value is said before anything starts
-    asked = LocalRun(
+    optimizing_of(args)  # validate the values before anything starts
+    options = LocalRun(
         args.plan,
         args.steps,
         words_of(args),
@@ -150,41 +158,45 @@ def run(args: argparse.Namespace) -> int:
         args.elastic,
         args.compile,
     )
-    return launch(asked, as_json=args.json)
+    return launch(options, as_json=args.json)
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What to run here.
+    """Options of a local run.
 
     Attributes
     ----------
+    plan
+        Plan file.
+    steps
+        Steps in total.
     training
-        Options of `planner.executor.launch.options.add_training`, as words.
+        Options of `planner.executor.launch.options.add_training`, as command-line words.
     texts
-        To train on, and to evaluate on.
+        Data to train on, and data to evaluate on.
     weights
-        Folders of Hugging Face weights: to start from, and to write at the end.
+        Folders of Hugging Face weights: initial weights, and where to export the final ones.
     calibrate, calibration
-        Where measured compute times go, or where they were stored before.
+        File that measured compute times are written to, or read from.
     trace
-        Where the executed iteration goes.
+        File for the trace of the executed iteration.
     device
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     direct
-        What carries from GPU to GPU; None: nothing does.
+        Transport between GPUs; None: through host memory.
     patience
-        Seconds of a device's silence that end the run; None: the executor's own.
+        Heartbeat timeout in seconds; None: the executor's default.
     checkpoint, every, resume
-        Where checkpoints go and after how many steps, and where they were.
+        Checkpoint folder, steps between checkpoints, and folder to resume from.
     routes
-        Where the paths that devices chose go.
+        File for the paths that devices chose.
     moves
-        Devices that go to another stage, and when.
+        Planned migrations of devices between stages, ``DEVICE:STAGE@STEPS``.
     rebalance, rebalance_rule
-        Steps between two decisions of who goes to another stage, and by which rule.
+        Steps between rebalancing decisions, and their rule.
     elastic
-        Whether the others go on where a device is lost.
+        Whether the run continues if a device is lost.
     compile
         Whether layers and head are compiled.
     """
@@ -211,25 +223,26 @@ class LocalRun:
     compile: bool = False
 
 
-def require_same_way(calibration: Calibration, asked: LocalRun) -> None:
-    """Refuse times of another way between ranks."""
+def require_same_transport(calibration: Calibration, options: LocalRun) -> None:
+    """Reject a calibration that was measured with another transport between ranks."""
     measured = calibration.software.get("direct")
-    if measured != asked.direct:
+    if measured != options.direct:
         found, wanted = (
-            "by hosts" if one is None else f"with --direct {one}"
-            for one in (measured, asked.direct)
+            "through host memory" if one is None else f"with --direct {one}"
+            for one in (measured, options.direct)
         )
         raise ValueError(
-            f"{asked.calibration}: the link was measured {found}, the run goes {wanted}; measure "
-            "again with --calibrate, or run it that way"
+            f"--calibration {options.calibration}: measured {found}, this run sends {wanted}; "
+            "measure "
+            "again with --calibrate, or use the same --direct"
         )
 
 
-def launch(asked: LocalRun, *, as_json: bool) -> int:
-    """Launch, relay and compare; returns the exit code."""
+def launch(options: LocalRun, *, as_json: bool) -> int:
+    """Validate, run the ranks, print their events and a summary; return the exit code."""
     PROGRESS.start("loading PyTorch and checking the plan")
-    plan = load_plan(asked.plan)
-    # torch is loaded for a run only
+    plan = load_plan(options.plan)
+    # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.fault_tolerance.run_segments import segments_of
@@ -242,23 +255,23 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
     from planner.executor.runtime.stage_module import require_executable
 
-    # what ranks would refuse, each by itself, is said once
-    told = parse_arguments(_words(asked, plan, asked.calibrate), None)
-    validate(told)
-    validate_for_plan(told, plan)
+    # report once what every rank would reject
+    executor_args = parse_arguments(_executor_arguments(options, plan, options.calibrate), None)
+    validate(executor_args)
+    validate_for_plan(executor_args, plan)
     named_address()
     arch = require_executable(plan)
-    for text in asked.texts:
+    for text in options.texts:
         if text is not None:
             microbatches_of(plan, text)
-    segments_of(plan, asked.moves, asked.steps)
-    if asked.resume is not None:
-        require_checkpoint(asked.resume)
-    if asked.checkpoint is not None:
-        require_fresh_folder(asked.checkpoint, asked.resume)
-    if asked.elastic:
-        require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
-    begin, end = asked.weights
+    segments_of(plan, options.moves, options.steps)
+    if options.resume is not None:
+        require_checkpoint(options.resume)
+    if options.checkpoint is not None:
+        require_fresh_folder(options.checkpoint, options.resume)
+    if options.elastic:
+        require_elastic(plan, None if options.checkpoint is None else options.every or EVERY)
+    begin, end = options.weights
     if begin is not None:
         require_weights(begin, arch)
     if end is not None:
@@ -266,32 +279,32 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     workload = executable_workload(plan)
     violations = check(plan)
     if violations:
-        raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
+        raise PlanError(f"{options.plan}: {violations[0]}; make the plan again")
     predicted = None
-    if asked.calibration is not None:
-        calibration = Calibration.load(asked.calibration)
-        require_same_way(calibration, asked)
+    if options.calibration is not None:
+        calibration = Calibration.load(options.calibration)
+        require_same_transport(calibration, options)
         predicted = predict_on_host(plan, workload, calibration)
-    if not _on_gpus(asked.device):
+    if not _on_gpus(options.device):
         require_memory(plan, workload)
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.calibrate or Path(folder) / "calibration.json"
-        steps = _Steps(plan, workload, path, predicted, as_json, asked.steps)
+        path = options.calibrate or Path(folder) / "calibration.json"
+        steps = _EventPrinter(plan, workload, path, predicted, as_json, options.steps)
         ids = plan.cluster.network.ids
         try:
-            words = _words(asked, plan, None if asked.calibration else path)
+            arguments = _executor_arguments(options, plan, None if options.calibration else path)
             code, reason = run_local(
-                [sys.executable, "-m", "planner.executor", *words],
+                [sys.executable, "-m", "planner.executor", *arguments],
                 ids,
-                # in its name only: a command line and an environment can be read by others
+                # pass the secret as a file: others can read command lines and environments
                 threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
                 _warn,
-                restarts=RESTARTS if asked.elastic else None,
+                restarts=RESTARTS if options.elastic else None,
             )
         except KeyboardInterrupt as error:
-            # the steps that were done are told all the same
+            # still print the summary of the steps that were done
             code, reason, stopped = INTERRUPTED, "interrupted", error
     PROGRESS.clear()
     _summary(plan, steps, reason, as_json)
@@ -301,7 +314,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
 
 
 def _on_gpus(choice: str) -> bool:
-    """Whether ranks compute on GPUs; then they look at all memory themselves."""
+    """Whether ranks compute on GPUs; they then check memory themselves."""
     if choice == "cpu":
         return False
     import torch
@@ -309,8 +322,8 @@ def _on_gpus(choice: str) -> bool:
     return torch.cuda.is_available()
 
 
-class _Steps:
-    """What the ranks tell, as it comes."""
+class _EventPrinter:
+    """Collect and print the ranks' events."""
 
     def __init__(
         self,
@@ -339,7 +352,7 @@ class _Steps:
         self._phase(f"starting {len(plan.cluster.network.ids)} processes")
 
     def take(self, line: str) -> None:
-        """A line of a rank's standard output."""
+        """Handle one line of a rank's standard output."""
         if not line.startswith('{"event"'):
             _warn(line)
             return
@@ -373,7 +386,7 @@ class _Steps:
             self.devices = event["devices"]
             self._say(summary(self.devices))
         elif not self.done or event["step"] > self.done[-1]["step"]:
-            # who tells them may have been lost between telling a step and noting that
+            # a step may be reported twice if the reporting rank was lost right after printing it
             assert self._predicted is not None
             self.done.append(
                 {
@@ -381,18 +394,18 @@ class _Steps:
                     "loss": None,
                     "measured_s": event["took_s"],
                     "predicted_s": self._predicted[event["step"] % len(self._predicted)],
-                    **{name: event[name] for name in TOLD if name in event},
+                    **{name: event[name] for name in OPTIONAL_METRICS if name in event},
                 }
             )
-            # losses come late and belong to the step they are of
+            # a loss arrives later than its step
             if event["loss_step"] is not None:
                 self._step(event["loss_step"])["loss"] = event["loss"]
             done = int(event["step"]) + 1
-            self._doing = "ending" if done == self._of else f"step {done + 1} of {self._of}"
+            self._doing = "shutting down" if done == self._of else f"step {done + 1} of {self._of}"
             self._say(_line(event, self.done[-1]["predicted_s"]))
 
     def _step(self, step: int) -> dict[str, Any]:
-        # a step may never have been told, where whoever would tell it was lost
+        # the event of a step is missing if the rank that reports it was lost
         return next((one for one in reversed(self.done) if one["step"] == step), {})
 
     def _say_predicted(self) -> None:
@@ -422,7 +435,7 @@ def _warn(line: str) -> None:
 
 
 def _number(value: float | None, shape: str) -> str:
-    """A number that an event tells; it has none where the run has diverged."""
+    """Format a number of an event; it is None if training has diverged."""
     return "not finite" if value is None else format(value, shape)
 
 
@@ -437,32 +450,32 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     )
 
 
-def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool) -> None:
-    steps = told.done
+def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_json: bool) -> None:
+    steps = events.done
     if as_json:
         data = {
             "plan": plan.content_hash,
             "planned_step_s": plan.predicted.step_s,
             "steps": steps,
-            "evaluated": told.evaluated,
-            **({"changes": told.changes} if told.changes else {}),
-            "devices": told.devices,
+            "evaluated": events.evaluated,
+            **({"changes": events.changes} if events.changes else {}),
+            "devices": events.devices,
             "failed": failed,
         }
         print(json.dumps(data, allow_nan=False, indent=1))
     if as_json or failed is not None:
         return
-    # the first step also warms up caches and connections
+    # the first step includes warm-up of caches and connections
     kinds = dict.fromkeys(_kind(plan, int(s["step"])) for s in steps[1:])
     for kind in sorted(kinds):
         mine = [s for s in steps[1:] if _kind(plan, int(s["step"])) == kind]
         middle = float(np.median([s["measured_s"] for s in mine]))
         predicted = mine[0]["predicted_s"]
-        words = [] if len(set(plan.cycle)) == 1 else [plan.schedules[kind[0]].name]
+        labels = [] if len(set(plan.cycle)) == 1 else [plan.schedules[kind[0]].name]
         if plan.sync.every_steps > 1:
             alone = "that average within regions" if plan.two_frequency else "without averaging"
-            words.append("that average" if kind[1] else alone)
-        what = f" ({', '.join(words)})" if words else ""
+            labels.append("that average" if kind[1] else alone)
+        what = f" ({', '.join(labels)})" if labels else ""
         print(
             f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
             f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
@@ -473,41 +486,41 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
 
 
 def _kind(plan: TrainingPlan, step: int) -> tuple[int, bool]:
-    """Its schedule, and whether it averages."""
+    """Return a step's schedule, and whether the step averages."""
     return plan.cycle[step % len(plan.cycle)], plan.sync.due(step)
 
 
-def _words(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
-    """What the executor is told."""
+def _executor_arguments(options: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
+    """Return the command-line arguments of the executor."""
     ids = plan.cluster.network.ids
-    words = [
-        *(str(asked.plan), "--events"),
+    arguments = [
+        *(str(options.plan), "--events"),
         *("--devices", *ids),
-        *("--steps", str(asked.steps)),
-        "--force",  # what may not be written over was refused before
-        *asked.training,
-        # processes that share a few processors are slow to start
+        *("--steps", str(options.steps)),
+        "--force",  # outputs were validated before
+        *options.training,
+        # many processes on few CPUs start slowly
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
-    if asked.elastic:
-        words.append("--elastic")
-    if asked.compile:
-        words.append("--compile")
-    if asked.moves:
-        words += ["--move", *asked.moves]
+    if options.elastic:
+        arguments.append("--elastic")
+    if options.compile:
+        arguments.append("--compile")
+    if options.moves:
+        arguments += ["--move", *options.moves]
     for flag, value in (
         ("--calibrate", calibrate),
-        ("--trace", asked.trace),
-        ("--device", asked.device),
-        ("--direct", asked.direct),
-        ("--patience", asked.patience),
-        ("--rebalance", asked.rebalance),
-        ("--rebalance-rule", asked.rebalance_rule),
-        ("--checkpoint", asked.checkpoint),
-        ("--every", asked.every),
-        ("--resume", asked.resume),
-        ("--routes", asked.routes),
+        ("--trace", options.trace),
+        ("--device", options.device),
+        ("--direct", options.direct),
+        ("--patience", options.patience),
+        ("--rebalance", options.rebalance),
+        ("--rebalance-rule", options.rebalance_rule),
+        ("--checkpoint", options.checkpoint),
+        ("--every", options.every),
+        ("--resume", options.resume),
+        ("--routes", options.routes),
     ):
         if value is not None:
-            words += [flag, str(value)]
-    return words
+            arguments += [flag, str(value)]
+    return arguments

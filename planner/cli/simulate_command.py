@@ -1,4 +1,4 @@
-"""``planner simulate``: the price of a plan, also on another network."""
+"""``planner simulate``: predict a plan's step time, optionally on another network."""
 
 from __future__ import annotations
 
@@ -18,31 +18,36 @@ from planner.training_plan.other_network import network_for
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, add_force, require_outputs
 
-ABOUT = "price a plan, also on another network"
+ABOUT = "predict the step time of a plan, optionally on another network"
 EXAMPLE = "planner simulate plan.json --network other.csv --gantt step.png"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, network, pictures."""
+    """Add the plan, the network and output files."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
-    sub.add_argument("--network", help="name or file; default: the plan's own")
+    sub.add_argument("--network", help="network name or file; default: the plan's own")
     sub.add_argument(
         "--links",
         choices=[model.value for model in LinkModel],
         default=LinkModel.QUEUED.value,
-        help="unlimited: the papers' clock, on which messages never wait for each other; default "
-        "%(default)s",
+        help="queued: messages share links; unlimited: messages never wait for each other, as in "
+        "the papers; default %(default)s",
     )
-    sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
-    sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")
     sub.add_argument(
-        "--schedule", type=count, default=0, help="the one to trace and draw; default 0"
+        "--trace", type=Path, help="Chrome trace to write, for ui.perfetto.dev (.json)"
+    )
+    sub.add_argument("--gantt", type=Path, help="Gantt chart to write (.png, .svg, .pdf)")
+    sub.add_argument(
+        "--schedule",
+        type=count,
+        default=0,
+        help="index of the schedule to trace and draw; default 0",
     )
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Step time and its parts, for every schedule."""
+    """Print the step time and its parts, for every schedule."""
     pictures = [".png", ".svg", ".pdf"]
     require_outputs(
         vars(args),
@@ -57,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         cluster = cluster.replace(network=network_for(plan, load_network(args.network)))
     if args.schedule >= len(plan.schedules):
         raise ValueError(
-            f"--schedule is {args.schedule}, the plan has schedules 0 to "
-            f"{len(plan.schedules) - 1}; name one of them"
+            f"--schedule must be 0 to {len(plan.schedules) - 1} for this plan, found "
+            f"{args.schedule}; give one of these"
         )
     mean, timelines = simulate_cycle(plan, cluster, links=args.links)
     timeline = timelines[args.schedule]
@@ -77,23 +82,24 @@ def run(args: argparse.Namespace) -> int:
             for s, t in zip(plan.schedules, timelines, strict=True)
         ],
     }
-    papers = args.links == LinkModel.UNLIMITED
+    unlimited = args.links == LinkModel.UNLIMITED
     every = plan.sync.every_steps
     of_steps = f" (mean of {every} steps, one of which averages)" if every > 1 else ""
     lines = [
-        f"step time {mean.step_s:.4f} s{of_steps}; from rest: pipeline {mean.pipeline_s:.4f} s, "
+        f"step time {mean.step_s:.4f} s{of_steps}; on an idle network: pipeline "
+        f"{mean.pipeline_s:.4f} s, "
         f"averaging {mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
-        + ("   on the papers' clock: links without queues" if papers else "")
+        + ("   with unlimited links, as in the papers" if unlimited else "")
     ]
     limits = (cluster.upload_bytes_per_s, cluster.download_bytes_per_s, cluster.devices.sites)
     if args.network is not None and any(limit is not None for limit in limits):
-        lines.append("devices have the limits that the plan gives them, on this network too")
-    if not papers:
+        lines.append("upload and download limits of the devices are those of the plan")
+    if not unlimited:
         lines += timeline_lines(timeline, cluster, data, every)
         if plan.cost is not None:
-            asked = PlanRequest(prices=plan.cost.prices)
+            request = PlanRequest(prices=plan.cost.prices)
             here = plan.replace(cluster=cluster, predicted=mean)
-            lines += cost_lines(with_cost(here, asked), data)
+            lines += cost_lines(with_cost(here, request), data)
     if len(timelines) > 1:
         lines += [
             f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "

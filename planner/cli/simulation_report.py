@@ -1,4 +1,4 @@
-"""What the simulator says of a plan beside its times: fullest link and assumed limits."""
+"""Simulation results other than times: busiest link, assumed limits, cost, effects on training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import Sync
 from planner.workload.boundary_codec import BoundaryCodec
 
-ASKED_INSTEAD = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-"""Numbers of steps between averagings that a plan is priced with too."""
-MOST_INSTEAD = 4
+INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Averaging intervals, in steps, that the plan is also evaluated with."""
+MOST_INTERVALS = 4
 
 
 def sync_data(plan: TrainingPlan) -> dict[str, Any]:
-    """How often a plan averages, and what its steps would take with other numbers; JSON-ready."""
+    """Return a plan's averaging interval, and its step time with shorter intervals; JSON-ready."""
     every, outer = plan.sync.every_steps, plan.sync.outer
     alone_s, averages_s = steps_by_averaging_s(plan)
-    other = [h for h in ASKED_INSTEAD if h < every][-MOST_INSTEAD:]
+    other = [h for h in INTERVALS if h < every][-MOST_INTERVALS:]
     words = None
     if outer is not None:
         words = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"
@@ -37,19 +37,21 @@ def sync_data(plan: TrainingPlan) -> dict[str, Any]:
 
 
 MEASURED: dict[str, str] = {
-    "gradients int8": "INTELLECT-1 (2024) averaged so; no loss published by itself",
-    "boundaries int8": "SWARM, Table 7: as good as without, within what is significant",
-    "boundaries fp16": "rounds what fp32 workloads send; no loss published by itself",
-    "boundaries bf16": "as workloads in bf16 send them",
-    "boundaries int4": "untested: no measurement of what it costs is known",
+    "gradients int8": "used by INTELLECT-1 (2024); its effect on the loss was not published",
+    "boundaries int8": "SWARM, Table 7: no significant difference",
+    "boundaries fp16": "rounds the messages of fp32 workloads; its effect on the loss was not "
+    "published",
+    "boundaries bf16": "the format that bf16 workloads send anyway",
+    "boundaries int4": "no published measurement of its effect is known",
     "sync": "DiLoCo-SWARM, Table 2: perplexity 27.95 with 10, 30.15 with 50, 31.27 with 200",
-    "within": "DiLoCo with a worker a region instead of a device; no loss published by itself",
+    "within": "DiLoCo with one worker per region instead of per device; its effect on the loss "
+    "was not published",
 }
-"""What is known of decisions that change what is learned."""
+"""Published effects of decisions that change training."""
 
 
 def learning_notes(plan: TrainingPlan) -> list[str]:
-    """Each decision that changes what is learned, and who has measured by how much."""
+    """Return one sentence for each decision that changes training, with its published effect."""
     found = []
     if plan.codec is not Codec.NONE:
         found.append(f"gradients {plan.codec}")
@@ -64,25 +66,26 @@ def learning_notes(plan: TrainingPlan) -> list[str]:
     return notes
 
 
-def priced_alone_lines(plan: TrainingPlan) -> list[str]:
-    """What a plan leaves out that training needs."""
+def unmodelled_lines(plan: TrainingPlan) -> list[str]:
+    """Describe what training needs and the plan does not model."""
     if not plan.must_average_tied or plan.averages_tied:
         return []
-    remedy = "--head first or one stage" if plan.sync.local_steps else "plan again to have it"
+    remedy = "use --head first or one stage" if plan.sync.local_steps else "make the plan again"
     return [
-        "priced alone: head and embedding share a matrix and are on two stages that do not average "
-        f"it, which no training takes; for that, {remedy}"
+        "not modelled: head and embedding share a matrix on two stages, and this plan does not "
+        "average "
+        f"it, which training needs; {remedy}"
     ]
 
 
 def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """Dollars of a step, where devices have prices; ``data`` gets the same."""
+    """Format a step's cost if devices have prices, and add it to ``data``."""
     cost = plan.cost
     data["cost"] = None if cost is None else cost.to_dict()
     if cost is None:
         return []
     tokens = cost.usd_per_billion_tokens
-    of_tokens = "" if tokens is None else f"; {tokens:.0f} $ for a billion tokens"
+    of_tokens = "" if tokens is None else f"; {tokens:.0f} $ per billion tokens"
     return [
         f"{'cost of a step':<24}{cost.step_usd:10.4f} $ = {cost.devices_usd:.4f} devices + "
         f"{cost.messages_usd:.4f} for {cost.paid_bytes / 1e9:.3g} GB between regions{of_tokens}"
@@ -90,7 +93,7 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
 
 
 def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
-    """The fullest link of a simulated step, and what is assumed of links; JSON-ready."""
+    """Return the busiest link of a simulated step, and assumptions about links; JSON-ready."""
     fullest = None
     if timeline.loads:
         fullest = {"name": timeline.loads[0].name, "busy_s": float(timeline.loads[0].busy_s)}
@@ -104,11 +107,11 @@ def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
 def timeline_lines(
     timeline: Timeline, cluster: Cluster, data: dict[str, Any], every: int
 ) -> list[str]:
-    """Lines about a simulated step; ``data`` gets the same. One step in ``every`` averages."""
+    """Format `timeline_data` and add it to ``data``; one step in ``every`` averages."""
     data |= timeline_data(timeline, cluster)
     lines = []
     if fullest := data["fullest_link"]:
         step = "a step" if every == 1 else "a step that averages"
         busy, name = fullest["busy_s"], fullest["name"]
-        lines.append(f"{'fullest link':<24}{busy:10.4f} s of messages {step}: {name}")
+        lines.append(f"{'bottleneck':<24}{busy:10.4f} s of messages {step}: {name}")
     return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]

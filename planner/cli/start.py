@@ -1,4 +1,4 @@
-"""The entry point: from its first moment to its last, Ctrl-C ends with no traceback."""
+"""Console entry point; Ctrl-C ends the process without a traceback at any time."""
 
 import atexit
 import os
@@ -8,11 +8,11 @@ from contextlib import suppress
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     code, line = 130, b"planner: interrupted\n"
 
     def end(*_: object) -> None:
-        # before and after a command there is nothing to lose, and threads need no goodbye
+        # outside a command there is nothing to save, so exit at once
         with suppress(Exception):
             sys.stdout.flush()
         os.write(2, line)
@@ -20,9 +20,9 @@ def main() -> int:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end)
-        # in the end no handler in Python is called any more, and the system's would hide the code
+        # during exit, Python handlers no longer run and the default one would change the exit code
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    from planner.cli.main import main as run  # takes longer to load than all before
+    from planner.cli.main import main as run  # slow import, so it comes after the handler
 
     code, line = run(), b""
     return code

@@ -1,4 +1,4 @@
-"""What is left of a command's ``--seconds``, and parts of it that end when that is spent."""
+"""Remaining time of a command with ``--seconds``, and a timeout for its parts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import FrameType
 from planner.search.stop import TimeLimitReached
 
 OVER, OVER_S = 1.1, 1.0
-"""Parts are cut off this factor and so many seconds beyond what was asked: ends take a while."""
+"""Parts are cancelled at this multiple of the limit plus this many seconds."""
 
 
 class TimeLeft:
-    """Seconds of a command, from its begin.
+    """Remaining time of a command.
 
     Parameters
     ----------
     seconds
-        What the whole command may take; None: as long as it needs.
+        Time limit of the whole command; None: no limit.
     began
-        On `time.perf_counter`; None: now.
+        Start of the command, from `time.perf_counter`; None: now.
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
@@ -32,19 +32,20 @@ class TimeLeft:
 
     @property
     def spent_s(self) -> float:
-        """Seconds so far."""
+        """Seconds since the start."""
         return time.perf_counter() - self.began
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end, at least 0; None without a limit."""
+        """Seconds until the limit, at least 0; None without a limit."""
         return None if self.seconds is None else max(0.0, self.seconds - self.spent_s)
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Something that raises `TimeLimitReached` in itself a little after what is left is spent.
+        """Raise `TimeLimitReached` in the body shortly after the limit.
 
-        Only in the main thread, and where the system has alarms; elsewhere it takes what it takes.
+        Works in the main thread on systems with alarm signals; elsewhere the body is not
+        interrupted.
         """
         main = threading.current_thread() is threading.main_thread()
         if self.seconds is None or not main or not hasattr(signal, "setitimer"):
@@ -62,7 +63,7 @@ class TimeLeft:
             signal.signal(signal.SIGALRM, before)
 
     def more(self) -> str:
-        """The remedy for what was left out."""
+        """Return the reason and remedy for a part that was skipped."""
         return f"no time left; give --seconds of more than {self.seconds:g}"
 
 

@@ -1,4 +1,4 @@
-"""``planner weights``: the newest checkpoint of a run as a folder that Hugging Face loads."""
+"""``planner weights``: write a run's latest checkpoint as Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 from planner.training_plan.file import load_plan
 
-ABOUT = "write a checkpoint's model as Hugging Face weights"
-EXAMPLE = "planner weights plan.json --checkpoint kept --out model"
+ABOUT = "convert the latest checkpoint to Hugging Face weights"
+EXAMPLE = "planner weights plan.json --checkpoint checkpoints --out model"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Plan, checkpoints, where to."""
-    sub.add_argument("plan", type=Path, help="that was run")
+    """Add the plan, the checkpoint folder and the output folder."""
+    sub.add_argument("plan", type=Path, help="plan file of the run")
     sub.add_argument("--checkpoint", type=Path, required=True, help="folder with checkpoints")
     sub.add_argument("--out", type=Path, required=True, help="new folder for the weights")
     sub.add_argument(
         "--like",
         type=Path,
-        help="folder of the weights that training began with: its config and tokenizer are kept",
+        help="folder of the initial weights, from which config and tokenizer are copied",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write them."""
-    # torch is loaded for this only
+    """Write the weights and print how many steps the model was trained for."""
+    # imported here: only this needs torch
     from planner.executor.huggingface.export import Export, export_checkpoint
 
     plan = load_plan(args.plan)

@@ -1,4 +1,4 @@
-"""What this machine can carry, and how much a plan must shrink for it."""
+"""Capacity of this machine for an emulation, and how much a plan must be scaled down."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 CARRIED_BYTES_PER_S = 200e6
-"""What the switch and the ranks at its two ends carry on two cores, as long as it is not for long:
-the most that all messages can get at the same time is rarely what they do get."""
+"""Throughput of the switch and the ranks on two cores, in bytes per second.
+
+A plan's peak rate may be slightly higher, since its messages rarely all reach their fair rate at
+the same time.
+"""
 RANK_BYTES = 250e6
-"""A Python process with torch loaded, less what all of them share."""
+"""Memory of a Python process with PyTorch loaded, without pages shared by all ranks."""
 USABLE = 0.7
-"""Of the memory that is available now."""
+"""Fraction of the available memory that may be used."""
 COPIES = 3
-"""Of a rank's gradients: the vector, and contributions and messages on their way."""
+"""Copies of a rank's gradients in memory: the vector, contributions, and messages in flight."""
 
 
 @dataclass(frozen=True)
 class HostNeed:
-    """What a plan asks of the machine, in the plan's own bytes.
+    """Resources that an emulated plan needs, in the plan's own bytes.
 
     Attributes
     ----------
     rate_bytes_per_s
-        What its messages can get from the network at the same time.
+        Highest total rate of its messages.
     fixed_bytes, shrinking_bytes
-        Memory of the processes, and of what shrinks with the messages.
+        Memory of the processes, and memory that scales with the messages.
     """
 
     rate_bytes_per_s: float
@@ -42,12 +45,12 @@ class HostNeed:
     shrinking_bytes: float
 
     def least_shrink(self, speed: float, available_bytes: float) -> float:
-        """The least divisor of bytes, rounded up to two digits."""
+        """Return the smallest feasible divisor of bytes, rounded up to two digits."""
         room = USABLE * available_bytes - self.fixed_bytes
         if room <= 0:
             raise EmulationError(
-                f"the ranks need {self.fixed_bytes / 1e9:.1f} GB before any message, this machine "
-                f"has {available_bytes / 1e9:.1f} GB available and {USABLE:.0%} of it may be used; "
+                f"the ranks need {self.fixed_bytes / 1e9:.1f} GB without messages, found "
+                f"{available_bytes / 1e9:.1f} GB available, of which {USABLE:.0%} may be used; "
                 "emulate a plan with fewer devices"
             )
         least = max(
@@ -60,7 +63,7 @@ class HostNeed:
 
 
 def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
-    """What a plan needs on a network."""
+    """Return the resources that a plan needs on a network."""
     n = len(plan.cluster)
     pairs = np.array(sorted(i * n + j for i, j in used_pairs(plan)), dtype=np.int64)
     rate = np.zeros(n * n)
@@ -75,7 +78,7 @@ def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
 
 
 def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:
-    """Ordered pairs of devices that send something."""
+    """Return the ordered pairs of devices that exchange messages."""
     found: set[tuple[int, int]] = set()
     if plan.wiring is Wiring.STOCHASTIC:
         stages = plan.assignment.groups

@@ -1,4 +1,4 @@
-"""Compares predicted and executed steps, operations and links."""
+"""Comparison of predicted and executed steps, operations and links."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from planner.training_plan.model import TrainingPlan
 
 
 class Pair(NamedTuple):
-    """One quantity, in seconds; None where it was not measured."""
+    """Predicted and executed value of one quantity, in seconds; None if it was not measured."""
 
     predicted_s: float
     executed_s: float | None
 
     @property
     def ratio(self) -> float | None:
-        """Executed over predicted."""
+        """Executed divided by predicted value."""
         if self.executed_s is None or self.predicted_s <= 0.0:
             return None
         return self.executed_s / self.predicted_s
@@ -30,12 +30,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class OperationPair:
-    """One operation of a step from rest; executed times are medians.
+    """One operation of a step that starts on an idle system; executed times are medians.
 
     Attributes
     ----------
     start, end
-        Seconds since the step's begin.
+        Seconds since the start of the step.
     """
 
     schedule: int
@@ -47,21 +47,21 @@ class OperationPair:
 
     @property
     def late_s(self) -> float:
-        """By how much it ended later than predicted."""
+        """Seconds by which it ended later than predicted."""
         assert self.end.executed_s is not None
         return self.end.executed_s - self.end.predicted_s
 
 
 @dataclass(frozen=True)
 class LinkPair:
-    """The messages of an ordered pair of devices in a step from rest.
+    """Messages of an ordered pair of devices in a step that starts on an idle system.
 
     Attributes
     ----------
     busy
-        Seconds for which the link carried them.
+        Seconds in which the link carried them.
     late_s
-        By how much they arrived later than predicted: median.
+        Median delay of their arrival relative to the prediction.
     """
 
     schedule: int
@@ -74,13 +74,13 @@ class LinkPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A plan, predicted and executed.
+    """Predicted and executed times of a plan.
 
     Attributes
     ----------
     operations, links
-        The latest and the busiest first; empty where no step began from rest, or where devices
-        choose other paths than those that were predicted.
+        Sorted by delay and by busy time, largest first; empty if no step started on an idle system,
+        or if devices chose other paths than the predicted ones.
     """
 
     pipeline: Pair
@@ -90,7 +90,7 @@ class Comparison:
     links: tuple[LinkPair, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, with ratios."""
+        """Return the comparison with ratios, JSON-ready."""
 
         def pair(value: Pair) -> dict[str, float | None]:
             return {**value._asdict(), "executed_over_predicted": value.ratio}
@@ -108,7 +108,7 @@ class Comparison:
 def compare(
     plan: TrainingPlan, prediction: Prediction, executed: Parts, rest: Sequence[Step]
 ) -> Comparison:
-    """Put both together."""
+    """Compare a prediction with executed steps."""
     parts = prediction.parts
     operations: list[OperationPair] = []
     links: list[LinkPair] = []
@@ -135,7 +135,7 @@ def _operations(
     for step in steps:
         of_step: dict[tuple[int, int, str], Operation] = {}
         for op in step.operations:
-            # on two frequencies steps have unlike rounds: what they take is in `Parts`
+            # with two-frequency averaging, steps have different rounds; their times are in `Parts`
             if op.kind != "A" or not plan.two_frequency:
                 known = of_step.get(op[:3], op)
                 start_s, end_s = min(known.start_s, op.start_s), max(known.end_s, op.end_s)
@@ -155,7 +155,7 @@ def _operations(
 
 
 def _expected(timeline: Timeline) -> dict[tuple[int, int, str], tuple[float, float]]:
-    """Start and end of each operation; a device's rounds of averaging are one."""
+    """Return start and end of each operation; a device's averaging rounds count as one."""
     found: dict[tuple[int, int, str], tuple[float, float]] = {}
     for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
         known = found.get((b, device, kind), (start_s, end_s))
@@ -191,7 +191,7 @@ def _links(
 def _busy_and_arrivals(
     step: Step, latency_s: Any
 ) -> dict[tuple[int, int], tuple[float, dict[tuple[int, str], float]]]:
-    """By pair: seconds for which a message was leaving, and when each arrived."""
+    """Return busy seconds and arrival times of messages, by pair of devices."""
     busy: dict[tuple[int, int], float] = {}
     free: dict[tuple[int, int], float] = {}
     arrived: dict[tuple[int, int], dict[tuple[int, str], float]] = {}

@@ -1,4 +1,4 @@
-"""Runs a plan on an emulated network and compares it with the prediction."""
+"""Run a plan on an emulated network and compare it with the prediction."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
 
 MOST_BUSY = 0.85
-"""Of the processors: beyond it ranks wait for each other, not for the network."""
+"""CPU utilisation above which ranks wait for CPUs instead of the network."""
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """A plan that was run.
+    """Result of an emulation.
 
     Attributes
     ----------
+    asked
+        Settings of the run.
     prediction, comparison
-        What the simulator says, and both side by side.
+        Prediction of the simulator, and its comparison with the run.
     typical
-        A step of the cycle's first schedule, from rest unless none was: neither fast nor slow.
+        Step of median duration of the cycle's first schedule, on an idle system if one was
+        measured.
     carried
-        What the switch did.
+        Statistics of the switch.
     busy
-        Share of this machine's processor time that was used during the steps.
+        CPU utilisation of this machine during the steps.
     """
 
     asked: RunSettings
@@ -48,39 +51,38 @@ class Emulation:
     busy: float
 
     def warnings(self) -> list[str]:
-        """Why the executed times may be this machine's and not the network's."""
+        """Return reasons why times may reflect this machine instead of the network."""
         found = []
         if self.busy > MOST_BUSY:
             remedy = f"run with --speed {self.asked.speed / 2:g}"
             if self.asked.real_compute:
                 remedy = "plan a smaller model or fewer devices, or leave out --real-compute"
-            found.append(
-                f"processors were {self.busy:.0%} busy, so that ranks waited for them; {remedy}"
-            )
+            found.append(f"CPUs were {self.busy:.0%} busy, so ranks had to wait for them; {remedy}")
         if self.carried.lost:
             found.append(
-                f"the switch had no room for {self.carried.lost} of {self.carried.packets} packets "
-                f"and lost them; run with a larger --shrink than {self.asked.shrink:g}"
+                f"the switch dropped {self.carried.lost} of {self.carried.packets} packets; run "
+                "with a "
+                f"larger --shrink than {self.asked.shrink:g}"
             )
         return found
 
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """What a user chooses.
+    """Settings chosen by the user.
 
     Attributes
     ----------
     speed
-        Times are divided by it.
+        Divisor of all times.
     shrink
-        Bytes are divided by it; None: by as much as this machine needs.
+        Divisor of all bytes; None: as much as this machine needs.
     steps, rest
-        How many to measure, at least: chained, and each from rest.
+        Least number of measured steps: consecutive ones, and ones that start on an idle system.
     real_compute
-        Train the real model, on this machine's processors.
+        Whether to train the real model on this machine's CPUs.
     jitter_s
-        By how much latencies vary, about once a message; the simulator knows nothing of it.
+        Amplitude of latency jitter, about once per message; the simulator does not model it.
     """
 
     speed: float = 1.0
@@ -94,20 +96,24 @@ class EmulationSettings:
         for name in ("speed", "shrink"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"--{name} is {value:g}; give a number above 0")
+                raise ValueError(f"--{name} must be above 0, found {value:g}; give a larger number")
         if not 0 <= self.jitter_s < float("inf"):
-            raise ValueError(f"--jitter-ms is {1e3 * self.jitter_s:g}; give 0 or more")
+            raise ValueError(
+                f"--jitter-ms must be at least 0, found {1e3 * self.jitter_s:g}; give another "
+                "number"
+            )
         if self.real_compute and (self.speed != 1.0 or self.shrink not in (None, 1.0)):
             raise ValueError(
-                "--real-compute trains in real time with real messages; leave out --speed and "
-                "--shrink"
+                "--real-compute runs at real speed and size; leave out --speed and --shrink"
             )
 
 
 def resolve_settings(
-    plan: TrainingPlan, settings: EmulationSettings, told: Callable[[str], None] = lambda line: None
+    plan: TrainingPlan,
+    settings: EmulationSettings,
+    report_line: Callable[[str], None] = lambda line: None,
 ) -> RunSettings:
-    """Settle how a plan is run here."""
+    """Choose numbers of steps and scaling factors for this machine."""
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
         require_memory(plan, executable_workload(plan))
@@ -116,15 +122,16 @@ def resolve_settings(
     rate = need.rate_bytes_per_s * settings.speed
     least = need.least_shrink(settings.speed, available_bytes())
     shrink = least if settings.shrink is None else settings.shrink
-    told(
-        f"the plan's messages can get {rate / 1e6:.4g} MB/s at the same time, this machine carries "
-        f"about {CARRIED_BYTES_PER_S / 1e6:.0f}: rates and bytes are divided by {shrink:g}"
+    report_line(
+        f"the plan sends up to {rate / 1e6:.4g} MB/s in total, this machine can carry about "
+        f"{CARRIED_BYTES_PER_S / 1e6:.0f} MB/s: rates and bytes are divided by {shrink:g}"
     )
     if shrink < least:
         slower = settings.speed * shrink / least
-        told(
-            f"warning: --shrink {shrink:g} is too little for this machine, so that what is "
-            f"executed will be late; run with --shrink {least:g} or --speed {slower:.2g}"
+        report_line(
+            f"warning: --shrink {shrink:g} is too small for this machine, so executed times will "
+            "be "
+            f"too long; run with --shrink {least:g} or --speed {slower:.2g}"
         )
     return RunSettings(rest, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 
@@ -133,9 +140,9 @@ def emulate(
     path: Path,
     plan: TrainingPlan,
     asked: RunSettings,
-    told: Callable[[str], None] = lambda line: None,
+    report_line: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
-    """Run a plan on its network and compare."""
+    """Run a plan on its emulated network and compare it with the prediction."""
     prediction = None if asked.real_compute else predict(plan)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
@@ -143,7 +150,7 @@ def emulate(
 
         def line(text: str) -> None:
             processors.look()
-            told(text)
+            report_line(text)
 
         calibration = Path(name) / "calibration.json"
         more = ("--calibrate", str(calibration)) if asked.real_compute else ()

@@ -1,6 +1,6 @@
-"""What the ranks recorded, put together: steps with operations and messages, and their parts.
+"""Executed steps with their operations and messages, assembled from the ranks' records.
 
-Times are those of the plan: what was run at a speed is multiplied by it.
+Times are in seconds of the plan: recorded times are multiplied by the emulation's speed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from planner.training_plan.model import TrainingPlan
 
 WARM_PASSES = 2
-"""Passes through the cycle before the distances of step ends count."""
+"""Passes through the cycle before step times are measured."""
 
 
 class Operation(NamedTuple):
-    """An operation as it was done; seconds since its step's begin.
+    """An executed operation; times in seconds since the start of its step.
 
     Attributes
     ----------
     microbatch, device, kind
-        Which; averaging (A) and update (U) have microbatch -1.
+        Its identity; averaging (A) and update (U) have microbatch -1.
     """
 
     microbatch: int
@@ -35,14 +35,14 @@ class Operation(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of the pipeline; seconds since its step's begin.
+    """An executed message of the pipeline; times in seconds since the start of its step.
 
     Attributes
     ----------
     microbatch, kind
-        Of the operation that waited for it.
+        Identity of the operation that waited for it.
     handed_over_s, arrived_s
-        When it left its operation, and when its last byte was there.
+        When it was sent, and when its last byte arrived.
     """
 
     microbatch: int
@@ -60,10 +60,9 @@ class Step:
     Attributes
     ----------
     number
-        From 0; steps from rest are counted by themselves.
+        Index from 0; steps on an idle system are numbered separately.
     begin_s, end_s
-        Seconds of this machine's monotonic clock, from the first rank's begin to the last one's
-        end.
+        First rank's start and last rank's end, on this machine's monotonic clock.
     """
 
     number: int
@@ -74,32 +73,32 @@ class Step:
 
     @property
     def pipeline_s(self) -> float:
-        """To the end of the last F, H or B."""
+        """Seconds until the last F, H or B ends."""
         return max(op.end_s for op in self.operations if op.kind in "FHB")
 
     def averaging_s(self, plan: TrainingPlan) -> float | None:
-        """The longest averaging of a stage, from a first round's begin; None: there was none.
+        """Return the longest averaging of a stage, from its first round's start; None without one.
 
-        With that of what two stages share, of these.
+        The averaging of a matrix shared by two stages counts for both of them.
         """
         done: dict[int, list[Operation]] = {}
         for op in sorted(self.operations, key=lambda op: op.start_s):
             if op.kind == "A":
                 done.setdefault(op.device, []).append(op)
-        # what two stages share comes last, of all who have a part in it
+        # the averaging shared by two stages is recorded last, by both of them
         stages = len(plan.stage_layers)
         tied = plan.averaged_by(stages) if plan.averages_tied else ()
         shared = {d: [done[d].pop()] for d in tied if d in done}
         found: dict[int, float] = {}
         for j, rounds in enumerate(plan.averaging):
-            # on two frequencies a device does so twice
+            # with two-frequency averaging a device averages twice
             mine = {d: ops for d, ops in (done if j < stages else shared).items() if ops}
             starts_of = {d: ops[0].start_s for d, ops in mine.items()}
             ends_of = {d: ops[-1].end_s for d, ops in mine.items()}
             members = [d for groups in rounds for group in groups for d in group.members]
             ends = [ends_of[d] for d in members if d in ends_of]
             for group in rounds[0] if rounds else ():
-                # a round begins when its last member is ready
+                # a round starts when its last member is ready
                 starts = [starts_of[d] for d in group.members if d in starts_of]
                 if starts:
                     found[j] = max(found.get(j, 0.0), max(ends) - max(starts))
@@ -107,7 +106,7 @@ class Step:
 
 
 def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> list[Step]:
-    """The steps from rest, or those that chain."""
+    """Return the steps that start on an idle system, or the consecutive ones."""
     ranks = [[step for step in r["steps"] if bool(step["rest"]) is rest] for r in records]
     return [_step(parts, speed) for parts in zip(*ranks, strict=True)]
 
@@ -136,7 +135,7 @@ def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
 
 
 def _messages(halves: Iterable[Sequence[Any]], begin_s: float, speed: float) -> list[Message]:
-    """Each is known by halves: its sender knows when it left, its receiver when it arrived."""
+    """Join send and receive records of the same message."""
     left: dict[tuple[int, str, int, int], float] = {}
     came: dict[tuple[int, str, int, int], float] = {}
     for b, kind, source, destination, _, handed_over, arrived in halves:
@@ -151,14 +150,14 @@ def _messages(halves: Iterable[Sequence[Any]], begin_s: float, speed: float) -> 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a step and its parts.
+    """Measured time of a step and its parts, in seconds.
 
     Attributes
     ----------
     pipeline_s, averaging_s
-        From rest; None where it was not measured or does not take place.
+        On an idle system; None if not measured or absent.
     step_s
-        Mean distance of step ends.
+        Mean time between the ends of consecutive steps.
     """
 
     pipeline_s: float | None
@@ -167,18 +166,18 @@ class Parts:
 
 
 def period_of(plan: TrainingPlan) -> int:
-    """Steps after which a plan does the same again: its cycle and its averagings."""
+    """Return the number of steps after which cycle and averaging repeat."""
     return math.lcm(len(plan.cycle), plan.sync.every_steps)
 
 
 def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
-    """How many to run to get whole passes.
+    """Return how many steps to run so that whole passes are measured.
 
     Returns
     -------
     tuple[int, int]
-        From rest, with a pass before those that count, which finds connections cold; chained, with
-        two passes before and a step after them.
+        Steps on an idle system, including one warm-up pass; consecutive steps, including two
+        warm-up passes and one step at the end.
     """
     period = period_of(plan)
     whole = [period * math.ceil(count / period) for count in (rest, steps)]
@@ -186,7 +185,7 @@ def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
 
 
 def warm(plan: TrainingPlan, steps: Sequence[Step]) -> Sequence[Step]:
-    """Steps from rest without the first pass, which finds connections cold."""
+    """Return the steps on an idle system without the first pass, whose connections are cold."""
     period = period_of(plan)
     return steps[period:] if len(steps) > period else steps
 
@@ -194,7 +193,7 @@ def warm(plan: TrainingPlan, steps: Sequence[Step]) -> Sequence[Step]:
 def parts_of(
     plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float
 ) -> Parts:
-    """What was run, in one number a part."""
+    """Summarize the executed steps in one number per part."""
     period = period_of(plan)
     places: dict[int, list[Step]] = {}
     for step in warm(plan, rest):
@@ -203,7 +202,7 @@ def parts_of(
     averaging = []
     for place, steps in places.items():
         if not plan.sync.due(place):
-            continue  # nothing, or regions by themselves
+            continue  # no averaging, or within regions only
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []
     ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 : -1 : period]]
@@ -211,6 +210,6 @@ def parts_of(
     return Parts(
         sum(pipeline) / len(pipeline) if pipeline else None,
         sum(averaging) / len(averaging) if averaging else None,
-        # steps may take turns, a short one and a long one: no median
+        # short and long steps may alternate, so use the mean, not the median
         sum(passes) / len(passes),
     )

@@ -15,12 +15,18 @@ ROUNDING = 1e-9
 
 @at_first_use
 def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rate: Floats) -> None:
-    """Rates of the active pairs: all rise together until a limit of theirs is reached.
+    """Compute max-min fair rates: all rates rise together until one of their limits is reached.
 
     Parameters
     ----------
+    links
+        The network.
+    active
+        Indices of the pairs that send.
+    room, load
+        Work space for each limit: remaining capacity, and number of pairs that share it.
     rate
-        ``float[pairs]``, overwritten at ``active``: bytes per second.
+        ``float[pairs]``, bytes per second; overwritten at ``active``.
     """
     room[:] = links.capacity
     load[:] = 0
@@ -41,8 +47,7 @@ def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rat
                 lowest = min(lowest, links.rate[pair])
         level = max(level, lowest)
         reached = level * (1.0 + ROUNDING)
-        # which limits are full is settled before any pair's rate is: else the first ones frozen
-        # would make room on paper
+        # find all full limits before any rate is fixed: fixing one would change the others' room
         for limit in range(len(room)):
             if load[limit] > 0 and room[limit] <= reached * load[limit]:
                 load[limit] = -load[limit]

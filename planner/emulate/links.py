@@ -1,4 +1,4 @@
-"""The emulated network: rates, delays and shared limits."""
+"""The emulated network: rates, latencies and shared limits."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from planner.network.cluster import Cluster
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 SIDES = 4
-"""A pair uses its sender's upload, its receiver's download, and their sites' where there are."""
+"""Most limits per pair: sender's upload, receiver's download, and both sites' links."""
 PACKET_S = 5e-3
-"""A packet should not hold up its pair for much longer."""
+"""Longest transmission time of a packet, in seconds, which bounds the packet size."""
 MTU_BYTES = (1500, 65_520)
 IP_TCP_BYTES = 52
-"""Headers of a TCP packet with time stamps."""
+"""Size of IP and TCP headers with timestamps."""
 
 
 class EmulatedLinks(NamedTuple):
-    """The imposed network; pair (i, j) of n devices has number ``i * n + j``.
+    """The emulated network; pair (i, j) of n devices has index ``i * n + j``.
 
     Attributes
     ----------
     rate
-        ``float[n * n]``, bytes of payload per second; 0 from a device to itself.
+        ``float[n * n]``, payload bytes per second; 0 from a device to itself.
     latency
-        ``float[n * n]``, seconds from a packet's last byte leaving to its arrival.
+        ``float[n * n]``, seconds from sending a packet's last byte to its arrival.
     capacity
-        ``float[m]``, bytes per second of each limit that pairs share.
+        ``float[m]``, bytes per second of each shared limit.
     uses
-        ``int[n * n, 4]``, the limits that a pair shares; -1 where there are fewer.
+        ``int[n * n, 4]``, indices of a pair's limits; -1 for unused entries.
     jitter
-        ``float[n * n]``, seconds by which latency is more or less, drawn evenly whenever a pair
-        begins to send after it was idle: about once a message. Packets stay in order.
+        ``float[n * n]``, amplitude of latency jitter in seconds. A new uniform value is drawn when
+        an idle pair starts to send, about once per message. Packets stay in order.
     """
 
     rate: Floats
@@ -51,7 +51,7 @@ class EmulatedLinks(NamedTuple):
         return math.isqrt(len(self.rate))
 
     def mtu_bytes(self) -> list[list[int]]:
-        """Largest packet by source and destination: small where the slower direction is slow."""
+        """Largest packet by source and destination; small if the slower direction is slow."""
         n = self.devices
         rate = self.rate.reshape(n, n)
         payload = np.minimum(rate, rate.T) * PACKET_S
@@ -59,7 +59,7 @@ class EmulatedLinks(NamedTuple):
         return [[int(mtu) for mtu in row] for row in whole]
 
     def flight_bytes(self) -> float:
-        """The most that any pair has on the way there while news of it is on the way back."""
+        """Largest bandwidth-delay product of any pair, in bytes."""
         n = self.devices
         delay = self.latency.reshape(n, n)
         return float((self.rate.reshape(n, n) * (delay + delay.T)).max())
@@ -68,7 +68,7 @@ class EmulatedLinks(NamedTuple):
 def links_of(
     cluster: Cluster, speed: float = 1.0, shrink: float = 1.0, jitter_s: float = 0.0
 ) -> EmulatedLinks:
-    """Everything that the simulator assumes about a cluster's network, defaults included."""
+    """Build the network that the simulator assumes for a cluster, including defaults."""
     network = cluster.network
     n = len(network)
     rate = np.array(network.bandwidth_bytes_per_s) * (speed / shrink)
@@ -85,7 +85,7 @@ def links_of(
     device = np.arange(n)
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     for d in range(n):
-        # without a stated limit: the fastest measured pair
+        # without a stated limit, the fastest measured pair counts
         most_up = rate[d].max() if up is None else up[d] * (speed / shrink)
         most_down = rate[:, d].max() if down is None else down[d] * (speed / shrink)
         limit(np.outer(device == d, device != d), 0, float(most_up))

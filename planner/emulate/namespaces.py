@@ -1,7 +1,7 @@
-"""Network namespaces without names, each with one TUN device whose packets this process carries.
+"""Anonymous network namespaces, each with one TUN device whose packets this process forwards.
 
-A namespace lives as long as a process in it or an open descriptor of it: when this process ends,
-however it ends, nothing is left behind. Only system calls are used: no ``ip`` is needed.
+A namespace exists while a process runs in it or a descriptor of it is open, so nothing is left
+behind however this process ends. Only system calls are used; the ``ip`` command is not needed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "emu0"
-"""The TUN device's name, the same in every namespace."""
+"""Name of the TUN device in every namespace."""
 HEADER_BYTES = 10
-"""In front of every packet: tells that its checksum was left out, on both ways the same."""
+"""Size of the virtio header of every packet, which marks its checksum as omitted."""
 SETTINGS = {
-    # in every kernel, and it grows its window as long as nothing is lost: here nothing is
+    # in every kernel, and it grows its window while no packet is lost, as here
     "net/ipv4/tcp_congestion_control": "reno",
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv6/conf/default/disable_ipv6": "1",
 }
 QUEUE = 10_000
-"""Packets that may wait for the switch to read them."""
+"""Most packets that may wait for the switch."""
 FIRST_BUFFER_BYTES = 2_000_000
 MENDED_MTU = 1400
-"""Of a way that was cut and is there again: every link carries such packets."""
+"""MTU of a route that was cut and restored; every link carries such packets."""
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -46,12 +46,12 @@ RTF_UP, RTF_HOST, RTF_MSS = 0x1, 0x4, 0x40
 
 
 class EmulationError(ValueError):
-    """What this machine lacks to emulate a network, in one line."""
+    """This machine cannot emulate the network."""
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """One device's network.
+    """Network namespace of one device.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Namespace:
     handle
         Descriptor of the namespace, for `enter`.
     tun
-        Descriptor of its TUN device: read what the namespace sends, write what it receives.
+        Descriptor of its TUN device: reads return what the namespace sends, writes deliver to it.
     """
 
     address: str
@@ -69,27 +69,27 @@ class Namespace:
 
 
 def address(device: int) -> str:
-    """IPv4 address of a device's end of the emulated network."""
+    """Return the IPv4 address of a device on the emulated network."""
     return f"10.77.{(device + 1) >> 8}.{(device + 1) & 255}"
 
 
 def require_linux_root() -> None:
-    """Raise for what is missing: Linux, root, TUN devices or network namespaces."""
+    """Raise `EmulationError` without Linux, root, TUN devices or network namespaces."""
     if sys.platform != "linux":
         raise EmulationError(
-            f"an emulated network needs Linux, this is {sys.platform}; run it on a Linux machine"
+            f"an emulated network needs Linux, found {sys.platform}; run it on a Linux machine"
         )
     if os.geteuid() != 0:
         raise EmulationError(
             "an emulated network needs root for network namespaces; run as root (sudo)"
         )
     if not Path("/dev/net/tun").exists():
-        raise EmulationError("/dev/net/tun is missing; load the kernel's module: modprobe tun")
+        raise EmulationError("/dev/net/tun is missing; load its kernel module with modprobe tun")
 
 
 @contextmanager
 def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterator[list[Namespace]]:
-    """A namespace a device; they are gone when the block and the processes in them have ended."""
+    """Create one namespace per device; they exist until the block and their processes end."""
     require_linux_root()
     with ExitStack() as held:
         made = []
@@ -107,9 +107,9 @@ def enter(handle: int) -> None:
 
 
 def cut(others: Sequence[int]) -> None:
-    """In the namespace of this process: no way to other devices any more, as if a cable was cut.
+    """Remove the routes from this process's namespace to other devices, like a cut cable.
 
-    Connections stay open; what is sent over them is lost.
+    Connections stay open; data sent over them is lost.
     """
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -118,7 +118,7 @@ def cut(others: Sequence[int]) -> None:
 
 
 def mend(others: Sequence[int]) -> None:
-    """In the namespace of this process: the way to other devices is there again, after `cut`."""
+    """Restore the routes that `cut` removed."""
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for other in others:
@@ -133,7 +133,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def _in_thread(work: Callable[[], Namespace]) -> Namespace:
-    """In a thread of its own: a thread that changed its namespace ends, and nothing is to undo."""
+    """Run ``work`` in a new thread, so that the caller's namespace does not change."""
     done: list[Namespace] = []
     failed: list[BaseException] = []
 
@@ -148,14 +148,15 @@ def _in_thread(work: Callable[[], Namespace]) -> Namespace:
     thread.join()
     if failed:
         raise EmulationError(
-            f"this kernel refuses a network namespace with a TUN device ({failed[0]}); emulate on "
-            "a machine, or in a container, that allows both"
+            f"a network namespace with a TUN device cannot be created ({failed[0]}); use a machine "
+            "or "
+            "container that allows both"
         ) from failed[0]
     return done[0]
 
 
 def _make(device: int, mtu_bytes: Sequence[int], buffer_bytes: int) -> Namespace:
-    """In the calling thread: a new namespace, configured."""
+    """Create and configure a namespace for the calling thread."""
     _call("unshare", CLONE_NEWNET)
     handle = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -163,7 +164,7 @@ def _make(device: int, mtu_bytes: Sequence[int], buffer_bytes: int) -> Namespace
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", name, IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM)
     for key, value in (SETTINGS | _buffers(buffer_bytes)).items():
-        with suppress(FileNotFoundError):  # no IPv6 in this kernel: nothing to switch off
+        with suppress(FileNotFoundError):  # this kernel has no IPv6 to disable
             Path("/proc/sys", key).write_text(value)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", IFF_UP))
@@ -179,9 +180,10 @@ def _make(device: int, mtu_bytes: Sequence[int], buffer_bytes: int) -> Namespace
 
 
 def _buffers(size: int) -> dict[str, str]:
-    """TCP's buffers grow by themselves up to the last number.
+    """Return TCP buffer settings: least, initial and largest size.
 
-    Half of what a receiver has is its window. The usual first one is a single packet here.
+    Half of the receive buffer is the window; the kernel's initial one would hold a single packet
+    here.
     """
     return {
         "net/ipv4/tcp_rmem": f"4096 {min(FIRST_BUFFER_BYTES, 2 * size)} {2 * size}",
@@ -194,7 +196,7 @@ def _socket_address(device: int) -> bytes:
 
 
 def _route(other: int, mtu: int, device: ctypes.Array[ctypes.c_char]) -> bytes:
-    """``struct rtentry``: straight to another device, in packets of at most ``mtu``."""
+    """Return a ``struct rtentry``: a direct route to a device with an MTU."""
     return struct.pack(
         "@L16s16s16sHhLPhPLLH",
         *(0, _socket_address(other), bytes(16), bytes(16)),

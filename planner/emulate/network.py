@@ -1,4 +1,4 @@
-"""A network on this machine: a namespace a device, and the switch between them."""
+"""Emulated network on this machine: one namespace per device, and the switch between them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from planner.emulate.namespaces import (
 )
 
 QUEUE_BYTES = 1e6
-"""What may be in flight beyond twice the largest rate times delay, for every connection."""
+"""Queue per connection beyond twice the largest bandwidth-delay product, in bytes."""
 POOL_BYTES = 1.5e9
-"""Memory for packets inside the network; only what was used at some time is really taken."""
+"""Address space for packets inside the network; only used pages take memory."""
 MOST_SLOTS = 200_000
 NICE = 5
-"""Ranks come after the switch."""
+"""Nice value of ranks, so that the switch has priority."""
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class SwitchStats:
-    """What the switch did.
+    """Statistics of the switch.
 
     Attributes
     ----------
     busy
-        ``float[k, 4]``: pair, begin and end in seconds of the monotonic clock, bytes.
+        ``float[k, 4]``: pair, start and end in seconds of the monotonic clock, bytes.
     packets, lost
-        How many came in, and how many found no room.
+        Received and dropped packets.
     late_s, most_late_s
-        By how much packets were handed over late: mean and most.
+        Mean and largest delay of delivery, in seconds.
     """
 
     busy: NDArray[np.float64]
@@ -60,7 +60,7 @@ class SwitchStats:
 
 
 class EmulatedNetwork:
-    """A running network; `emulated` makes one."""
+    """A running emulated network, created by `emulated`."""
 
     def __init__(self, spaces: Sequence[Namespace], switch: subprocess.Popen[str], folder: Path):
         self._spaces, self._switch, self._folder = spaces, switch, folder
@@ -80,7 +80,7 @@ class EmulatedNetwork:
         stdout: int | IO[Any] = subprocess.PIPE,
         stderr: int | IO[Any] = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """A process in a device's namespace; it dies with this one."""
+        """Start a process in a device's namespace; it ends with this process."""
         handle = self._spaces[device].handle
         prctl = ctypes.CDLL(None).prctl
 
@@ -101,7 +101,7 @@ class EmulatedNetwork:
         )
 
     def stop(self) -> SwitchStats:
-        """End the switch."""
+        """Stop the switch and return its statistics."""
         output, error = self._switch.communicate(timeout=30)
         if self._switch.returncode != 0:
             raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
@@ -111,7 +111,7 @@ class EmulatedNetwork:
 
 @contextmanager
 def emulated(links: EmulatedLinks) -> Iterator[EmulatedNetwork]:
-    """The network, for as long as the block runs."""
+    """Run the emulated network while the block runs."""
     mtu_bytes = links.mtu_bytes()
     window = int(2 * links.flight_bytes() + QUEUE_BYTES)
     with (
@@ -126,7 +126,7 @@ def emulated(links: EmulatedLinks) -> Iterator[EmulatedNetwork]:
 def _switch(
     links: EmulatedLinks, tuns: list[int], longest: int, folder: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """The switch's process, ready to carry packets of at most ``longest`` bytes."""
+    """Start the switch's process for packets of at most ``longest`` bytes."""
     np.savez(Path(folder) / "links.npz", **links._asdict())
     slots = int(min(MOST_SLOTS, POOL_BYTES / longest))
     given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
@@ -139,7 +139,7 @@ def _switch(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Ctrl-C is for the parent, which then ends the switch
+        # the parent handles Ctrl-C and then stops the switch
         start_new_session=True,
     )
     try:
@@ -154,6 +154,6 @@ def _switch(
 
 
 def package_path() -> str:
-    """Where Python finds this package, in front of what is set already."""
+    """Return a PYTHONPATH with this package first."""
     root = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""The simulator's prediction in the form that is compared."""
+"""Prediction of the simulator, in the form used for comparison."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from planner.workload.calibration import Calibration
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan in the simulator.
+    """Predicted times of a plan.
 
     Attributes
     ----------
     parts
-        Pipeline, averaging and step.
+        Pipeline, averaging and step times.
     timelines
-        A step from rest of every schedule.
+        Timeline of a step on an idle system, for every schedule.
     """
 
     parts: Predicted
@@ -28,12 +28,12 @@ class Prediction:
 
 
 def predict(plan: TrainingPlan) -> Prediction:
-    """The plan on its own cluster and workload."""
+    """Predict a plan on its own cluster."""
     return Prediction(*simulate_cycle(plan))
 
 
 def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
-    """The plan on its own network, computed by all ranks on this machine's processors."""
+    """Predict a plan on its own network, with all ranks computing on this machine's CPUs."""
     workload, ids = executable_workload(plan), plan.cluster.network.ids
     times = calibration.compute_times(
         ids,

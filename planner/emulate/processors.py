@@ -1,4 +1,4 @@
-"""Utilisation of this machine's processors."""
+"""CPU utilisation of this machine."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from pathlib import Path
 
 
 class ProcessorUsage:
-    """Processor time between the first look and the last one."""
+    """CPU utilisation between the first and the last call of `look`."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
 
     def look(self) -> None:
-        """Read the counters."""
+        """Read the CPU counters."""
         numbers = [float(word) for word in Path("/proc/stat").read_text().split()[1:9]]
-        # user, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen
+        # user, nice, system, idle, iowait, irq, softirq, steal
         idle = numbers[3] + numbers[4]
         self._last = sum(numbers) - idle, sum(numbers)
         self._first = self._first or self._last
 
     @property
     def busy(self) -> float:
-        """Share of all processors' time in [0, 1]; 0 before the second look."""
+        """CPU utilisation in [0, 1]; 0 before the second call of `look`."""
         if self._first is None or self._last[1] <= self._first[1]:
             return 0.0
         return (self._last[0] - self._first[0]) / (self._last[1] - self._first[1])

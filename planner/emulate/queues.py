@@ -1,11 +1,11 @@
-"""Packet queues, one per pair, served at max-min fair rates, with delays.
+"""Packet queues, one per pair, served at max-min fair rates, with latency.
 
-A packet without payload, an acknowledgement that is, does not wait: two windows of megabytes that
-face each other through one queue hold up each other's acknowledgements and leave the link idle,
-which short or fair queues in routers do not, and which a measured rate does not have in it.
+Packets without payload (acknowledgements) skip the queue. Otherwise two large windows in opposite
+directions would delay each other's acknowledgements and leave the link idle, which fair queueing in
+routers prevents and measured rates do not include.
 
-Times are those at which things happen on the emulated network, not those at which this machine
-gets to them: who comes late catches up, and no rate is lost.
+All times are times of the emulated network, not of this machine: if the switch runs late, it
+catches up, and no rate is lost.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FREE, TRAVELLING, ACTIVE, BUSY, LOST, ORDER, NUMBERS = range(7)
-"""Places in `Queues.numbers`: free slots, packets on their way, pairs being served, recorded busy
-times, packets for which there was no slot, packets so far."""
+"""Indices into `Queues.numbers`: free slots, packets in transit, active pairs, recorded busy times,
+dropped packets, sequence number, and length."""
 MERGE_S = 1e-3
-"""A pair that was idle for less counts as busy all along in the record."""
+"""Idle time below which two busy times of a pair are recorded as one."""
 
 
 class Queues(NamedTuple):
-    """All packets inside the network; a packet stays in its slot.
+    """All packets inside the network; a packet keeps its slot.
 
     Attributes
     ----------
     numbers
-        See `FREE` and its neighbours.
+        Counters, indexed by `FREE` and the constants beside it.
     free
         Stack of free slots.
     pair, payload, due, order, behind
-        By slot: the packet's pair, bytes to serve, time of arrival, number, and the next slot in
-        its queue (-1 at the end).
+        By slot: pair, bytes to serve, arrival time, sequence number, and next slot in the queue (-1
+        at the end).
     travelling
-        Heap of slots of packets that have left their queue, by time of arrival.
+        Heap of slots of packets in transit, by arrival time.
     first, last
         By pair: ends of its queue, -1 if empty.
     left, since, rate
-        By pair: bytes of its first packet that were left at a time, and the rate since then.
+        By pair: remaining bytes of its first packet at time ``since``, and the rate since then.
     active, place
-        Numbers of pairs whose first packet is being served; by pair its place there, or -1.
+        Indices of active pairs; by pair its position in ``active``, or -1.
     lag, latest
-        By pair: what its latency is more or less at present, and when its last packet arrives.
+        By pair: current jitter, and arrival time of its last packet.
     busy, entry
-        ``float[k, 4]``: pair, begin, end and bytes of busy times; by pair its latest entry, or -1.
+        ``float[k, 4]``: pair, start, end and bytes of busy times; by pair its latest entry, or -1.
     """
 
     numbers: Ints
@@ -80,7 +80,7 @@ class Queues(NamedTuple):
 
 
 def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
-    """Space for packets, and nothing in it."""
+    """Allocate empty queues."""
     pairs, limits = len(links.rate), len(links.capacity)
     assert links.uses.shape == (pairs, SIDES)
     numbers = np.zeros(NUMBERS, dtype=np.int64)
@@ -112,7 +112,7 @@ def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
 
 @at_first_use
 def earlier(q: Queues, a: int, b: int) -> bool:
-    """Whether the packet in slot ``a`` arrives before that in ``b``; those of a pair in order."""
+    """Whether the packet in slot ``a`` arrives before that in ``b``; ties by sequence number."""
     if q.due[a] != q.due[b]:
         return bool(q.due[a] < q.due[b])
     return bool(q.order[a] < q.order[b])
@@ -120,7 +120,7 @@ def earlier(q: Queues, a: int, b: int) -> bool:
 
 @at_first_use
 def push(q: Queues, slot: int) -> None:
-    """A packet starts to travel."""
+    """Add a packet in transit to the heap."""
     heap = q.travelling
     at = q.numbers[TRAVELLING]
     q.numbers[TRAVELLING] += 1
@@ -135,7 +135,7 @@ def push(q: Queues, slot: int) -> None:
 
 @at_first_use
 def pop(q: Queues) -> int:
-    """Take out the packet that arrives first."""
+    """Remove the packet that arrives first."""
     heap = q.travelling
     top = heap[0]
     q.numbers[TRAVELLING] -= 1
@@ -158,7 +158,7 @@ def pop(q: Queues) -> int:
 
 @at_first_use
 def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) -> None:
-    """A packet leaves for its destination, and overtakes none of its pair."""
+    """Send a packet on its way; it does not overtake packets of its pair."""
     due = now + max(links.latency[pair] + q.lag[pair], 0.0)
     q.due[slot] = q.latest[pair] = max(due, q.latest[pair])
     push(q, slot)
@@ -166,14 +166,14 @@ def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) ->
 
 @at_first_use
 def release(q: Queues, slot: int) -> None:
-    """A packet has left the network."""
+    """Free a packet's slot."""
     q.free[q.numbers[FREE]] = slot
     q.numbers[FREE] += 1
 
 
 @at_first_use
 def settle(links: EmulatedLinks, q: Queues, now: float) -> None:
-    """New rates from ``now`` on: a pair has become active, or is no longer."""
+    """Recompute rates after a pair became active or idle."""
     active = q.active[: q.numbers[ACTIVE]]
     for pair in active:
         q.left[pair] -= q.rate[pair] * (now - q.since[pair])
@@ -199,7 +199,7 @@ def note_begin(q: Queues, pair: int, now: float) -> None:
 
 @at_first_use
 def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
-    """The first packet has left its queue whole."""
+    """Remove a fully served packet from the front of its queue."""
     slot = q.first[pair]
     q.first[pair] = q.behind[slot]
     if q.entry[pair] >= 0:
@@ -210,7 +210,7 @@ def depart(links: EmulatedLinks, q: Queues, pair: int, now: float) -> None:
 
 @at_first_use
 def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
-    """All departures up to a time."""
+    """Process all departures up to ``now``."""
     while q.numbers[ACTIVE] > 0:
         pair, at = -1, np.inf
         for candidate in q.active[: q.numbers[ACTIVE]]:
@@ -237,7 +237,7 @@ def advance(links: EmulatedLinks, q: Queues, now: float) -> None:
 def arrive(
     links: EmulatedLinks, q: Queues, slot: int, pair: int, payload: float, now: float
 ) -> bool:
-    """A packet comes to its queue, after `advance` to the same time."""
+    """Add a packet to its queue, after `advance` to the same time."""
     q.pair[slot], q.payload[slot], q.behind[slot] = pair, payload, -1
     q.order[slot] = q.numbers[ORDER]
     q.numbers[ORDER] += 1
@@ -261,7 +261,7 @@ def arrive(
 
 @at_first_use
 def next_event(q: Queues) -> float:
-    """When something happens if nothing comes: a departure or an arrival."""
+    """Return the time of the next departure or arrival."""
     at = np.inf
     if q.numbers[TRAVELLING] > 0:
         at = q.due[q.travelling[0]]

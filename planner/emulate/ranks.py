@@ -1,4 +1,4 @@
-"""Starts a plan's ranks in their namespaces and reads what they recorded."""
+"""Start a plan's ranks in their namespaces and read their records."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from planner.training_plan.model import TrainingPlan
 
 PORT = 29_500
 FAILED = 3
-"""The executor's exit code where the run has failed, wherever that was."""
+"""Exit code of the executor if the run failed on any rank."""
 WAIT_S = 600.0
-"""For ranks to come: here many may share a few processors."""
+"""Rendezvous timeout in seconds; long, since many ranks may share a few CPUs."""
 LOOK_S = 0.5
-"""How often it is seen whether a rank has failed."""
+"""Interval in seconds at which ranks are checked for failure."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a plan is run.
+    """Settings of a run.
 
     Attributes
     ----------
     rest, steps
-        Steps that begin together, and then steps that chain.
+        Number of steps on an idle system, and of consecutive steps after them.
     speed, shrink
-        Times and bytes are divided by them.
+        Divisors of times and of bytes.
     real_compute
-        The real model computes instead of imposed times; no rest, speed or shrink then.
+        Whether the real model computes; without ``rest``, ``speed`` and ``shrink``.
     jitter_s
-        By how much latencies vary.
+        Amplitude of latency jitter, in seconds.
     """
 
     rest: int
@@ -51,7 +51,7 @@ class RunSettings:
     jitter_s: float = 0.0
 
     def arguments(self) -> list[str]:
-        """For the executor."""
+        """Return the executor's arguments."""
         chained = ["--steps", str(self.steps)]
         if self.real_compute:
             return chained
@@ -66,10 +66,10 @@ def run_ranks(
     plan: TrainingPlan,
     asked: RunSettings,
     folder: Path,
-    told: Callable[[str], None],
+    report_line: Callable[[str], None],
     more: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Run all ranks to their end."""
+    """Run all ranks to completion and return their records."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank, name in enumerate(plan.cluster.network.ids):
@@ -89,7 +89,7 @@ def run_ranks(
                         stderr=errors,
                     )
                 )
-        _follow(processes, folder, told)
+        _follow(processes, folder, report_line)
     finally:
         for process in processes:
             process.kill()
@@ -113,9 +113,9 @@ def _environment(world: int, first: str) -> dict[str, str]:
 
 
 def _follow(
-    processes: Sequence[subprocess.Popen[str]], folder: Path, told: Callable[[str], None]
+    processes: Sequence[subprocess.Popen[str]], folder: Path, report_line: Callable[[str], None]
 ) -> None:
-    """Until all have ended; the first that fails is told of."""
+    """Wait until all ranks have ended; report the first that fails."""
     output = processes[0].stdout
     assert output is not None
     os.set_blocking(output.fileno(), False)
@@ -130,7 +130,7 @@ def _follow(
                     data = os.read(output.fileno(), 1 << 16)
                     *lines, begun = (begun + data.decode()).split("\n")
                     for line in lines:
-                        told(line)
+                        report_line(line)
                     if not data:
                         ready.unregister(output)
             elif None not in codes:
@@ -143,15 +143,15 @@ def _require_success(codes: Sequence[int | None], folder: Path) -> None:
     failed = {rank: code for rank, code in enumerate(codes) if code not in (None, 0)}
     if not failed:
         return
-    said = {rank: _said(folder, rank, code or 0) for rank, code in failed.items()}
-    # who ended with the others says what they say; a rank of its own kind of failure knows better
+    messages = {rank: _said(folder, rank, code or 0) for rank, code in failed.items()}
+    # prefer a rank with its own error to ranks that ended because another one failed
     rank = min(failed, key=lambda r: failed[r] == FAILED)
-    raise EmulationError(f"rank {rank} failed: {said[rank]}")
+    raise EmulationError(f"rank {rank} failed: {messages[rank]}")
 
 
 def _said(folder: Path, rank: int, code: int) -> str:
     if code < 0:
-        return f"killed by signal {-code}; see whether this machine ran out of memory"
+        return f"killed by signal {-code}; check whether this machine ran out of memory"
     lines = _errors(folder, rank).read_text().strip().splitlines()
     return lines[-1] if lines else f"exit code {code}"
 

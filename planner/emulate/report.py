@@ -1,4 +1,4 @@
-"""Reports an emulation as text and as data."""
+"""Emulation results as text and as data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from planner.emulate.comparison import Pair
 from planner.emulate.emulation import Emulation
 
 WORST = 3
-"""Operations and links that are shown."""
+"""Number of operations and links that are printed."""
 
 
 def lines_of(emulation: Emulation) -> list[str]:
-    """Parts of the step, the worst operations and links, and what the machine did."""
+    """Format step times, the most delayed operations and links, and switch statistics."""
     c = emulation.comparison
     lines = [f"{'seconds':<22}{'predicted':>11}{'executed':>11}{'executed/predicted':>20}"]
     for name in ("pipeline", "averaging", "step"):
@@ -28,8 +28,8 @@ def lines_of(emulation: Emulation) -> list[str]:
     carried, asked = emulation.carried, emulation.asked
     lines.append(
         f"speed {asked.speed:g}, shrink {asked.shrink:g}; {carried.packets} packets, "
-        f"{carried.lost} lost, late by {carried.late_s * 1e3:.2f} ms (at most "
-        f"{carried.most_late_s * 1e3:.1f}); processors {emulation.busy:.0%} busy"
+        f"{carried.lost} dropped, delivered {carried.late_s * 1e3:.2f} ms late (at most "
+        f"{carried.most_late_s * 1e3:.1f} ms); CPUs {emulation.busy:.0%} busy"
     )
     return lines
 
@@ -41,12 +41,12 @@ def _line(name: str, pair: Pair) -> str:
 
 
 def data_of(emulation: Emulation) -> dict[str, Any]:
-    """All of it, JSON-ready.
+    """Return all results, JSON-ready.
 
     Returns
     -------
     dict
-        Comparison, how it was run, and what the machine did.
+        Comparison, settings, and statistics of the switch.
     """
     asked, carried = emulation.asked, emulation.carried
     return {

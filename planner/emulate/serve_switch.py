@@ -1,8 +1,8 @@
-"""The process that runs the switch: ``python -m planner.emulate.serve_switch FOLDER``.
+"""Process of the switch: ``python -m planner.emulate.serve_switch FOLDER``.
 
-Started by `network`, which hands over the descriptors of the devices. It ends when its input does,
-also when its parent was killed. The loop itself is imported: compiled code is kept for the next
-process only where its types belong to a module that is not the one that is run.
+`network` starts it and passes the descriptors of the TUN devices. It ends when its standard input
+closes, also if its parent is killed. The loop is imported rather than defined here, because
+compiled code is cached only if its types do not belong to the main module.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from planner.emulate.queues import BUSY, LOST, ORDER, empty_queues
 from planner.emulate.switch import carry, ports_of
 
 RECORDS = 400_000
-"""Busy times of pairs that are kept."""
+"""Most busy times of pairs that are recorded."""
 
 
 def main() -> int:
-    """Run the switch of a folder; returns the exit code."""
+    """Run the switch of a folder and return the exit code."""
     folder = Path(sys.argv[1])
     given = json.loads((folder / "switch.json").read_text())
     arrays = np.load(folder / "links.npz")

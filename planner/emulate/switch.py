@@ -1,7 +1,7 @@
-"""The switch: carries packets between TUN devices as the imposed network does.
+"""The switch: forwards packets between TUN devices as the emulated network does.
 
-The loop is compiled and calls the C library itself: it shares two cores with all the ranks. It is
-run by `serve_switch`.
+The loop is compiled and calls the C library directly, since it shares two cores with all ranks.
+`serve_switch` runs it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TICK_S, LONG_TICK_S = 2e-4, 4e-4
-"""Shortest and longest sleep while packets are inside."""
+"""Shortest and longest sleep while packets are in the network, in seconds."""
 READS = 64
-"""Packets taken from a device before the next one has its turn."""
+"""Most packets read from a device before the next device."""
 CLOCK_MONOTONIC = 1
 POLLIN = 1
 
@@ -49,23 +49,22 @@ _poll: Any = types.ExternalFunction(
 
 
 class Ports(NamedTuple):
-    """What the loop reads, writes and waits for.
+    """Descriptors and buffers of the loop.
 
     Attributes
     ----------
     tuns
-        Descriptor of each device.
+        Descriptor of each TUN device.
     polled
-        ``struct pollfd`` of each as (descriptor, events) in two halves; the last one: standard
-        input.
+        ``struct pollfd`` of each device, and of standard input at the end, as pairs of integers.
     data
         ``uint8[slots, bytes]``, the packets.
     size
-        By slot, the packet's bytes.
+        Packet size by slot, in bytes.
     moment
-        Space for one ``struct timespec``.
+        Buffer for one ``struct timespec``.
     late
-        Packets handed over, seconds that they came late in all and at most.
+        Number of delivered packets, and their total and largest delay in seconds.
     """
 
     tuns: Ints
@@ -78,16 +77,16 @@ class Ports(NamedTuple):
 
 @at_first_use
 def monotonic(ports: Ports) -> float:
-    """The monotonic clock in seconds."""
+    """Return the monotonic clock in seconds."""
     _clock(CLOCK_MONOTONIC, ports.moment.ctypes.data)
     return float(ports.moment[0] + 1e-9 * ports.moment[1])
 
 
 @at_first_use
 def wait(ports: Ports, seconds: float) -> None:
-    """Sleep while packets are inside, at most so long; otherwise until one comes.
+    """Sleep at most ``seconds`` while packets are in the network, otherwise until one arrives.
 
-    Waking up costs more than a packet does, so that those of a tick are done together.
+    Waking up costs more than handling a packet, so packets of a tick are handled together.
     """
     if seconds < np.inf:
         ports.moment[0], ports.moment[1] = 0, int(min(max(seconds, TICK_S), LONG_TICK_S) * 1e9)
@@ -100,7 +99,7 @@ def wait(ports: Ports, seconds: float) -> None:
 
 @at_first_use
 def payload_of(packet: Bytes, size: int) -> int:
-    """Bytes of an IPv4 packet without its headers; of TCP, what the connection carries."""
+    """Return the payload bytes of an IPv4 packet, for TCP without TCP headers."""
     header = 4 * (packet[0] & 15)
     if packet[9] == 6:
         header += 4 * (packet[header + 12] >> 4)
@@ -109,7 +108,7 @@ def payload_of(packet: Bytes, size: int) -> int:
 
 @at_first_use
 def device_of(packet: Bytes) -> int:
-    """The device that an IPv4 packet goes to; -1 for what is no packet of ours."""
+    """Return the destination device of an IPv4 packet; -1 for other packets."""
     if packet[0] >> 4 != 4 or packet[16] != 10 or packet[17] != 77:
         return -1
     return int(packet[18]) * 256 + int(packet[19]) - 1
@@ -117,11 +116,11 @@ def device_of(packet: Bytes) -> int:
 
 @at_first_use
 def take(links: EmulatedLinks, q: Queues, ports: Ports, source: int, now: float) -> bool:
-    """Read what a device sends; returns whether rates have to be settled."""
+    """Read a device's packets; return whether rates must be recomputed."""
     changed = False
     devices = len(ports.tuns)
     for _ in range(READS):
-        # without a free slot the packet is lost, in the last slot, which nobody else gets
+        # without a free slot, read the packet into the reserved last slot and drop it
         full = q.numbers[FREE] == 0
         slot = len(ports.size) - 1 if full else q.free[q.numbers[FREE] - 1]
         data = ports.data[slot]
@@ -158,7 +157,7 @@ def hand_over(q: Queues, ports: Ports, now: float) -> None:
 
 @at_first_use
 def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
-    """The switch, until its input ends."""
+    """Run the switch until standard input closes."""
     devices = len(ports.tuns)
     while True:
         now = monotonic(ports)
@@ -166,7 +165,7 @@ def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
         hand_over(q, ports, now)
         changed = False
         for device in range(devices):
-            # the upper half of a pollfd's second word: what has happened
+            # revents is the upper half of a pollfd's second word
             if ports.polled[device, 1] >> 16:
                 changed |= take(links, q, ports, device, now)
         if changed:
@@ -178,14 +177,14 @@ def carry(links: EmulatedLinks, q: Queues, ports: Ports) -> None:
 
 
 def ports_of(tuns: list[int], slots: int, packet_bytes: int) -> Ports:
-    """Space for packets of TUN devices."""
+    """Allocate buffers for the packets of TUN devices."""
     polled = np.zeros((len(tuns) + 1, 2), dtype=np.int32)
     polled[:, 0] = [*tuns, sys.stdin.fileno()]
     polled[:, 1] = POLLIN
     return Ports(
         tuns=np.array(tuns, dtype=np.int64),
         polled=polled,
-        # memory that no packet has touched is not there yet
+        # pages are allocated on first use
         data=np.empty((slots + 1, packet_bytes + HEADER_BYTES), dtype=np.uint8),
         size=np.zeros(slots + 1, dtype=np.int64),
         moment=np.zeros(2, dtype=np.int64),

@@ -1,6 +1,6 @@
-"""Chrome trace of a step: predicted, executed, and as the switch carried it.
+"""Chrome trace of a step: predicted, executed, and as forwarded by the switch.
 
-The switch saw averaging too, and knows nothing of operations: it is the third, independent witness.
+The switch records averaging too and is independent of the ranks' own records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PREDICTED, EXECUTED, CARRIED = 1, 2, 3
 
 
 class _Rows:
-    """A row a device, one for its averaging, and one for each link: the same in all processes."""
+    """Row numbers: one per device, one for its averaging, one per link; the same in all "
+    "processes."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self._ids = plan.cluster.network.ids
@@ -66,7 +67,7 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
     free: dict[int, float] = {}
     for m in step.messages:
         row = rows.of_link(m.source, m.destination)
-        # a link carries one message after the other
+        # a link sends one message after another
         left = m.arrived_s - float(latency_s[m.source, m.destination])
         leaves = min(max(m.handed_over_s, free.get(row, 0.0)), left)
         free[row] = left
@@ -81,7 +82,7 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
 
 
 def _carried(plan: TrainingPlan, rows: _Rows, emulation: Emulation) -> Iterable[dict[str, Any]]:
-    """When each link had bytes to carry during the step, and how many of the plan's."""
+    """Yield the busy times of links during the step, with the plan's bytes."""
     step, asked, n = emulation.typical, emulation.asked, len(plan.cluster)
     for pair, begin_s, end_s, carried in emulation.carried.busy.tolist():
         if begin_s >= step.end_s or end_s <= step.begin_s:

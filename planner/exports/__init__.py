@@ -1,1 +1,1 @@
-"""Plans in the terms of other tools."""
+"""Export of plans to the formats of other tools."""

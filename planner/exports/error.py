@@ -1,5 +1,5 @@
-"""The error of plans that a format cannot express, and of options that do not fit."""
+"""Error of exports."""
 
 
 class ExportError(ValueError):
-    """A plan that cannot be exported so; one line with the reason and the remedy."""
+    """The format cannot express the plan, or an option is invalid."""

@@ -1,4 +1,7 @@
-"""All formats that a plan can be written in. To add one: a function, and a line in `FORMATS`."""
+"""Registry of export formats.
+
+To add a format, write a function and add an entry to `FORMATS`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from planner.exports.error import ExportError
 from planner.exports.graph import node_link
 from planner.exports.launch import node_lines, slurm_script, torchrun_lines
-from planner.exports.linear_programs import averaging_programme, flow_programme
+from planner.exports.linear_programs import averaging_exporter, flow_exporter
 from planner.exports.megatron import megatron_script
 from planner.exports.nemo import nemo_script
 from planner.exports.options import ExportOptions
@@ -26,16 +29,16 @@ from planner.utils.validate import instance_of, short_repr
 
 @dataclass(frozen=True)
 class Format:
-    """One way out.
+    """An export format.
 
     Attributes
     ----------
     about
-        What is written, for help.
+        Description for the help text.
     text
-        Makes it; raises `ExportError` for what it cannot express.
+        Returns the exported text; raises `ExportError` if the format cannot express the plan.
     reads
-        The options it heeds; others are refused.
+        Names of the options that the format uses; others are rejected.
     """
 
     about: str
@@ -48,15 +51,17 @@ STAGE = frozenset({"stage"})
 TRAINER = HOSTS | {"interface", "port", "run_id"}
 LAUNCH = HOSTS | {"interface", "port", "run_id", "plan_path", "executor_options"}
 FORMATS = {
-    "ranks": Format("JSON: device, host, stage and pipeline of each rank", rank_map, HOSTS),
-    "hostfile": Format("a line a host: name slots=processes", host_file, HOSTS),
-    "torchrun": Format("the line to run on each host", torchrun_lines, LAUNCH),
+    "ranks": Format("JSON with device, host, stage and pipeline of each rank", rank_map, HOSTS),
+    "hostfile": Format("one line per host: name slots=processes", host_file, HOSTS),
+    "torchrun": Format("command line for each host, with torchrun", torchrun_lines, LAUNCH),
     "nodes": Format(
-        "the same without torchrun, also with --elastic", node_lines, LAUNCH - {"run_id"}
+        "command line for each host, without torchrun; allows --elastic",
+        node_lines,
+        LAUNCH - {"run_id"},
     ),
-    "slurm": Format("one sbatch script", slurm_script, LAUNCH),
+    "slurm": Format("sbatch script", slurm_script, LAUNCH),
     "torch-pipelining": Format(
-        "CSV of torch.distributed.pipelining", pipelining_csv, frozenset({"pipeline"})
+        "schedule CSV of torch.distributed.pipelining", pipelining_csv, frozenset({"pipeline"})
     ),
     "torchtitan": Format("script that starts torchtitan 0.3.0", torchtitan_script, TRAINER),
     "torchft": Format("script that starts torchft 0.2.0 (DiLoCo)", torchft_script, TRAINER),
@@ -65,52 +70,56 @@ FORMATS = {
     ),
     "nemo": Format("script that starts NeMo Automodel 0.7.0", nemo_script, TRAINER),
     "networkx": Format("node-link JSON of devices and messages", node_link),
-    "flow-lp": Format("linear programme of the flow of microbatches", flow_programme("lp")),
-    "flow-mps": Format("the same as MPS", flow_programme("mps")),
-    "averaging-lp": Format("LP (5) of DeDLOC for a stage", averaging_programme("lp"), STAGE),
-    "averaging-mps": Format("the same as MPS", averaging_programme("mps"), STAGE),
+    "flow-lp": Format(
+        "linear program of the microbatch flow, CPLEX LP format", flow_exporter("lp")
+    ),
+    "flow-mps": Format("linear program of the microbatch flow, MPS format", flow_exporter("mps")),
+    "averaging-lp": Format(
+        "DeDLOC's linear program (5) for a stage, CPLEX LP format", averaging_exporter("lp"), STAGE
+    ),
+    "averaging-mps": Format(
+        "DeDLOC's linear program (5) for a stage, MPS format", averaging_exporter("mps"), STAGE
+    ),
     "chrome-trace": Format(
-        "the predicted step for ui.perfetto.dev", chrome_trace, frozenset({"schedule"})
+        "trace of the predicted step for ui.perfetto.dev", chrome_trace, frozenset({"schedule"})
     ),
 }
-"""By the name that ``planner export --to`` takes."""
+"""Formats by the name given to ``planner export --to``."""
 
 
 def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **options: Any) -> str:
-    """Write a plan in another tool's terms.
+    """Export a plan to the format of another tool.
 
     Parameters
     ----------
     plan
         The plan.
     to
-        Name of a format: a key of `FORMATS`.
+        Name of the format, a key of `FORMATS`.
     path
-        Of the file to write; None: none is written.
+        File to write; None: write no file.
     options
-        Fields of `ExportOptions` that the format reads.
+        Fields of `ExportOptions` that the format uses.
 
     Returns
     -------
     str
-        The text.
+        The exported text.
 
     Raises
     ------
     ExportError
-        The format cannot express the plan, does not read an option, or there is none of that name;
-        the plan contradicts itself.
+        The format is unknown, cannot express the plan or does not use an option, or the plan
+        contradicts itself.
     """
     instance_of(TrainingPlan, plan, "plan", error=ExportError)
     if not isinstance(to, str) or to not in FORMATS:
-        raise ExportError(
-            f"there is no format {short_repr(to)}; choose one of {', '.join(FORMATS)}"
-        )
+        raise ExportError(f"unknown format {short_repr(to)}; choose one of {', '.join(FORMATS)}")
     chosen = FORMATS[to]
     for name in options:
         if name not in chosen.reads:
             read = ", ".join(sorted(chosen.reads)) or "no options"
-            raise ExportError(f"{to} does not read {name}; leave it out ({to} reads {read})")
+            raise ExportError(f"format {to} does not use {name}; leave it out ({to} uses {read})")
     for problem in contradictions(plan):
         raise ExportError(problem)
     text = chosen.text(plan, ExportOptions(**options))

@@ -1,4 +1,4 @@
-"""The plan as a graph in node-link form, which NetworkX reads."""
+"""Export as a NetworkX graph in node-link format."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planner.training_plan.model import TrainingPlan
 
 
 def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
-    """Devices with stage and layers, edges with what the pipelines send."""
-    network, stage_of, helped = plan.cluster.network, plan.stage_of, plan.averages_for
+    """Return a graph of devices, with the pipelines' traffic per step as edges."""
+    network, stage_of, aggregated_stage = plan.cluster.network, plan.stage_of, plan.averages_for
     nodes: list[dict[str, Any]] = []
     for d, name in enumerate(network.ids):
         stage = stage_of.get(d)
@@ -23,20 +23,20 @@ def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
                 "region": network.regions[d],
                 "stage": stage,
                 "layers": None if stage is None else list(plan.stage_layers[stage]),
-                "helps_stage": helped.get(d),
+                "helps_stage": aggregated_stage.get(d),
             }
         )
-    sent: dict[tuple[int, int], float] = {}
+    sent_bytes: dict[tuple[int, int], float] = {}
     crossing: dict[tuple[int, int], int] = {}
     _mean, timelines = simulate_cycle(plan)
     for k in plan.cycle:
-        users: dict[tuple[int, int], set[int]] = {}
+        microbatches: dict[tuple[int, int], set[int]] = {}
         for t in timelines[k].transfers:
             pair = (t.source, t.destination)
-            sent[pair] = sent.get(pair, 0.0) + t.message_bytes
-            users.setdefault(pair, set()).add(t.microbatch)
-        for pair, those in users.items():
-            crossing[pair] = crossing.get(pair, 0) + len(those)
+            sent_bytes[pair] = sent_bytes.get(pair, 0.0) + t.message_bytes
+            microbatches.setdefault(pair, set()).add(t.microbatch)
+        for pair, sent_microbatches in microbatches.items():
+            crossing[pair] = crossing.get(pair, 0) + len(sent_microbatches)
     steps = len(plan.cycle)
     edges = [
         {
@@ -47,7 +47,7 @@ def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
             "latency_s": float(network.latency_s[i, j]),
             "bandwidth_bytes_per_s": float(network.bandwidth_bytes_per_s[i, j]),
         }
-        for (i, j), total in sorted(sent.items())
+        for (i, j), total in sorted(sent_bytes.items())
     ]
     graph = {"plan": plan.content_hash, "step_s": plan.predicted.step_s}
     data = {

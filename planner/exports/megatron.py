@@ -1,4 +1,4 @@
-"""Plans for Megatron-LM with Megatron-Core 0.16.1."""
+"""Export to Megatron-LM with Megatron-Core 0.16.1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAIN = ("python", "pretrain_gpt.py")
 
 
 def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts Megatron-LM with the plan's stages and ranks in Megatron's order."""
+    """Return a script that starts Megatron-LM with the plan's stages and Megatron's schedule."""
     trainer = TrainerPlan.of(plan, "megatron", options)
     order = trainer.one_f_one_b()
     chunk = math.gcd(*(stop - start for start, stop in plan.stage_layers))
@@ -27,19 +27,19 @@ def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
         options,
         Launch(
             MEGATRON,
-            prediction(step_s, plan.predicted.step_s, "in Megatron's order 1F1B"),
+            prediction(step_s, plan.predicted.step_s, "with Megatron's 1F1B schedule"),
             TRAIN,
             option_lines(
                 _parallel_options(trainer, chunk) | _model_options(trainer.architecture(), trainer)
             ),
             variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-            notes=("Run it where pretrain_gpt.py is.",),
+            notes=("Run it in the folder that contains pretrain_gpt.py.",),
         ),
     )
 
 
 def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
-    """Degrees, layout, batch, recomputation, clipping and formats."""
+    """Return options for parallelism, batch, recomputation, clipping and precision."""
     plan = trainer.plan
     parts = [f"t*{stop - start}" for start, stop in plan.stage_layers]
     parts[0] = f"E{parts[0]}"
@@ -47,7 +47,9 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
     reduces = (Dtype.FP32, Dtype.BF16)
     dtype, averaged = trainer.compute_dtype(reduces=reduces), plan.workload.precision.gradients
     if dtype is Dtype.FP32 and averaged is Dtype.BF16:
-        raise trainer.refuse("gradients averaged in bf16 that were computed in fp32", "plan one")
+        raise trainer.refuse(
+            "gradients averaged in bf16 that were computed in fp32", "plan gradients in fp32"
+        )
     found: dict[str, object] = {
         "tensor-model-parallel-size": 1,
         "pipeline-model-parallel-size": trainer.stages,
@@ -74,17 +76,17 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
 
 
 def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object]:
-    """Sizes, and what distinguishes the families."""
+    """Return options for the model's sizes and architecture."""
     unusual = {
         "experts": arch.experts is not None,
         "an attention window": arch.window is not None,
-        "norms behind attention and feed-forward part": arch.post_norms,
+        "norms after attention and feed-forward blocks": arch.post_norms,
         "biases of some matrices": arch.out_bias or arch.ffn_bias,
     }
     if arch.kind is Family.GEMMA:
-        raise trainer.refuse("a gemma model", "plan one of the gpt2 or llama families")
+        raise trainer.refuse("a gemma model", "plan a gpt2 or llama model")
     for what in (*arch.priced_only, *(name for name, has in unusual.items() if has)):
-        raise trainer.refuse(f"a model with {what}", "plan one without it")
+        raise trainer.refuse(f"a model with {what}", "plan a model without it")
     found: dict[str, object] = {
         "num-layers": arch.layers,
         "hidden-size": arch.hidden,
@@ -120,5 +122,5 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
 
 def _whole(theta: float, trainer: TrainerPlan) -> int:
     if theta != int(theta):
-        raise trainer.refuse(f"a rotary base of {theta:g}", "plan a whole number")
+        raise trainer.refuse(f"a rotary base of {theta:g}", "plan a model with a whole number")
     return int(theta)

@@ -1,4 +1,4 @@
-"""Plans for NeMo Automodel 0.7.0."""
+"""Export to NeMo Automodel 0.7.0."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TRAIN = ("python", "-m", "nemo_automodel.cli.app")
 
 
 def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts NeMo Automodel with a YAML file of the plan's stages and order."""
+    """Return a script that starts NeMo Automodel with a YAML file of the plan."""
     trainer = TrainerPlan.of(plan, "nemo", options)
     trainer.llama()
     each = trainer.pipeline_samples // plan.workload.microbatch_samples
     if trainer.stages > 1 and each < trainer.stages:
         raise trainer.refuse(
-            f"{each} microbatches of a pipeline with {trainer.stages} stages",
+            f"{each} microbatches in a pipeline of {trainer.stages} stages",
             "plan at least as many microbatches as stages",
         )
     order = trainer.planned_order()
@@ -44,7 +44,7 @@ def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
             TRAIN,
             ['"$run_dir/plan.yaml"'],
             files={"plan.yaml": _yaml(trainer)} | orders,
-            # without it the command would start ranks of its own
+            # without this variable the command would launch ranks itself
             variables={"TORCHELASTIC_RUN_ID": options.run_id},
             rank_options=rank_options,
             notes=(
@@ -59,7 +59,7 @@ def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def _yaml(trainer: TrainerPlan) -> str:
-    """The recipe's sections that the plan decides, and a small dataset to replace."""
+    """Return the recipe with the plan's settings and a mock dataset to replace."""
     plan, arch = trainer.plan, trainer.llama()
     precision = plan.workload.precision
     dtype = DTYPES[trainer.compute_dtype(reduces=(Dtype.FP32, Dtype.BF16))]
@@ -67,7 +67,7 @@ def _yaml(trainer: TrainerPlan) -> str:
     local = trainer.pipeline_samples if trainer.stages > 1 else microbatch
     pipeline = ""
     if trainer.stages > 1:
-        # all stages compute rotary positions
+        # every stage needs the rotary embedding
         named = trainer.modules("model.embed_tokens", "model.layers", "model.norm")
         parts = [[*part, "model.rotary_emb"] for part in named]
         rows = "".join(f"      - {json.dumps(part)}\n" for part in parts)
@@ -144,6 +144,6 @@ dataloader:
 
 
 def _float(value: float) -> str:
-    """As YAML 1.1 reads it: with a point also before an exponent."""
+    """Format a float for YAML 1.1, which needs a decimal point before an exponent."""
     text = repr(float(value))
     return text if "." in text else text.replace("e", ".0e")

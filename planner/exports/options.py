@@ -1,4 +1,4 @@
-"""Options of exports."""
+"""Options of export formats."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from planner.utils.csv_table import read_csv
 from planner.utils.validate import count, instance_of, mapping
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What hosts, interfaces and runs may be called, so that no shell reads more into it."""
+"""Pattern of hosts, interfaces and run ids that are safe in a shell."""
 PORTS = 65535
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of all formats; each format says which it reads.
+    """Options of all formats; each format states which ones it uses.
 
     Attributes
     ----------
     hosts
-        Host of each device, by the device's name; empty: a device is its own host.
+        Host of each device, by device name; empty: every device is its own host.
     interface
-        Network interface that ranks listen on; None: theirs by default.
+        Network interface of the ranks; None: the host's default.
     port
-        On which the first host is met.
+        Port on the first host for rendezvous.
     run_id
-        What the run is called.
+        Name of the run.
     plan_path
-        Where nodes find the plan.
+        Path of the plan file on the nodes.
     executor_options
-        More words for ``python -m planner.executor``, as a shell reads them.
+        Further arguments of ``python -m planner.executor``, quoted as for a shell.
     pipeline
-        Which pipeline to write; None: they must be alike.
+        Index of the pipeline to write; None: all pipelines must have the same schedule.
     schedule
-        Which of the plan's schedules to write.
+        Index of the plan's schedule to write.
     stage
-        Which stage's averaging to write.
+        Index of the stage whose averaging is written.
     """
 
     hosts: Mapping[str, str] = field(default_factory=dict)
@@ -66,22 +66,25 @@ class ExportOptions:
                 "interface", instance_of(str, self.interface, "interface", error=ExportError)
             )
         if count("port", self.port, error=ExportError) > PORTS:
-            raise ExportError(f"port is {self.port}; give 1 to {PORTS}")
+            raise ExportError(f"port must be 1 to {PORTS}, found {self.port}; give another one")
         if not self.plan_path or self.plan_path.startswith("-") or _breaks(self.plan_path):
-            raise ExportError(f"plan_path is {self.plan_path!r}; give the path of a file")
+            raise ExportError(
+                f"plan_path must be the path of a file, found {self.plan_path!r}; give one"
+            )
         for device, host in self.hosts.items():
             instance_of(str, host, f"host of device {device!r}", error=ExportError)
         try:
             words = shlex.split(self.executor_options)
         except ValueError as error:
             raise ExportError(
-                f"executor_options: {self.executor_options!r} cannot be read ({error}); quote it "
+                f"executor_options: {self.executor_options!r} cannot be parsed ({error}); quote it "
                 "as for a shell"
             ) from None
         if words and not words[0].startswith("-"):
-            # it would be read as one more device
+            # it would be read as another device name
             raise ExportError(
-                f"executor_options begins with {words[0]!r}; begin with an option such as --steps"
+                f"executor_options must start with an option such as --steps, found {words[0]!r}; "
+                "reorder them"
             )
         if self.pipeline is not None:
             count("pipeline", self.pipeline, 0, error=ExportError)
@@ -89,12 +92,12 @@ class ExportOptions:
         count("stage", self.stage, 0, error=ExportError)
 
     def host_of(self, plan: TrainingPlan) -> tuple[str, ...]:
-        """Host of every device, in the plan's order.
+        """Return the host of every device, in the plan's order.
 
-        Returns
-        -------
-        tuple[str, ...]
-            One name a device.
+        Raises
+        ------
+        ExportError
+            A device has no host, or a host is given for an unknown device.
         """
         ids = plan.cluster.network.ids
         if not self.hosts:
@@ -113,42 +116,44 @@ class ExportOptions:
 
 
 def is_ipv6(host: str) -> bool:
-    """Whether a host is an IPv6 address, without brackets and zone."""
+    """Whether a host is an IPv6 address without brackets and zone."""
     with suppress(ValueError):
         return "%" not in host and ipaddress.ip_address(host).version == 6
     return False
 
 
 def _plain(host: str) -> str:
-    """An IPv6 address in its one short form, without brackets; other hosts as they are."""
+    """Normalize an IPv6 address; return other hosts unchanged."""
     bare = host.removeprefix("[").removesuffix("]")
     return str(ipaddress.ip_address(bare)) if is_ipv6(bare) else host
 
 
 def require_host(host: str) -> None:
-    """Refuse what is neither the name nor the address of a host."""
+    """Reject anything but a host name or an address."""
     if not is_ipv6(host):
         require_name("host", host)
 
 
 def endpoint(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
 
 
 def require_name(what: str, name: str) -> None:
-    """Refuse a name that a shell or a host file would read otherwise."""
+    """Reject a name that a shell or a host file would misread."""
     if what == "host" and is_ipv6(name):
-        raise ExportError(f"host is {name!r}; this format takes no IPv6 addresses, give a name")
+        raise ExportError(
+            f"host is {name!r}; this format does not allow IPv6 addresses, give a name"
+        )
     if not NAME.fullmatch(name):
         raise ExportError(
             f"{what} is {name!r}; give letters, digits, '.', '_' and '-'"
-            + (" (--hosts says which host a device is on)" if what == "host" else "")
+            + (" (--hosts sets the host of each device)" if what == "host" else "")
         )
 
 
 def load_hosts(path: str | Path) -> dict[str, str]:
-    """Read a CSV with the columns ``device`` and ``host``."""
+    """Read a CSV file with the columns ``device`` and ``host``."""
     table = read_csv(path, error=ExportError)
     hosts: dict[str, str] = {}
     if sorted(table.columns) != ["device", "host"]:

@@ -12,12 +12,12 @@ from planner.training_plan.model import TrainingPlan
 
 
 def nodes_of(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]:
-    """Devices of each host; hosts in order of their first device.
+    """Group devices by host, in the order of each host's first device.
 
     Returns
     -------
     dict[str, list[int]]
-        Indices of devices, ascending.
+        Device indices in ascending order, by host.
     """
     nodes: dict[str, list[int]] = {}
     for d, host in enumerate(options.host_of(plan)):
@@ -26,7 +26,7 @@ def nodes_of(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]
 
 
 def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
-    """JSON: an entry a rank of the executor."""
+    """Return JSON with one entry per rank of the executor."""
     pipelines = straight_pipelines(plan)
     place = {d: i for i, path in enumerate(pipelines or ()) for d in path}
     helped, stage_of = plan.averages_for, plan.stage_of
@@ -58,13 +58,14 @@ def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def host_file(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A line a host, ``name slots=processes``, as MPI and DeepSpeed read it."""
+    """Return one line per host, ``name slots=processes``, as MPI and DeepSpeed read it."""
     nodes = nodes_of(plan, options)
     for host, devices in nodes.items():
         require_name("host", host)
         if devices[-1] - devices[0] >= len(devices):
             raise ExportError(
-                f"hostfile cannot express that ranks of host {host!r} do not follow each other "
-                f"({', '.join(map(str, devices[:8]))}); use --to ranks, which names each"
+                "hostfile needs consecutive ranks on each host, found "
+                f"{', '.join(map(str, devices[:8]))} on "
+                f"{host!r}; use --to ranks"
             )
     return "".join(f"{host} slots={len(devices)}\n" for host, devices in nodes.items())

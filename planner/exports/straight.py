@@ -1,4 +1,4 @@
-"""Straight pipelines as other trainers need them, and what they cannot express."""
+"""Straight pipelines, as other trainers need them, and what these trainers cannot express."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from planner.training_plan.schedule import Schedule
 from planner.workload.boundary_codec import BoundaryCodec
 
 Pipelines = tuple[tuple[int, ...], ...]
-"""Devices of each pipeline, stage by stage, in order of their first device."""
+"""Devices of each pipeline by stage; pipelines in order of their first device."""
 
 
 def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
-    """Disjoint paths through all stages in order, if all microbatches take such."""
-    return None if _crooked(plan) else _pipelines(plan)
+    """Return the pipelines if all microbatches stay in disjoint ones; otherwise None."""
+    return None if _not_straight(plan) else _pipelines(plan)
 
 
 def require_trainable(
     plan: TrainingPlan, target: str, *, recompute: bool = False, local_steps: bool = False
 ) -> Pipelines:
-    """Refuse what a trainer with one all-reduce a stage does not do."""
-    found = _crooked(plan) or _unusual(plan, recompute, local_steps)
+    """Reject a plan that a trainer with one all-reduce per stage cannot run."""
+    found = _not_straight(plan) or _unsupported(plan, recompute, local_steps)
     if found:
         what, remedy = found
         raise ExportError(f"{target} cannot express {what}; {remedy}")
@@ -31,7 +31,7 @@ def require_trainable(
 
 
 def first_schedule(plan: TrainingPlan) -> Schedule:
-    """What the first step runs, and where pipelines are straight every step."""
+    """Return the schedule of the first step; straight pipelines use it in every step."""
     return plan.schedules[plan.cycle[0]]
 
 
@@ -39,8 +39,8 @@ def _pipelines(plan: TrainingPlan) -> Pipelines:
     return tuple(sorted(set(first_schedule(plan).paths)))
 
 
-def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
-    """What keeps pipelines from being straight, and the remedy."""
+def _not_straight(plan: TrainingPlan) -> tuple[str, str] | None:
+    """Return why the pipelines are not straight, and the remedy."""
     sizes = [len(group) for group in plan.assignment.groups]
     stages = len(sizes)
     paths = {path for k in plan.cycle for path in plan.schedules[k].paths}
@@ -59,8 +59,8 @@ def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
     return None
 
 
-def _unusual(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[str, str] | None:
-    """Arithmetic and averaging that straight pipelines may still have."""
+def _unsupported(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[str, str] | None:
+    """Return an unsupported feature of a plan with straight pipelines, and the remedy."""
     workload = plan.workload
     schedule = first_schedule(plan)
     counts = set(Counter(schedule.paths).values())
@@ -73,34 +73,34 @@ def _unusual(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[st
     if len(plan.stage_layers) > 1 and schedule.head is not Head.LAST:
         return "a head on the first stage", "plan with the head on the last"
     if plan.wiring is Wiring.STOCHASTIC:
-        return "microbatches that devices route while they run", "plan without --wiring stochastic"
+        return "microbatches that are routed at run time", "plan without --wiring stochastic"
     if any(plan.recompute) and not recompute:
         return "recomputation of whole stages", "plan with --recompute none"
     if any(plan.recompute) and not all(plan.recompute):
         return "recomputation on some of the stages", "plan with --recompute none or all"
     if plan.codec is not Codec.NONE:
-        return f"gradients written as {plan.codec}", "plan without --codec"
+        return f"gradients encoded as {plan.codec}", "plan without --codec"
     if workload.boundary_codec is not BoundaryCodec.NONE:
         return (
-            f"activations written as {workload.boundary_codec}",
+            f"activations encoded as {workload.boundary_codec}",
             "plan a workload without a boundary codec",
         )
     if plan.sync.local_steps and not local_steps:
         return (
-            f"an outer optimizer, every {plan.sync.every_steps} steps",
+            f"an outer optimizer that runs every {plan.sync.every_steps} steps",
             "plan with averaging in every step",
         )
     for stage, rounds in enumerate(plan.averaging):
         groups = [group for groups in rounds for group in groups]
         of = f"stage {stage}" if stage < len(plan.stage_layers) else "the embedding"
         if any(group.phase is not Phase.ALL for group in groups):
-            return f"averaging in two levels ({of})", equal
+            return f"hierarchical averaging ({of})", equal
         if len(groups) > 1:
             return f"averaging in several groups or rounds ({of})", equal
         for group in groups:
             held = set(plan.averaged_by(stage))
             if set(group.members) != held or not all(group.contributes):
-                return f"devices that only sum gradients ({of})", equal
+                return f"devices that only aggregate gradients ({of})", equal
             if len(set(group.shares)) > 1:
                 return f"unequal shares of averaging ({of})", equal
     return None

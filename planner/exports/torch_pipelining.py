@@ -1,4 +1,4 @@
-"""The order of a pipeline as the CSV of torch.distributed.pipelining."""
+"""Export of a pipeline schedule as CSV of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from planner.training_plan.model import TrainingPlan
 
 
 def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A row a stage (a rank of torch's pipeline group), its operations in order."""
+    """Return one row per stage with its operations in order."""
     pipelines = require_trainable(plan, "torch-pipelining")
     if options.pipeline is None:
         texts = {_csv_of(plan, path) for path in pipelines}
         if len(texts) > 1:
             raise ExportError(
-                f"torch-pipelining: the {len(pipelines)} pipelines work in different orders; name "
-                "one with --pipeline, and write a file for each"
+                f"torch-pipelining: the {len(pipelines)} pipelines have different schedules; "
+                "select "
+                "one with --pipeline and write one file for each"
             )
         return texts.pop()
     if options.pipeline >= len(pipelines):
         raise ExportError(
-            f"pipeline is {options.pipeline}, the plan has 0 to {len(pipelines) - 1}; name one"
+            f"pipeline must be 0 to {len(pipelines) - 1} for this plan, found {options.pipeline}; "
+            "give "
+            "one of these"
         )
     return _csv_of(plan, pipelines[options.pipeline])
 

@@ -1,4 +1,4 @@
-"""Plans for torchtitan 0.3.0, and for torchft 0.2.0 with it."""
+"""Export to torchtitan 0.3.0, and to torchft 0.2.0 with torchtitan."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from planner.workload.layers import Architecture
 TORCHTITAN = "torchtitan 0.3.0"
 TORCHFT = f"torchft 0.2.0 with {TORCHTITAN}"
 DILOCO = OuterOptimizer()
-"""The outer step that torchtitan's trainer for torchft has built in: SGD 0.7, Nesterov 0.9."""
+"""Outer optimizer built into torchtitan's torchft trainer: SGD, rate 0.7, Nesterov momentum 0.9."""
 MODULE = "plan_model"
 TRAIN = ("python", "-m", "torchtitan.train")
 SCHEDULE_CSV = "parallelism.pipeline_parallel_schedule_csv"
 
 
 def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts torchtitan with the plan's stages, order and ranks."""
+    """Return a script that starts torchtitan with the plan's stages, schedule and ranks."""
     trainer = TrainerPlan.of(plan, "torchtitan", options)
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
@@ -54,13 +54,14 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
-    """A script that starts a replica group of torchft for each pipeline, and the lighthouse."""
+    """Return a script that starts the lighthouse and one torchft replica group per pipeline."""
     trainer = TrainerPlan.of(plan, "torchft", options, local_steps=True)
     method = _semi_sync_method(trainer)
     if options.port + trainer.replicas > PORTS:
         raise ExportError(
-            f"port is {options.port}, and {trainer.replicas} pipelines meet on those after it; "
-            f"give {PORTS - trainer.replicas} at most"
+            f"port must be at most {PORTS - trainer.replicas} for {trainer.replicas} pipelines, "
+            "which use "
+            f"the ports after it, found {options.port}; give a smaller one"
         )
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
@@ -68,7 +69,7 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     parallelism: dict[str, object] = {
         "parallelism.data_parallel_replicate_degree": 1,
         "parallelism.data_parallel_shard_degree": 1,
-        # groups first average after sync_steps, and must begin with equal parameters
+        # groups average for the first time after sync_steps, so equal seeds make parameters equal
         "debug.seed": plan.seed,
         "fault_tolerance.semi_sync_method": method,
         "fault_tolerance.sync_steps": plan.sync.every_steps,
@@ -80,7 +81,7 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     }
     files, rank_options = pipeline_files(trainer, SCHEDULE_CSV)
     lighthouse = trainer.ranks[0].host
-    heads = {one.pipeline: one.host for one in trainer.ranks if one.stage == 0}
+    heads = {process.pipeline: process.host for process in trainer.ranks if process.stage == 0}
     return launch_script(
         trainer,
         options,
@@ -95,18 +96,21 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
                 "TORCHFT_LIGHTHOUSE": f"http://{endpoint(lighthouse, options.port)}",
             },
             rank_options={
-                one.rank: " ".join(
-                    [f"--fault_tolerance.replica_id {one.pipeline}", *_own(rank_options, one.rank)]
+                process.rank: " ".join(
+                    [
+                        f"--fault_tolerance.replica_id {process.pipeline}",
+                        *_option_of(rank_options, process.rank),
+                    ]
                 )
-                for one in trainer.ranks
+                for process in trainer.ranks
             },
             rank_variables={
-                one.rank: {
-                    "RANK": str(one.stage),
-                    "MASTER_ADDR": heads[one.pipeline],
-                    "MASTER_PORT": str(options.port + 1 + one.pipeline),
+                process.rank: {
+                    "RANK": str(process.stage),
+                    "MASTER_ADDR": heads[process.pipeline],
+                    "MASTER_PORT": str(options.port + 1 + process.pipeline),
                 }
-                for one in trainer.ranks
+                for process in trainer.ranks
             },
             notes=("Each pipeline is a replica group; RANK and WORLD_SIZE count within it.",),
             before={
@@ -128,7 +132,7 @@ def _semi_sync_method(trainer: TrainerPlan) -> str:
         )
     if sync.delayed:
         raise trainer.refuse(
-            "a delayed outer step, which keeps x + (z - y) where torchft interpolates",
+            "a delayed outer step, which is x + (z - y) here and an interpolation in torchft",
             "plan without delay",
         )
     if sync.outer is None:
@@ -137,13 +141,14 @@ def _semi_sync_method(trainer: TrainerPlan) -> str:
         raise trainer.refuse(
             f"an outer {sync.outer.optimizer} step of rate {sync.outer.learning_rate:g} and "
             f"momentum {sync.outer.momentum:g}",
-            f"plan with {DILOCO.learning_rate:g} and {DILOCO.momentum:g}, which its trainer fixes",
+            f"plan with {DILOCO.learning_rate:g} and {DILOCO.momentum:g}, the only ones it "
+            "supports",
         )
     return "diloco"
 
 
 def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str) -> list[str]:
-    """What all ranks are started with."""
+    """Return the options that all ranks share."""
     plan, stages = trainer.plan, trainer.stages
     dtype = DTYPES[trainer.compute_dtype()]
     samples, microbatch = trainer.pipeline_samples, plan.workload.microbatch_samples
@@ -176,16 +181,16 @@ def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str
 
 
 def _timeout_s(least: int, predicted_s: float) -> int:
-    """Ten times what is predicted, since defaults are for data centres."""
+    """Return ten times the predicted time, at least the default made for data centres."""
     return max(least, math.ceil(10 * predicted_s))
 
 
-def _own(options: dict[int, str], rank: int) -> list[str]:
+def _option_of(options: dict[int, str], rank: int) -> list[str]:
     return [options[rank]] if rank in options else []
 
 
 def _model_file(trainer: TrainerPlan, *, fault_tolerant: bool) -> dict[str, str]:
-    """A configuration function for ``--module`` and ``--config``: sizes are no options there."""
+    """Return a module with the model's configuration; torchtitan has no options for sizes."""
     text = _model_text(trainer.llama(), trainer.recomputes, fault_tolerant=fault_tolerant)
     return {f"{MODULE}.py": text}
 

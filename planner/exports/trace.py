@@ -1,4 +1,4 @@
-"""The predicted step as Trace Event JSON."""
+"""Export of the predicted step as Trace Event JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from planner.training_plan.model import TrainingPlan
 
 
 def chrome_trace(plan: TrainingPlan, options: ExportOptions) -> str:
-    """For ui.perfetto.dev: a process a device, a row for each link."""
+    """Return a trace for ui.perfetto.dev: one process per device, one row per link."""
     if options.schedule >= len(plan.schedules):
         raise ExportError(
-            f"schedule is {options.schedule}, the plan has schedules 0 to "
-            f"{len(plan.schedules) - 1}; name one of them"
+            f"schedule must be 0 to {len(plan.schedules) - 1} for this plan, found "
+            f"{options.schedule}; "
+            "give one of these"
         )
     return simulate(plan, schedule=options.schedule).chrome_trace()

@@ -1,4 +1,4 @@
-"""A plan as another trainer runs it: rank mesh, order of work, predicted step."""
+"""A plan as another trainer runs it: rank mesh, schedule and predicted step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.workload.costs import split_costs
 from planner.workload.layers import Architecture, Family
 
 DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
-"""Formats by the names that trainers give them."""
+"""Names of data types in other trainers."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TrainerRank:
     device
         Index of the planned device.
     host, local_rank
-        Where the process runs, and which of the host's GPUs it uses.
+        Host of the process, and index of its GPU on that host.
     interface
         Network interface; None: the host's default.
     stage, pipeline
@@ -50,16 +50,16 @@ class TrainerRank:
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """A plan that a trainer with equal, straight pipelines can carry out.
+    """A plan that a trainer with equal, straight pipelines can run.
 
     Attributes
     ----------
     target
-        Name of the format, for messages.
+        Name of the format, for error messages.
     pipelines
-        Devices of each pipeline, stage by stage.
+        Devices of each pipeline, by stage.
     ranks
-        Processes in the order of their ranks.
+        Processes in order of rank.
     """
 
     plan: TrainingPlan
@@ -71,7 +71,7 @@ class TrainerPlan:
     def of(
         cls, plan: TrainingPlan, target: str, options: ExportOptions, *, local_steps: bool = False
     ) -> TrainerPlan:
-        """Check that the target can carry out the plan, and place its ranks."""
+        """Check that the target can run the plan, and assign ranks."""
         pipelines = require_trainable(plan, target, recompute=True, local_steps=local_steps)
         return cls(plan, target, pipelines, _ranks(plan, pipelines, options))
 
@@ -87,37 +87,38 @@ class TrainerPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether all stages recompute their activations; mixed plans are refused."""
+        """Whether all stages recompute activations; mixed plans are rejected before."""
         return any(self.plan.recompute)
 
     @property
     def pipeline_samples(self) -> int:
-        """Samples of one pipeline in a step."""
+        """Samples of one pipeline per step."""
         return self.plan.workload.batch_samples // self.replicas
 
     def refuse(self, what: str, remedy: str) -> ExportError:
-        """The error for a feature of the plan that the target lacks."""
+        """Return the error for a feature of the plan that the target does not support."""
         return ExportError(f"{self.target} cannot express {what}; {remedy}")
 
     def architecture(self) -> Architecture:
-        """The transformer to train; raises `ExportError` where the workload is not one."""
+        """Return the transformer; raise `ExportError` if the workload is not one."""
         architecture = self.plan.workload.architecture
         if architecture is None:
             raise self.refuse(
-                f"workload {self.plan.workload.name!r}, which is no known transformer",
-                "plan a preset or a config.json",
+                f"workload {self.plan.workload.name!r}, which is not a known transformer",
+                "plan a preset or a Hugging Face config.json",
             )
         return architecture
 
     def llama(self) -> Architecture:
-        """A plain LLaMA, whose embedding and head are tied on a single stage at most."""
+        """Return a LLaMA without features that the trainers do not support, or raise "
+        "`ExportError`."""
         found = self.architecture()
         if found.kind is not Family.LLAMA:
             raise self.refuse(f"a {found.kind} model", "plan one of the llama family")
         if found.tied and self.stages > 1:
             raise self.refuse(
                 "a head tied to the embedding across stages",
-                "plan a workload with a head of its own",
+                "plan a workload with an untied head",
             )
         extra = {
             "biases of queries, keys and values": found.qkv_bias,
@@ -131,12 +132,12 @@ class TrainerPlan:
         return found
 
     def compute_dtype(self, *, reduces: Sequence[Dtype] = (Dtype.FP32,)) -> Dtype:
-        """Format of matrix products and activations, where the trainer knows only one for both."""
+        """Return the data type of both matrix products and activations, or raise `ExportError`."""
         precision = self.plan.workload.precision
         if precision.compute is not precision.messages:
             raise self.refuse(
                 f"activations computed in {precision.compute} and sent in {precision.messages}",
-                "plan both in one format",
+                "plan the same format for both",
             )
         if precision.gradients not in reduces:
             raise self.refuse(
@@ -146,7 +147,8 @@ class TrainerPlan:
         return precision.compute
 
     def csv_order(self, pipeline: int) -> str:
-        """Operations of a pipeline as the CSV of torch.distributed.pipelining, a row per stage."""
+        """Return a pipeline's schedule as CSV of torch.distributed.pipelining, one row per "
+        "stage."""
         schedule, path = first_schedule(self.plan), self.pipelines[pipeline]
         own = [b for b, taken in enumerate(schedule.paths) if taken == path]
         number = {b: k for k, b in enumerate(own)}
@@ -157,19 +159,19 @@ class TrainerPlan:
         return "".join(f"{row}\n" for row in rows)
 
     def modules(self, embedding: str, layers: str, norm: str) -> list[list[str]]:
-        """Names of the modules of each stage, the head's ``lm_head``."""
+        """Return the module names of each stage; the head is ``lm_head``."""
         parts = [[f"{layers}.{k}" for k in range(*ends)] for ends in self.plan.stage_layers]
         parts[0].insert(0, embedding)
         parts[-1] += [norm, "lm_head"]
         return parts
 
     def planned_order(self) -> Schedule:
-        """The plan's order with the loss computed right after the last forward pass."""
+        """Return the plan's schedule with the loss computed right after the last forward pass."""
         schedule = first_schedule(self.plan)
         return replace(schedule, order=tuple(map(_loss_with_forward, schedule.order)))
 
     def one_f_one_b(self) -> Schedule:
-        """The same paths in 1F1B order (Narayanan et al., 2019)."""
+        """Return the plan's paths with a 1F1B schedule (Narayanan et al., 2019)."""
         schedule = first_schedule(self.plan)
         orders: list[tuple[Operation, ...]] = [()] * len(schedule.order)
         for path in self.pipelines:
@@ -180,14 +182,14 @@ class TrainerPlan:
         return replace(schedule, name="1f1b", order=tuple(orders))
 
     def predicted_step_s(self, order: Schedule, *, waits_for_norm: bool) -> float:
-        """The step on the planner's clock, in the trainer's order."""
+        """Predict the step time with the trainer's schedule."""
         plan = self.plan.replace(schedules=(order,), cycle=(0,))
         if waits_for_norm and plan.clip is None:
             plan = plan.replace(clip=1.0)
         return predict(plan).step_s
 
     def require_memory(self, order: Schedule, chunk: Callable[[int], int]) -> None:
-        """Refuse an order whose activations do not fit."""
+        """Reject a schedule whose activations do not fit in device memory."""
         plan = self.plan
         workload, live = plan.workload, order.most_live()
         costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)
@@ -203,8 +205,8 @@ class TrainerPlan:
                 have = float(plan.cluster.memory_bytes[d])
                 if need > have:
                     raise self.refuse(
-                        f"device {plan.cluster.network.ids[d]!r}: its order keeps {live[d]} "
-                        f"microbatches, {need / 1e9:.2f} GB, and memory is {have / 1e9:.2f} GB",
+                        f"device {plan.cluster.network.ids[d]!r}: its schedule holds {live[d]} "
+                        f"microbatches, {need / 1e9:.2f} GB, in {have / 1e9:.2f} GB of memory",
                         "plan more stages or smaller microbatches",
                     )
 
@@ -212,7 +214,7 @@ class TrainerPlan:
 def _ranks(
     plan: TrainingPlan, pipelines: Pipelines, options: ExportOptions
 ) -> tuple[TrainerRank, ...]:
-    """Processes in the order of their ranks."""
+    """Return the processes in order of rank."""
     where: dict[int, tuple[str, int]] = {}
     for host, devices in nodes_of(plan, options).items():
         require_host(host)
@@ -228,7 +230,7 @@ def _ranks(
 
 
 def _loss_with_forward(order: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """Move each H right behind its F."""
+    """Move each H directly after its F."""
     heads = {b for kind, b in order if kind == "H"}
     moved: list[Operation] = []
     for kind, b in order:
@@ -240,7 +242,7 @@ def _loss_with_forward(order: tuple[Operation, ...]) -> tuple[Operation, ...]:
 
 
 def _one_f_one_b(microbatches: Sequence[int], flight: int, last: bool) -> tuple[Operation, ...]:
-    """A stage that keeps at most ``flight`` microbatches."""
+    """Return the 1F1B order of a stage with at most ``flight`` microbatches in flight."""
     ops: list[Operation] = []
     done = 0
     for k, b in enumerate(microbatches):

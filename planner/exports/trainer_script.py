@@ -13,30 +13,30 @@ from planner.utils.text import printable
 
 @dataclass(frozen=True)
 class Launch:
-    """What a trainer's script runs.
+    """Contents of a trainer's launch script.
 
     Attributes
     ----------
     release
-        Name and release of the trainer.
+        Name and version of the trainer.
     prediction
-        The predicted step, and of what, for the head of the script.
+        Comment line with the predicted step time.
     command
-        Words before the options.
+        Command before the options.
     options
-        Lines of options that all ranks share.
+        Option lines shared by all ranks.
     files
-        Contents by name; the script writes them into ``$run_dir``.
+        File contents by name; the script writes them to ``$run_dir``.
     variables
-        Environment of all ranks.
+        Environment variables of all ranks.
     rank_options
-        More options of a rank, by its number.
+        Additional options by rank.
     rank_variables
-        Environment of a rank, by its number; ``RANK`` and ``LOCAL_RANK`` need not be given.
+        Additional environment variables by rank; ``RANK`` and ``LOCAL_RANK`` are set by default.
     notes
-        More lines for the head.
+        Additional comment lines.
     before
-        Lines of shell to run on a host before its ranks, by host.
+        Shell lines to run on a host before its ranks, by host.
     """
 
     release: str
@@ -52,7 +52,7 @@ class Launch:
 
 
 def option_lines(options: Mapping[str, object]) -> list[str]:
-    """``--name value`` for every option, quoted; True is a flag without a value."""
+    """Return ``--name value`` for every option, quoted; True means a flag without a value."""
     return [
         f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
         for name, value in options.items()
@@ -60,10 +60,10 @@ def option_lines(options: Mapping[str, object]) -> list[str]:
 
 
 def launch_script(trainer: TrainerPlan, options: ExportOptions, launch: Launch) -> str:
-    """One script for all hosts; each starts its own ranks.
+    """Return one script for all hosts; each host starts its own ranks.
 
-    torchrun numbers the ranks of a host consecutively, which a mesh whose pipelines stay within a
-    host does not allow. The script therefore sets ``RANK`` and ``LOCAL_RANK`` itself.
+    The script sets ``RANK`` and ``LOCAL_RANK`` itself: torchrun numbers the ranks of a host
+    consecutively, which does not fit a mesh whose pipelines stay within a host.
     """
     first = trainer.ranks[0].host
     variables = {
@@ -84,7 +84,7 @@ def launch_script(trainer: TrainerPlan, options: ExportOptions, launch: Launch) 
 host=${{1:-$(hostname)}}
 shift $(( $# > 0 ))
 case "$host" in
-  {"|".join(dict.fromkeys(one.host for one in trainer.ranks))}) ;;
+  {"|".join(dict.fromkeys(process.host for process in trainer.ranks))}) ;;
   *) echo "the plan has no host $host" >&2; exit 2 ;;
 esac
 run_dir={options.run_id}.${{host//:/_}}
@@ -109,70 +109,75 @@ for _ in "${{pids[@]}}"; do wait -n; done
 
 
 def _head(trainer: TrainerPlan, launch: Launch) -> str:
-    """Comments: what this is, how to start it, what it should take, which rank is where."""
+    """Return the comments: origin, usage, predicted step time and table of ranks."""
     plan = trainer.plan
     ids = plan.cluster.network.ids
     lines = [
         f"{launch.release}, exported by planner {plan.package_version} from plan "
         f"{plan.content_hash[:12]}.",
-        "Run on every host: bash FILE [HOST [OPTION ...]]. HOST is `hostname` by default; options",
-        "are passed to the trainer: give it data, tokenizer and optimizer settings there.",
+        "Run on every host: bash FILE [HOST [OPTION ...]]. HOST defaults to `hostname`. OPTIONs "
+        "are",
+        "passed to the trainer: use them for data, tokenizer and optimizer settings.",
         launch.prediction,
         *launch.notes,
         "",
         "rank  host  local_rank  device  stage  pipeline  layers",
     ]
-    for one in trainer.ranks:
-        start, stop = plan.stage_layers[one.stage]
+    for process in trainer.ranks:
+        start, stop = plan.stage_layers[process.stage]
         lines.append(
-            f"{one.rank}  {one.host}  {one.local_rank}  {ids[one.device]}  {one.stage}  "
-            f"{one.pipeline}  {start}-{stop - 1}"
+            f"{process.rank}  {process.host}  {process.local_rank}  {ids[process.device]}  "
+            f"{process.stage}  "
+            f"{process.pipeline}  {start}-{stop - 1}"
         )
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
 
 
 def _cases(trainer: TrainerPlan, launch: Launch) -> str:
     hosts: dict[str, list[TrainerRank]] = {}
-    for one in trainer.ranks:
-        hosts.setdefault(one.host, []).append(one)
+    for process in trainer.ranks:
+        hosts.setdefault(process.host, []).append(process)
     text = ""
     for host, ranks in hosts.items():
-        lines = [*launch.before.get(host, ()), *(_rank_line(one, launch) for one in ranks)]
+        lines = [*launch.before.get(host, ()), *(_rank_line(process, launch) for process in ranks)]
         text += f"  {host})\n" + "".join(f"    {line}\n" for line in lines) + "    ;;\n"
     return text
 
 
-def _rank_line(one: TrainerRank, launch: Launch) -> str:
-    variables = {"RANK": str(one.rank), "LOCAL_RANK": str(one.local_rank)}
-    variables |= launch.rank_variables.get(one.rank, {})
-    if one.interface is not None:
-        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), one.interface)
+def _rank_line(process: TrainerRank, launch: Launch) -> str:
+    variables = {"RANK": str(process.rank), "LOCAL_RANK": str(process.local_rank)}
+    variables |= launch.rank_variables.get(process.rank, {})
+    if process.interface is not None:
+        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), process.interface)
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     line = " ".join(["rank", *words])
-    more = launch.rank_options.get(one.rank)
+    more = launch.rank_options.get(process.rank)
     return line if more is None else f"{line} -- {more}"
 
 
 def pipeline_files(trainer: TrainerPlan, option: str) -> tuple[dict[str, str], dict[int, str]]:
-    """The order of each pipeline as CSV, and the option of each rank that names its file."""
+    """Return the schedule of each pipeline as CSV, and each rank's option with its file."""
     if trainer.stages == 1:
         return {}, {}
     orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
     names = [f"order{orders.index(order)}.csv" for order in orders]
     return (
         dict(zip(names, orders, strict=True)),
-        {one.rank: f'--{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks},
+        {
+            process.rank: f'--{option} "$run_dir/{names[process.pipeline]}"'
+            for process in trainer.ranks
+        },
     )
 
 
 def order_name(trainer: TrainerPlan) -> str:
-    """What a predicted step is of."""
-    return "in this order of operations" if trainer.stages > 1 else "without pipelines"
+    """Describe the schedule behind a predicted step time."""
+    return "with this schedule" if trainer.stages > 1 else "without pipelines"
 
 
 def prediction(step_s: float, planned_s: float, order: str) -> str:
-    """The line of a script that states its predicted step."""
+    """Return the comment line with the predicted step time."""
     return (
-        f"Predicted step: {step_s:.4g} s, {order}, all-reduce in equal shares "
+        f"Predicted step time: {step_s:.4g} s {order} and an all-reduce in equal shares "
         f"(the plan itself: {planned_s:.4g} s)."
     )

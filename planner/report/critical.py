@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from planner.simulator.timeline import Op, Timeline, Transfer
 
 TOLERANCE = 1e-9
-"""Of the makespan: as near are an end and the begin that waited for it."""
+"""Fraction of the makespan within which an end and the start that waited for it coincide."""
 
 
 def critical_path(timeline: Timeline) -> list[Op | Transfer]:
-    """Operations and messages from the begin to the last operation's end, in order of time.
+    """Return the operations and messages of the critical path, in order of time.
 
-    Before an operation comes what ended last of its device's operation before and the message it
-    waits for; before a message comes the operation that handed it over.
+    The path is followed backwards from the last operation. An operation's predecessor is the later
+    of its device's previous operation and the message it waits for; a message's predecessor is the
+    operation that sent it.
     """
     if not timeline.ops:
         return []
@@ -45,7 +46,7 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
 
 
 def _before(ops: Sequence[Op], time_s: float, seen: set[Op | Transfer]) -> Op | None:
-    """The last operation that has ended then."""
+    """Return the last operation that ended by ``time_s`` and is not in ``seen``."""
     k = bisect_right(ops, time_s, key=lambda op: op.end_s) - 1
     # operations of no length may end where they begin
     while k >= 0 and ops[k] in seen:

@@ -1,4 +1,4 @@
-"""The placement as SVG: regions laid out by latency, devices in their stages' colours."""
+"""Placement as SVG: regions laid out by latency, devices coloured by stage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WIDTH, HEIGHT, LINKS, LABELS = 900.0, 520.0, 12, 30
 GOLDEN = math.pi * (3 - math.sqrt(5))
 DOT = 6.0
 SCALE = ((72, 36, 117), (65, 94, 155), (42, 145, 150), (84, 190, 110), (235, 210, 70))
-"""Red, green and blue of the stages' colours, dark to light as in viridis."""
+"""RGB colours of the stages, from dark to light as in viridis."""
 
 
 def stage_colour(stage: int, stages: int) -> str:
-    """A colour of a sequential scale, which ends with the last stage."""
+    """Return a stage's colour on a sequential scale."""
     place = stage / max(stages - 1, 1) * (len(SCALE) - 1)
     k = min(int(place), len(SCALE) - 2)
     mixed = (round(a + (b - a) * (place - k)) for a, b in zip(SCALE[k], SCALE[k + 1], strict=True))
@@ -28,14 +28,19 @@ def stage_colour(stage: int, stages: int) -> str:
 
 
 def by_latency(latency_s: Floats) -> Floats:
-    """Places in the plane, ``float[n, 2]``, by classical multidimensional scaling.
+    """Lay out points in the plane by classical multidimensional scaling.
 
-    B = -1/2 J D^2 J with J = I - 1/n; the two largest eigenvalues' vectors are the axes.
+    B = -1/2 J D^2 J with J = I - 1/n; the axes are the eigenvectors of the two largest eigenvalues.
 
     Parameters
     ----------
     latency_s
-        ``float[n, n]``; the diagonal is ignored, what was not measured counts as the longest.
+        ``float[n, n]``, seconds; the diagonal is ignored, and NaN counts as the longest latency.
+
+    Returns
+    -------
+    ndarray
+        ``float[n, 2]``, coordinates in seconds.
     """
     n = len(latency_s)
     d = (latency_s + latency_s.T) / 2
@@ -50,14 +55,14 @@ def by_latency(latency_s: Floats) -> Floats:
 
 
 def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
-    """Regions, devices and the links that carry messages longest."""
+    """Draw regions, devices and the links that are busy longest."""
     network, stage_of = plan.cluster.network, plan.stage_of
     names = list(dict.fromkeys(network.regions))
     members = [[d for d, r in enumerate(network.regions) if r == name] for name in names]
     latency = network.latency_s
     between = np.array([[np.nanmean(latency[np.ix_(a, b)]) for b in members] for a in members])
     radii = np.array([DOT * 1.9 * math.sqrt(len(m)) + 6 for m in members])
-    places = _spread(_fitted(by_latency(between)), radii)
+    places = _separate(_scale_to_picture(by_latency(between)), radii)
     dots = {
         d: places[r]
         + DOT * 1.9 * math.sqrt(k) * np.array([math.cos(k * GOLDEN), math.sin(k * GOLDEN)])
@@ -110,7 +115,7 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
 
 
 def _fullest(timeline: Timeline) -> tuple[list[LinkLoad], dict[int, LinkLoad]]:
-    """Pairs, and devices' own lines, that are full longest: pipeline and averaging together."""
+    """Return the busiest pairs, and the busiest uplink or downlink of each device."""
     pairs = [load for load in timeline.loads if len(load.ends) == 2][:LINKS]
     lines: dict[int, LinkLoad] = {}
     for load in timeline.loads:  # the fullest first
@@ -119,29 +124,33 @@ def _fullest(timeline: Timeline) -> tuple[list[LinkLoad], dict[int, LinkLoad]]:
     return pairs, lines
 
 
-def _fitted(places: Floats) -> Floats:
-    """Scaled into the picture, both axes alike."""
+def _scale_to_picture(places: Floats) -> Floats:
+    """Scale coordinates to the picture, with the same factor for both axes."""
     low, high = places.min(axis=0), places.max(axis=0)
     span = np.maximum(high - low, 1e-12)
     scale = min(WIDTH / span[0], HEIGHT / span[1]) if (high > low).any() else 1.0
     return np.asarray((places - low) * scale)
 
 
-def _spread(places: Floats, radii: Floats) -> Floats:
-    """Moved apart until no circles overlap, or after 200 rounds."""
+def _separate(places: Floats, radii: Floats) -> Floats:
+    """Move circles apart until none overlap, in at most 200 rounds."""
     places = places.copy()
     for _ in range(200):
         moved = False
         for i in range(len(places)):
             for j in range(i):
-                way = places[i] - places[j]
-                gap = float(np.hypot(*way))
-                short = radii[i] + radii[j] + 18 - gap
-                if short > 0.5:
+                offset = places[i] - places[j]
+                distance = float(np.hypot(*offset))
+                overlap = radii[i] + radii[j] + 18 - distance
+                if overlap > 0.5:
                     angle = i * GOLDEN
-                    unit = way / gap if gap > 1e-9 else np.array([math.cos(angle), math.sin(angle)])
-                    places[i] += unit * short / 2
-                    places[j] -= unit * short / 2
+                    unit = (
+                        offset / distance
+                        if distance > 1e-9
+                        else np.array([math.cos(angle), math.sin(angle)])
+                    )
+                    places[i] += unit * overlap / 2
+                    places[j] -= unit * overlap / 2
                     moved = True
         if not moved:
             break

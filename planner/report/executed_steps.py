@@ -1,4 +1,4 @@
-"""Steps that a run has executed, from its events or from ``planner run --json``."""
+"""Executed steps of a run, read from its events or from ``planner run --json``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from planner.utils.input_files import parse_json, read_text
 
 
 class ReportError(ValueError):
-    """A file that is no run's."""
+    """Invalid file of an executed run."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """One step: its number, its seconds, and those predicted where it ran, if that is known."""
+    """One executed step, with its measured and, if known, predicted seconds."""
 
     step: int
     took_s: float
@@ -24,25 +24,26 @@ class Executed:
 
 
 def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
-    """Steps of a run, in the file's order."""
+    """Read the steps of a run, in the file's order."""
     found = []
     for where, row, ran in _rows(read_text(path, error=ReportError), path):
         if plan_hash is not None and isinstance(ran, str) and ran not in ("", plan_hash):
             raise ReportError(
-                f"{path}, {where}: is of the plan {ran[:12]}, found {plan_hash[:12]} beside it; "
+                f"{path}, {where}: the run is of plan {ran[:12]}, not of {plan_hash[:12]}; "
                 "give the run of this plan, or the plan of this run"
             )
         found.append(_step(row, f"{path}, {where}"))
     if not found:
         raise ReportError(
-            f"{path}: holds no step; give the lines of an executor's --events, or what planner run "
-            "--json printed"
+            f"{path}: contains no step; give the output of the executor's --events or of planner "
+            "run "
+            "--json"
         )
     return found
 
 
 def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:
-    """Where each step stands, what is said of it, and which plan was run."""
+    """Return the location, the data and the plan hash of each step."""
     try:
         whole = parse_json(text, path)
     except ValueError:
@@ -68,8 +69,8 @@ def _step(row: Any, where: str) -> Executed:
     step, took = row.get("step"), row.get("took_s", row.get("measured_s"))
     numbers = isinstance(step, int) and isinstance(took, (int, float))
     if not numbers or isinstance(took, bool) or not math.isfinite(took) or took < 0:
-        raise ReportError(f"{where}: a step has a number and seconds >= 0, found {str(row)[:60]}")
+        raise ReportError(f"{where}: a step needs a number and seconds >= 0, found {str(row)[:60]}")
     predicted = row.get("predicted_s")
-    told = isinstance(predicted, (int, float)) and not isinstance(predicted, bool)
-    known = float(predicted) if told and 0 < predicted < math.inf else None
+    is_number = isinstance(predicted, (int, float)) and not isinstance(predicted, bool)
+    known = float(predicted) if is_number and 0 < predicted < math.inf else None
     return Executed(step, float(took), known)

@@ -1,4 +1,4 @@
-"""Numbers of a report: head line, stages, memory."""
+"""Metrics of a plan: throughput, utilization, memory, duration and cost of training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from planner.workload.costs import BACKWARD_TO_FORWARD, split_costs
 
 DAY_S = 86400.0
 TOKENS_PER_PARAMETER = 100
-"""Of the training whose days and dollars are stated, unless its tokens are given."""
+"""Default length of the training run whose duration and cost are reported."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What a device needs at its fullest, and has; bytes."""
+    """Highest memory use and capacity of a device, in bytes."""
 
     device: int
     live: int
@@ -27,12 +27,12 @@ class StageMemory:
 
     @property
     def reserve_bytes(self) -> float:
-        """What is left."""
+        """Free memory at the highest use, in bytes."""
         return self.have_bytes - self.need_bytes
 
 
 def memory(plan: TrainingPlan) -> list[StageMemory]:
-    """Of every device that holds a stage, in the fullest of the plan's schedules."""
+    """Return the highest memory use of every device with a stage, over all schedules."""
     costs = split_costs(plan.workload, plan.stage_layers, plan.head_stage, plan.recompute)
     held = [s.most_live() for s in plan.schedules]
     found = []
@@ -44,7 +44,7 @@ def memory(plan: TrainingPlan) -> list[StageMemory]:
 
 
 def parameters(plan: TrainingPlan) -> list[float]:
-    """Parameters of each stage, with the head's where it runs."""
+    """Return the parameters of each stage, including the head's on its stage."""
     w = plan.workload
     return [
         w.stage(*layers).parameters + (w.head_parameters(layers[0]) * (j == plan.head_stage))
@@ -53,13 +53,13 @@ def parameters(plan: TrainingPlan) -> list[float]:
 
 
 def samples(plan: TrainingPlan) -> float:
-    """Samples that a step trains on, in the mean over the cycle."""
+    """Return the mean number of samples per step over the cycle."""
     paths = sum(len(plan.schedules[k].paths) for k in plan.cycle) / len(plan.cycle)
     return paths * plan.workload.microbatch_samples
 
 
 def tokens_per_s(plan: TrainingPlan) -> float | None:
-    """None: the workload does not say how many tokens a sample has, or a step takes no time."""
+    """Return tokens per second; None if tokens per sample are unknown or a step takes no time."""
     arch = plan.workload.architecture
     if arch is None or plan.predicted.step_s <= 0:
         return None
@@ -67,22 +67,21 @@ def tokens_per_s(plan: TrainingPlan) -> float | None:
 
 
 def least(plan: TrainingPlan) -> float:
-    """What was to be least, seconds or dollars of a step, as the plan has it."""
+    """Return the objective's value in the plan: seconds or dollars per step."""
     of = plan.certificates.get("cost", plan.certificates.get("step"))
     return plan.predicted.step_s if of is None or of.objective is None else of.objective
 
 
 def utilization(plan: TrainingPlan) -> float:
-    """FLOPs of forward and backward passes over what all devices' FLOP/s, stated or measured, do.
+    """Return the FLOPs of a step relative to the attainable FLOPs of all computing devices.
 
-    Recomputation does not count: it is what a device does, not the model; nor do devices that
-    cannot compute.
+    Attainable FLOP/s are stated or measured. Recomputation does not count as useful FLOPs.
     """
     return _part_of(plan, plan.cluster.flops)
 
 
 def mfu(plan: TrainingPlan) -> float | None:
-    """Model FLOPs utilization: the same over what the GPUs' peaks do; None: they are not known."""
+    """Return model FLOPs utilization, relative to the GPUs' peaks; None if these are unknown."""
     peaks = plan.cluster.devices.peak_flops
     if peaks is None:
         return None
@@ -90,7 +89,7 @@ def mfu(plan: TrainingPlan) -> float | None:
 
 
 def _part_of(plan: TrainingPlan, flops: NDArray[np.float64]) -> float:
-    """The model's FLOPs of a step, in the mean over the cycle, of what devices could do in it."""
+    """Return the model's FLOPs per step over what devices with ``flops`` FLOP/s could do in it."""
     w, stage_of = plan.workload, plan.stage_of
     loads = [w.stage(*layers).forward_flops for layers in plan.stage_layers]
     visited = sum(
@@ -104,34 +103,34 @@ def _part_of(plan: TrainingPlan, flops: NDArray[np.float64]) -> float:
 
 
 def digits(value: float, count: int = 4) -> str:
-    """So many significant digits, and all of large whole numbers."""
+    """Format a number with ``count`` significant digits, and large numbers as whole ones."""
     return f"{value:,.0f}" if value >= 10 ** (count - 1) else f"{value:.{count}g}"
 
 
 def seconds(value: float) -> str:
-    """A time with four digits."""
+    """Format seconds with four significant digits."""
     return f"{digits(value)} s"
 
 
 def days(plan: TrainingPlan, tokens: float) -> float | None:
-    """Days for so many tokens at the predicted rate; None where tokens are not known."""
+    """Return the days that so many tokens take; None if tokens per step are unknown."""
     rate = tokens_per_s(plan)
     return None if rate is None else tokens / rate / DAY_S
 
 
 def dollars(plan: TrainingPlan, tokens: float) -> float | None:
-    """Dollars for so many tokens; None where prices or tokens are not known."""
+    """Return the cost of so many tokens; None if prices or tokens are unknown."""
     price = None if plan.cost is None else plan.cost.usd_per_billion_tokens
     return None if price is None else tokens * price / 1e9
 
 
 def training_tokens(plan: TrainingPlan) -> float:
-    """A hundred tokens a parameter."""
+    """Return the tokens of the default training run."""
     return TOKENS_PER_PARAMETER * plan.workload.parameters
 
 
 def headline(plan: TrainingPlan, tokens: float | None = None) -> dict[str, Any]:
-    """The figures that a plan is judged by, JSON-ready; None where one is not known."""
+    """Return the main metrics of a plan, JSON-ready; None where one is unknown."""
     arch, most = plan.workload.architecture, tokens or training_tokens(plan)
     sequence = None if arch is None else arch.sequence
     return {

@@ -1,4 +1,7 @@
-"""One self-contained HTML page of a plan: nothing is fetched, every foreign string is escaped."""
+"""A plan as one self-contained HTML page.
+
+The page loads nothing from elsewhere, and every string from input files is escaped.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ from planner.utils.html import table
 from planner.utils.text import counted, name_ranges
 
 GENERATOR = '<meta name="generator" content="planner report">'
-"""By which a page is known as one of ours."""
+"""Tag that identifies pages written by this command."""
 MORE = (
-    "planner report --sensitivity adds what slower links and devices would do; --run adds steps "
-    "that were executed."
+    "planner report --sensitivity adds step times with slower links and devices; --run adds "
+    "executed steps."
 )
-HELP = "Drag and buttons move and zoom, so does the wheel once clicked; keys: arrows, + and -, 0."
+HELP = "Move: drag or arrow keys. Zoom: buttons, + and -, or the wheel after a click. Reset: 0."
 FULLEST = 8
 FULL = 0.8999
-"""A memory bar is amber above this."""
+"""Memory use above which a bar is amber."""
 HERE = Path(__file__).parent
 
 
@@ -51,7 +54,24 @@ def report_html(
     run: Sequence[Executed] = (),
     slower: Sequence[Slower] | None = None,
 ) -> str:
-    """The page."""
+    """Render the page.
+
+    Parameters
+    ----------
+    plan
+        A valid plan.
+    tokens
+        Tokens of the training run whose duration and cost are shown; None: 100 per parameter.
+    run
+        Executed steps to compare with the prediction.
+    slower
+        Results of `sensitivity`; None: no such section.
+
+    Raises
+    ------
+    PlanError
+        The plan contradicts itself or has no step time.
+    """
     for problem in contradictions(plan):
         raise PlanError(problem)
     if plan.predicted.step_s <= 0:
@@ -74,15 +94,15 @@ def report_html(
             f"<h1>{title}</h1>",
             _note(f"plan {plan.content_hash[:12]}, made with planner {plan.package_version}"),
             _head(plan, tokens),
-            _section("Compared with", _compared(plan)),
+            _section("Comparison with baselines", _comparison(plan)),
             _section("Placement", _picture(plan, timeline), _note(_placement_note(plan))),
             _section("Stages", _stages(plan)),
             _section("Memory", _memory(plan)),
-            _section("Timeline of a step from rest", _timeline(timeline, critical)),
-            _section("Fullest links", _links(plan, timeline)),
-            _section("Lower bounds", _standings(plan)),
-            _section("What else could have been", _decisions(plan)),
-            _section("Averaging and what is sent", _sync(plan)),
+            _section("Timeline of a step on an idle system", _timeline(timeline, critical)),
+            _section("Busiest links", _links(plan, timeline)),
+            _section("Lower bounds", _bounds(plan)),
+            _section("Alternatives", _alternatives(plan)),
+            _section("Averaging and message encodings", _sync(plan)),
             _section("Cost", _cost(plan)),
             "" if slower is None else _section("Sensitivity", _sensitivity(plan, slower)),
             _section("Predicted and executed", _executed(plan, run)) if run else "",
@@ -96,9 +116,10 @@ def report_html(
 def timeline_data(
     timeline: Timeline, critical: Sequence[Any], plan: TrainingPlan
 ) -> dict[str, Any]:
-    """What the page's script draws: ``[start_s, end_s, kind, microbatch, critical]`` a device.
+    """Return what the page's script draws.
 
-    Devices are ordered by stage, those of no stage last.
+    Each operation is ``[start_s, end_s, kind, microbatch, critical]``. Devices are ordered by
+    stage, those without a stage last.
     """
     marked = {op for op in critical if isinstance(op, Op)}
     rows: list[list[list[Any]]] = [[] for _ in timeline.ids]
@@ -131,7 +152,7 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
     cells = [
         ("step time", f"{digits(figures['step_s'])} s", batch),
         ("tokens/s", "not known" if rate is None else f"{rate:,.0f}", ""),
-        ("MFU", "not known" if used is None else f"{used:.1%}", "of its devices' peak FLOP/s"),
+        ("MFU", "not known" if used is None else f"{used:.1%}", "of the devices' peak FLOP/s"),
         ("training", "not known" if took is None else f"{digits(took, 3)} days", whole),
     ]
     inner = "".join(
@@ -139,46 +160,49 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
         for a, b, c in cells
     )
     return f'<dl class="head">{inner}</dl>' + _note(
-        f"Devices compute in {utilization(plan):.1%} of the time, at the rate that they attain in "
+        f"Devices compute {utilization(plan):.1%} of the time, at the FLOP/s that they attain in "
         "training: 40% of a GPU's peak unless stated otherwise."
     )
 
 
-def _compared(plan: TrainingPlan) -> str:
-    """Step times of this plan, its lower bound and the baselines, as bars."""
+def _comparison(plan: TrainingPlan) -> str:
+    """Render step times of this plan, its lower bound and the baselines as bars."""
     own, step = plan.predicted.step_s, plan.certificates.get("step")
     rows: list[tuple[str, float, str]] = [("this plan", own, "")]
     if step is not None and step.bound is not None:
         gap = "" if step.gap is None else f": gap {step.gap:.1%}"
         rows.insert(0, ("lower bound", step.bound, f"no plan of this kind is faster{gap}"))
     rows += [(x.taken, x.value, x.instead) for x in plan.baselines if x.value is not None]
-    most = max(seconds for _, seconds, _ in rows)
+    slowest = max(seconds for _, seconds, _ in rows)
     cells = [
         [
             escape(name),
             f"{digits(seconds)} s",
             f"{seconds / own:.2f}",
-            f'<span class="bar" style="width:{max(100 * seconds / most, 1):.0f}%"></span>'
+            f'<span class="bar" style="width:{max(100 * seconds / slowest, 1):.0f}%"></span>'
             f'<span class="note">{escape(text)}</span>',
         ]
         for name, seconds, text in rows
     ]
     why = "".join(_note(f"{x.taken}: {x.why}") for x in plan.baselines if x.value is None)
     if not plan.baselines:
-        why = _note("Not compared with baselines: planner plan --no-compare, or an older release.")
-    return table(["plan", "step time", "times this plan", ""], cells) + why
+        why = _note(
+            "Not compared with baselines: the plan was made with --no-compare or by an older "
+            "release."
+        )
+    return table(["plan", "step time", "relative to this plan", ""], cells) + why
 
 
 def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
-    """Scrolls by itself, since its words would be too small on a narrow screen."""
+    """Render the placement in a container that scrolls on narrow screens."""
     return f'<div class="wide" tabindex="0">{placement_svg(plan, timeline)}</div>'
 
 
 def _placement_note(plan: TrainingPlan) -> str:
     out = f"left out: {', '.join(name_ranges(plan.left_out))}" if plan.left_out else ""
     sentences = [
-        "Regions are laid out by latency, devices have their stages' colours, lines are the "
-        "fullest pairs, rings the devices whose whole up- or downloads are fullest",
+        "Regions are laid out by latency and devices coloured by stage. Lines mark the busiest "
+        "pairs, rings the devices with the busiest uplinks or downlinks",
         *(text for text in (out, assumed_limits(plan.cluster), unstated_sites(plan.cluster))),
     ]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences if text)
@@ -200,7 +224,7 @@ def _stages(plan: TrainingPlan) -> str:
 
 
 def _memory(plan: TrainingPlan) -> str:
-    """A row a stage; its bar is that of the fullest device, amber from 90%."""
+    """Render one row per stage, with a bar for its fullest device."""
     ids, found = plan.cluster.network.ids, dict[int, list[StageMemory]]()
     for m in memory(plan):
         found.setdefault(plan.stage_of[m.device], []).append(m)
@@ -227,13 +251,13 @@ def _memory(plan: TrainingPlan) -> str:
 
 
 def _range(values: Sequence[float], spec: str) -> str:
-    """Least and most, or the one value that all have."""
+    """Format lowest and highest value, or the common one."""
     low, high = format(min(values), spec), format(max(values), spec)
     return low if low == high else f"{low} to {high}"
 
 
 def _names(devices: Sequence[str]) -> str:
-    """In a column that does not shrink to one name a line."""
+    """Render device names in a cell that does not shrink to one name per line."""
     return f'<span class="names">{escape(", ".join(devices))}</span>'
 
 
@@ -256,10 +280,10 @@ def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
         '<canvas id="timeline" tabindex="0" role="img" aria-label="timeline of all devices">'
         f'</canvas><p class="note" id="says" aria-live="polite">{escape(HELP)}</p>'
         + _note(
-            f"Underlined: the critical path of the pipeline part, {timeline.makespan_s:.4g} s: "
-            f"{parts}. A message counts from when it is handed over. Where operations are narrower "
-            "than pixels, bars are the shares of time that they take. Idle: the share of a step in "
-            "which a device does not compute."
+            f"Underlined: the critical path of the pipeline, {timeline.makespan_s:.4g} s: {parts}. "
+            "The time of a message includes waiting for its link. Where operations are narrower "
+            "than a pixel, bars show the fraction of time of each kind. Idle: fraction of the step "
+            "in which a device does not compute."
         )
     )
 
@@ -272,68 +296,75 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
     return table(["link", "pipeline s", "averaging s"], rows)
 
 
-def _standings(plan: TrainingPlan) -> str:
+def _bounds(plan: TrainingPlan) -> str:
     rows = []
     for one in bound_bases(plan):
         certificate, unit = plan.certificates[one.part], "$" if one.part == "cost" else "s"
-        how = f"taken from the solver: {one.basis or 'no reason given'}"
+        how = f"not verified; the solver states: {one.basis or 'no reason'}"
         if one.recomputed is not None:
-            how = f"computed again by planner check ({one.argument.split(' (')[0]})"
+            how = f"verified: recomputed by planner check ({one.argument.split(' (')[0]})"
         found, bound = (
             "none" if x is None else f"{x:.4g} {unit}" for x in (certificate.objective, one.bound)
         )
         gap = "" if certificate.gap is None else f"{certificate.gap:.1%}"
         rows.append([one.part, found, bound, gap, escape(how if one.bound is not None else "")])
-    return table(["of", "found", "lower bound", "gap", "the bound is"], rows)
+    return table(["certificate", "found", "lower bound", "gap", "basis of the bound"], rows)
 
 
-def _decisions(plan: TrainingPlan) -> str:
+def _alternatives(plan: TrainingPlan) -> str:
     if not plan.alternatives:
         return _note(
-            "The plan names none: decisions were given, nothing else was looked at, or an older "
-            "release made it. planner compare sets two plans side by side."
+            "The plan lists none: its decisions were given, no alternatives were evaluated, or it "
+            "was "
+            "made by an older release. planner compare shows two plans side by side."
         )
     cells = [
         [escape(one.taken), escape(one.instead), escape(one.outcome(least(plan)))]
         for one in plan.alternatives
     ]
-    return table(["taken", "instead", "a step would then take or cost"], cells)
+    return table(["decision", "alternative", "step time or cost with it"], cells)
 
 
 def _sync(plan: TrainingPlan) -> str:
     outer = plan.sync.outer
     rows = [
-        ["averages every", counted(plan.sync.every_steps, "step") + " delayed" * plan.sync.delayed],
-        ["gradients every step", _every_step(plan)],
-        ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
-        ["gradients compressed", str(plan.codec)],
-        ["messages compressed", str(plan.workload.boundary_codec)],
+        [
+            "averaging interval",
+            counted(plan.sync.every_steps, "step") + ", delayed" * plan.sync.delayed,
+        ],
+        ["gradients in every step", _every_step(plan)],
+        [
+            "outer optimizer",
+            "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}",
+        ],
+        ["gradient codec", str(plan.codec)],
+        ["activation codec", str(plan.workload.boundary_codec)],
         ["wiring", str(plan.wiring)],
-        ["clips at", "never" if plan.clip is None else f"{plan.clip:g}"],
-        ["pipeline part", f"{digits(plan.predicted.pipeline_s)} s"],
-        ["longest averaging", f"{digits(plan.predicted.averaging_s)} s"],
+        ["gradient clipping", "none" if plan.clip is None else f"{plan.clip:g}"],
+        ["pipeline time", f"{digits(plan.predicted.pipeline_s)} s"],
+        ["longest averaging time", f"{digits(plan.predicted.averaging_s)} s"],
     ]
     if plan.averages_tied:
         size = plan.vector_bytes()[-1] / 1e9
-        shared = f"{size:.3g} GB, by stages 0 and {plan.head_stage} after their own"
-        rows.append(["averaged of embedding and head", shared])
+        shared = f"{size:.3g} GB, by stages 0 and {plan.head_stage} after their own averaging"
+        rows.append(["tied embedding and head", shared])
     return table(["what", "value"], [[escape(c) for c in row] for row in rows])
 
 
 def _every_step(plan: TrainingPlan) -> str:
     if plan.two_frequency:
         return "averaged within regions"
-    return "each device's own" if plan.sync.local_steps else "averaged"
+    return "not averaged" if plan.sync.local_steps else "averaged"
 
 
 def _cost(plan: TrainingPlan) -> str:
     cost = plan.cost
     if cost is None:
-        return _note("The plan states no cost: prices of its devices were not given.")
+        return _note("The plan has no cost, since the price of its devices is unknown.")
     tokens = cost.usd_per_billion_tokens
     rows = [
         ["devices", f"{cost.devices_usd:.4g} $ a step"],
-        ["messages", f"{cost.messages_usd:.4g} $ a step, {cost.paid_bytes / 1e9:.4g} GB paid"],
+        ["messages", f"{cost.messages_usd:.4g} $ a step, {cost.paid_bytes / 1e9:.4g} GB charged"],
         ["a billion tokens", "not known" if tokens is None else f"{tokens:.4g} $"],
     ]
     return table(["what", "price"], [[escape(c) for c in row] for row in rows])
@@ -353,16 +384,19 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
         ""
         if regions * (regions + 1) // 2 <= MOST_PAIRS
         else (
-            f" Of all pairs of regions the {MOST_PAIRS} with most devices, of all regions at most "
-            f"{MOST_REGIONS}."
+            f" Only the {MOST_PAIRS} pairs of regions and the {MOST_REGIONS} regions with most "
+            "devices "
+            "are evaluated."
         )
     )
     return _note(
-        f"At {SLOWER:.0%} of their speed, one at a time; decisions stay. Where regions have "
-        f"several devices, the {MOST_SINGLE} fullest links and lines of single ones too, and the "
-        f"{MOST_SINGLE} devices that compute longest. Without a device its microbatches go to "
-        f"others of its stage.{cut}"
-    ) + table(["slower", "step s", "change"], rows)
+        f"Step time of this plan if one part of the cluster runs at {SLOWER:.0%} of its speed. In "
+        f"regions with several devices, also for the {MOST_SINGLE} busiest single links, the "
+        "uplinks "
+        f"and downlinks of the {MOST_SINGLE} busiest devices, and the {MOST_SINGLE} devices that "
+        "compute "
+        f'longest. "Without" a device, others of its stage take over its microbatches.{cut}'
+    ) + table(["slowed part", "step s", "change"], rows)
 
 
 def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
@@ -371,8 +405,8 @@ def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
         predicted = plan.predicted.step_s if x.predicted_s is None else x.predicted_s
         change = f"{x.took_s / predicted - 1:+.1%}" if predicted > 0 else "-"
         rows.append([str(x.step), f"{predicted:.4g}", f"{x.took_s:.4g}", change])
-    where = "for where it ran" if here else "the plan's mean step on its own network"
-    return _note(f"Predicted is {where}.") + table(
+    where = "the machine it ran on" if here else "the plan's own network, mean over steps"
+    return _note(f"The prediction is for {where}.") + table(
         ["step", "predicted s", "executed s", "change"], rows
     )
 

@@ -1,4 +1,4 @@
-"""Step times if links or devices were slower, or a device were lost."""
+"""Step times of a plan with slower links or devices, or without a device."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import remove_devices
 
 SLOWER = 0.7
-"""Rate that is left."""
+"""Speed of a slowed part, relative to its own."""
 MOST_PAIRS, MOST_REGIONS, MOST_SINGLE = 24, 24, 12
-"""Priced at most: pairs of regions, regions; single pairs, lines and devices."""
+"""Most cases: pairs of regions; regions; single links, devices and sites."""
 
 Bools = np.typing.NDArray[np.bool_]
 Case = tuple[str, str, Callable[[], TrainingPlan]]
-"""What is slower, its kind and name, and the plan with it."""
+"""Kind and name of what is slowed, and a function that returns the changed plan."""
 
 
 @dataclass(frozen=True)
 class Slower:
-    """One thing slower, such as the lines of a region, and the step that the plan then takes."""
+    """A slowed part of the cluster, and the plan's step time with it."""
 
     kind: str
     name: str
@@ -38,19 +38,31 @@ class Slower:
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Kind and name."""
         return f"{self.kind} {self.name}"
 
 
 def sensitivity(
     plan: TrainingPlan, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Slower]:
-    """The plan priced again on changed clusters, the worst first.
+    """Predict the plan's step time on changed clusters.
 
-    Pairs of regions with the most devices that may talk come first; within a region is a pair too.
-    A region's lines are its devices' whole up- and downloads, and those of sites that they are at;
-    a site's is the one that its devices share. Single pairs and lines are the fullest, single
-    devices those that compute longest, where their regions have others.
+    Links are slowed between pairs of regions (and within a region), devices and their uplinks and
+    downlinks per region, and shared links per site. Where a region has several devices, the busiest
+    single links and the devices that compute longest are slowed too. Last, one device per region is
+    removed.
+
+    Parameters
+    ----------
+    plan
+        The plan, whose decisions stay the same.
+    progress
+        Called with the number of finished and of all cases.
+
+    Returns
+    -------
+    list[Slower]
+        Slowest step first.
     """
     cluster, timeline = pinned(plan.cluster), predicted_timeline(plan)
     cases = [
@@ -67,7 +79,7 @@ def sensitivity(
 
 
 def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
-    """All links between two regions, and single ones among them."""
+    """Yield cases for the links of pairs of regions, and for single links."""
     names, count = _regions(plan)
     regions = list(count)
     pairs = [(a, b) for k, a in enumerate(regions) for b in regions[k:] if a != b or count[a] > 1]
@@ -86,7 +98,7 @@ def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
 
 
 def _devices(plan: TrainingPlan, timeline: Timeline) -> Iterator[Case]:
-    """All of a region, and single ones."""
+    """Yield cases for the devices of a region, and for single devices."""
     (names, count), ids = _regions(plan), plan.cluster.network.ids
     for name in _largest(count):
         yield "devices of", name, partial(slower_devices, plan, names == name)
@@ -100,22 +112,22 @@ def _devices(plan: TrainingPlan, timeline: Timeline) -> Iterator[Case]:
 
 
 def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
-    """Those of all devices of a region, and single ones."""
+    """Yield cases for the uplinks and downlinks of regions, single devices and sites."""
     (names, count), ids = _regions(plan), plan.cluster.network.ids
     for name in _largest(count):
-        yield "lines of", name, partial(_slower_lines, plan, cluster, names == name)
+        yield "uplinks and downlinks of", name, partial(_slower_lines, plan, cluster, names == name)
     single = [x.ends[0] for x in timeline.loads if len(x.ends) == 1 and count[names[x.ends[0]]] > 1]
     for d in list(dict.fromkeys(single))[:MOST_SINGLE]:
         of_it = np.arange(len(ids)) == d
-        yield "lines of", ids[d], partial(_slower_lines, plan, cluster, of_it, False)
+        yield "uplink and downlink of", ids[d], partial(_slower_lines, plan, cluster, of_it, False)
     sites = Counter(plan.cluster.devices.sites or ())
     for site, devices in sites.most_common(MOST_SINGLE):
         if devices > 1 and any(site in (x or {}) for x in _site_lines(plan)):
-            yield "line of site", site, partial(_slower_site, plan, cluster, site)
+            yield "shared link of site", site, partial(_slower_site, plan, cluster, site)
 
 
 def _lost(plan: TrainingPlan) -> Iterator[Case]:
-    """A device of each region, the first that others of its stage can stand in for."""
+    """Yield a case without a device for each region where others of its stage can replace one."""
     names, count = _regions(plan)
     for name in _largest(count):
         for d in (d for d in sorted(plan.stage_of) if names[d] == name):
@@ -127,7 +139,7 @@ def _lost(plan: TrainingPlan) -> Iterator[Case]:
 
 
 def _regions(plan: TrainingPlan) -> tuple[np.typing.NDArray[np.str_], dict[str, int]]:
-    """Of each device, and how many each has."""
+    """Return the region of each device, and the number of devices in each region."""
     names = np.array(plan.cluster.network.regions)
     return names, {name: int((names == name).sum()) for name in dict.fromkeys(names.tolist())}
 
@@ -151,7 +163,7 @@ def _site_lines(plan: TrainingPlan) -> tuple[Mapping[str, float] | None, ...]:
 def _slower_lines(
     plan: TrainingPlan, cluster: Cluster, which: Bools, sites: bool = True
 ) -> TrainingPlan:
-    """What devices send and receive in all, and the lines of the sites that they are at."""
+    """Slow the uplinks and downlinks of devices, and the shared links of their sites."""
     devices, part = cluster.devices, np.where(which, SLOWER, 1.0)
     changes: dict[str, Any] = {
         name: np.asarray(getattr(devices, name)) * part
@@ -177,9 +189,9 @@ def _slower_sites(devices: Devices, which: set[str]) -> Devices:
 
 
 def pinned(cluster: Cluster) -> Cluster:
-    """The same with limits of devices written down.
+    """Return the cluster with explicit upload and download limits.
 
-    Where none are stated the fastest pair is taken for them, which must not change with a pair.
+    Missing limits default to the fastest measured pair, which must not change with the slowed pair.
     """
     up, down = device_limits(cluster)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
@@ -189,12 +201,14 @@ def pinned(cluster: Cluster) -> Cluster:
 
 
 def slower_devices(plan: TrainingPlan, which: Bools) -> TrainingPlan:
-    """The plan with longer operations on some devices.
+    """Return the plan with longer operations on some devices.
 
     Parameters
     ----------
+    plan
+        The plan.
     which
-        ``bool[N]``.
+        ``bool[N]``, the slowed devices.
     """
 
     def longer(seconds: tuple[float, ...]) -> tuple[float, ...]:

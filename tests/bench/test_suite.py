@@ -573,7 +573,7 @@ def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyP
         (["--methods", "magic"], "no method 'magic'"),
         (["--method", "planner"], "give package.module:function"),
         (["--method", "planner.nowhere:solve"], "No module named"),
-        (["--method", "planner.search.stop:MIN_S"], "is no function"),
+        (["--method", "planner.search.stop:MIN_S"], "is not a function"),
         (["--effort", "-1"], "--effort must be above 0"),
         (["--effort", "0"], "--effort must be above 0"),
         (["--effort", "nan"], "--effort must be above 0"),

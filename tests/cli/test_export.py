@@ -64,7 +64,7 @@ def test_hosts_of_a_file(
         ("--elastic", "torchrun would end all ranks of a node when one fails"),
         ("--devices 0", "--devices differs from host to host"),
         ("--bind 10.0.0.1", "--bind differs from host to host"),
-        ("--help", "asks for help"),
+        ("--help", "--help is not allowed"),
         ("--learning-rate -1", "learning_rate is -1.0"),
         ("--move zzz", "zzz"),
         ("--impose --checkpoint kept", "--impose runs no model; leave out --checkpoint"),
@@ -120,7 +120,7 @@ def test_several_hosts_without_an_interface_are_told(
         hosts.write_text("device,host\n" + "".join(f"{d},{names[d % 2]}\n" for d in range(6)))
         for to in ("torchrun", "slurm"):
             assert main(["export", str(plan_file), "--to", to, "--hosts", str(hosts)]) == 0
-            assert ("name an interface" in capsys.readouterr().out) is told
+            assert ("set --interface" in capsys.readouterr().out) is told
 
 
 def test_refusals_write_nothing_and_end_with_2(
@@ -129,7 +129,7 @@ def test_refusals_write_nothing_and_end_with_2(
     """One line on stderr; files that are read stay as they are."""
     before, out = plan_file.read_bytes(), tmp_path / "out"
     for more, said in (
-        (["--to", "megatron", "--pipeline", "0"], "megatron does not read pipeline"),
+        (["--to", "megatron", "--pipeline", "0"], "megatron does not use pipeline"),
         (["--to", "torch-pipelining", "--pipeline", "7"], "the plan has 0 to 1"),
         (["--to", "ranks", "--hosts", str(tmp_path / "none.csv")], "cannot be read"),
     ):

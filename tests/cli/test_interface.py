@@ -326,7 +326,7 @@ def test_a_table_of_one_direction_is_told_what_to_do(
     (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\na,c,10\nb,c,10\n")
     table = [str(tmp_path / "ping.csv"), "--bandwidth-gbps", "1"]
     assert main(["networks", *table]) == 0
-    assert "--both-ways takes them" in capsys.readouterr().out
+    assert "--both-ways copies them" in capsys.readouterr().out
     assert main(["networks", *table, "--both-ways"]) == 0
     assert "missing" not in capsys.readouterr().out
     (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\nb,a,10\na,c,1\nc,a,1\n")

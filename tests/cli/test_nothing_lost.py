@@ -315,7 +315,7 @@ def test_a_full_disk(
     assert main([*QUICK, "--json", "--seed", "1", "--out", str(full / "plan.json")]) == 2
     printed = capsys.readouterr()
     (found,) = json.loads(printed.out)["written"]
-    assert f"No space left on device; it is in {found}" in printed.err
+    assert f"No space left on device; written to {found}" in printed.err
     assert check(load_plan(found)) == [] and room in Path(found).parents
     assert (full / "plan.json").read_bytes() == before
     assert [one.name for one in full.iterdir()] == ["plan.json"]
@@ -361,11 +361,11 @@ def test_a_kill_leaves_the_best_so_far(
     capsys.readouterr()
     assert main([*LONG, *more, "--no-pictures", "--out", str(path)]) == 0
     killed_file = tmp_path / "plan.killed.json"
-    assert f"{killed_file}: the best of an earlier search" in capsys.readouterr().err
+    assert f"{killed_file}: best result of an earlier search" in capsys.readouterr().err
     assert check(load_plan(killed_file)) == []
     assert sorted(one.name for one in tmp_path.iterdir()) == [path.name, killed_file.name]
     part.write_text("")
-    partial_output.Spare(path, bool, str)
+    partial_output.IncumbentFile(path, bool, str)
     assert (tmp_path / "plan.killed1.json").exists() and load_plan(killed_file)
 
 

@@ -56,7 +56,7 @@ def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     ("part", "words"),
     [
         ("planner.checker.dispatch.check", "not checked (planner check {path}): no time left"),
-        ("planner.cli.plan_command._random", "not compared with random ones: no time left"),
+        ("planner.cli.plan_command._random", "not compared with random placements: no time left"),
         ("planner.simulator.timeline.Timeline.gantt", "not drawn: no time left"),
     ],
 )
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_in_the_data(
     argv = [*PLAN, "--seconds", "300", "--json", "--out", str(tmp_path / "plan.json")]
     assert main(argv) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["no_time_for"] == ["compared with random ones"]
+    assert data["no_time_for"] == ["compared with random placements"]
     assert len(data["written"]) == 3
 
 
@@ -100,5 +100,5 @@ def test_a_saved_plan_that_fails_its_check_is_no_success(
     assert main([*PLAN, "--out", str(path)]) == BAD_INPUT
     assert path.exists()
     error = capsys.readouterr().err
-    assert f"{path} is saved, but does not pass its own check" in error
+    assert f"{path} is saved, but fails its own check" in error
     assert "too full" in error

@@ -714,16 +714,16 @@ def test_a_link_measured_another_way_is_refused(
     measured: str | None, asked: str | None, line: str
 ) -> None:
     """A prediction stands on the way that messages go."""
-    from planner.cli.run_command import require_same_way
+    from planner.cli.run_command import require_same_transport
 
     software = {} if measured is None else {"direct": measured}
     how: Any = SimpleNamespace(software=software)
     run: Any = SimpleNamespace(direct=asked, calibration="times.json")
     if not line:
-        require_same_way(how, run)
+        require_same_transport(how, run)
         return
     with pytest.raises(ValueError, match=f"times.json: {line}; measure again"):
-        require_same_way(how, run)
+        require_same_transport(how, run)
 
 
 def test_a_message_is_made_before_it_leaves() -> None:

@@ -48,7 +48,7 @@ def test_a_diverged_run_tells_json(loss: float, capsys: pytest.CaptureFixture[st
     assert [e["event"] for e in events] == ["step", "step", "loss", "evaluated"]
     assert all(e["loss"] is None for e in events) and events[0]["loss_step"] == 0
     for as_json in (True, False):
-        told = run_command._Steps(plan, plan.workload, Path(), [1.0], as_json, 2)
+        told = run_command._EventPrinter(plan, plan.workload, Path(), [1.0], as_json, 2)
         for line in lines:
             told.take(line)
         run_command._summary(plan, told, "diverged", as_json)

@@ -130,7 +130,7 @@ def test_programmes_that_there_are_not(flowing: TrainingPlan) -> None:
     """One line each."""
     cases: tuple[tuple[TrainingPlan, str, dict[str, Any], str], ...] = (
         (flowing, "averaging-lp", {"stage": 3}, "stage is 3, and the plan has 3"),
-        (flowing, "flow-lp", {"stage": 0}, "flow-lp does not read stage"),
+        (flowing, "flow-lp", {"stage": 0}, "flow-lp does not use stage"),
         (make_plan([[0, 1]]), "averaging-mps", {}, "one device, which averages with nobody"),
         (make_plan([[0, 1], [2, 3]], head="first"), "flow-mps", {}, "plan with --head last"),
     )
@@ -157,4 +157,4 @@ def test_peers_as_a_programme(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert -read_by_highs(path) * xi_unit >= bound * (1 - 1e-5)
     assert "a_Oslo_Lima" in path.read_text()
     assert main([*asked, "--programme", str(path), "--no-overlap", "--force"]) == 2
-    assert "--no-overlap of one after the other; leave one of them out" in capsys.readouterr().err
+    assert "--no-overlap does not; leave one of them out" in capsys.readouterr().err

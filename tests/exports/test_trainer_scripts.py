@@ -210,7 +210,7 @@ def test_nemo_gets_stages_and_order(plan: TrainingPlan) -> None:
     assert "  pp_size: 3\n  dp_size: 2\n" in yaml and "local_batch_size: 4\n" in yaml
     assert written(script, "order0.csv") == export_plan(plan, "torch-pipelining")
     few = make_plan(GRID, workload=tiny_workload("llama", batch_samples=4))
-    with pytest.raises(ExportError, match="2 microbatches of a pipeline with 3 stages"):
+    with pytest.raises(ExportError, match="2 microbatches in a pipeline of 3 stages"):
         export_plan(few, "nemo")
 
 
@@ -221,16 +221,18 @@ def test_the_stated_step_is_that_of_the_targets_order(plan: TrainingPlan) -> Non
     assert trainer.one_f_one_b() == own.schedules[0]
     theirs = predict(own).step_s
     assert theirs != pytest.approx(plan.predicted.step_s, rel=1e-3)
-    assert f"Predicted step: {theirs:.4g} s, in Megatron's order" in export_plan(plan, "megatron")
+    assert f"Predicted step time: {theirs:.4g} s, with Megatron's 1F1B schedule" in export_plan(
+        plan, "megatron"
+    )
     assert trainer.planned_order() == plan.schedules[0]
     norm = predict(plan.replace(clip=1.0)).step_s
-    assert f"Predicted step: {norm:.4g} s, in this order" in export_plan(plan, "torchtitan")
+    assert f"Predicted step time: {norm:.4g} s, in this order" in export_plan(plan, "torchtitan")
 
 
 def test_orders_that_need_more_memory_than_there_is(plan: TrainingPlan) -> None:
     """Megatron keeps as many microbatches as a pipeline has stages."""
     small = plan.replace(cluster=Cluster(random_network(6), Devices(1e12, 1e4)))
-    with pytest.raises(ExportError, match="its order keeps 3 microbatches"):
+    with pytest.raises(ExportError, match="its schedule holds 3 microbatches"):
         export_plan(small, "megatron")
 
 
@@ -259,7 +261,9 @@ def test_addresses_and_texts_of_a_plan_are_no_commands(
 
 def test_ports_and_floats_that_their_readers_take(plan: TrainingPlan) -> None:
     """Ports of all pipelines exist; YAML 1.1 reads small numbers as numbers."""
-    with pytest.raises(ExportError, match=r"port is 65534, and 2 pipelines .*; give 65533"):
+    with pytest.raises(
+        ExportError, match=r"port must be at most 65533 for 2 pipelines.*found 65534"
+    ):
         export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65534)
     assert export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65533)
     text = written(export_plan(plan.replace(clip=1e-5), "nemo", hosts=HOSTS), "plan.yaml")

@@ -76,7 +76,7 @@ def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
     order[0] = (second, first, *rest)
     old = plan.schedules[0]
     other = plan.replace(schedules=(Schedule(old.name, old.head, old.paths, tuple(order)),))
-    with pytest.raises(ExportError, match="different orders; name one with --pipeline"):
+    with pytest.raises(ExportError, match="different schedules; select one with --pipeline"):
         export_plan(other, "torch-pipelining")
     assert export_plan(other, "torch-pipelining", pipeline=1) == both
     assert export_plan(other, "torch-pipelining", pipeline=0).startswith("0F1,0F0,")
@@ -140,7 +140,7 @@ def test_trace_is_the_timelines(plan: TrainingPlan, tmp_path: Path) -> None:
     export_plan(plan, "chrome-trace", tmp_path / "a.json")
     simulate(plan).to_chrome_trace(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    with pytest.raises(ExportError, match="schedules 0 to 0"):
+    with pytest.raises(ExportError, match="schedule must be 0 to 0 for this plan"):
         export_plan(plan, "chrome-trace", schedule=1)
 
 
@@ -183,16 +183,16 @@ REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
     "swap stages": paths((0, 2, 5), (3, 1, 4)),
     "flow between pipelines": paths((0, 1, 2), (3, 1, 4), (0, 5, 4)),
     "unequal numbers of microbatches": paths((0, 5, 2), (0, 5, 2), (3, 1, 4)),
-    "that devices route": lambda plan: plan.replace(wiring="stochastic"),
+    "that are routed at run time": lambda plan: plan.replace(wiring="stochastic"),
     "recomputation": lambda plan: plan.replace(recompute=(True, False, False)),
-    "gradients written as int8": lambda plan: plan.replace(codec=Codec.INT8),
+    "gradients encoded as int8": lambda plan: plan.replace(codec=Codec.INT8),
     "every 5 steps": lambda plan: plan.replace(sync=Sync(5)),
-    "two levels": lambda plan: plan.replace(
+    "hierarchical averaging": lambda plan: plan.replace(
         averaging=(levels([(0,), (3,)], (0.5, 0.5)), *plan.averaging[1:])
     ),
     "unequal shares": averaging(AveragingGroup((0, 3), (0.25, 0.75), (True, True))),
-    "only sum": helped,
-    "activations written as": lambda plan: plan.replace(
+    "only aggregate gradients": helped,
+    "activations encoded as": lambda plan: plan.replace(
         workload=plan.workload.with_boundary_codec("int8")
     ),
 }
@@ -223,7 +223,7 @@ def test_models_that_trainers_do_not_have(plan: TrainingPlan) -> None:
             export_plan(make_plan(GRID, workload=workload), "torchtitan")
     bare = plan.replace(workload=plan.workload.replace(architecture=None))
     for to in ("torchtitan", "megatron", "nemo"):
-        with pytest.raises(ExportError, match="no known transformer"):
+        with pytest.raises(ExportError, match="not a known transformer"):
             export_plan(bare, to)
     with pytest.raises(ExportError, match="head on the first stage"):
         export_plan(make_plan(GRID, head="first"), "megatron")

@@ -81,7 +81,7 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
 def test_what_else_could_have_been() -> None:
     """A plan file keeps it, and names stay text."""
     plan = evil_plan()
-    assert "nothing else was looked at" in report_html(plan)
+    assert "no alternatives were evaluated" in report_html(plan)
     others = (Alternative("2 stages", EVIL, 3.0), Alternative("2 stages", "9", None, why="no room"))
     known = from_dict(plan.replace(alternatives=others).to_dict())
     assert known.content_hash == plan.content_hash and known != plan
@@ -154,7 +154,7 @@ def test_devices_that_need_the_same_share_a_row() -> None:
 
 def test_what_two_stages_share_is_said() -> None:
     """And nothing where they share nothing."""
-    said = "averaged of embedding and head"
+    said = "tied embedding and head"
     for tied in (True, False):
         page = report_html(make_plan([[0, 1]], workload=tiny_workload(tied=tied)))
         assert (said in page) is tied
@@ -177,7 +177,13 @@ def test_single_links_and_devices_of_regions_are_priced() -> None:
     devices = replace(plan.cluster.devices, upload_bytes_per_s=100.0, download_bytes_per_s=100.0)
     plan = plan.replace(cluster=plan.cluster.replace(network=network, devices=devices))
     found = {one.what: one.step_s for one in sensitivity(plan)}
-    for what in ("device a", "device d", "lines of a", "link between a and b", "lines of x"):
+    for what in (
+        "device a",
+        "device d",
+        "uplink and downlink of a",
+        "link between a and b",
+        "uplinks and downlinks of x",
+    ):
         assert found[what] >= step_s(plan) * (1 - 1e-9)
     assert sum(what.startswith("link between") for what in found) == 4
     assert "links within x" in found and "devices of y" in found
@@ -204,7 +210,12 @@ def test_a_slower_link_and_lines_that_are_wide() -> None:
     )
     plan = made.replace(cluster=pl.Cluster(network, devices))
     found, step = {one.what: one.step_s for one in sensitivity(plan)}, step_s(plan)
-    for what in ("lines of a", "lines of b", "lines of x", "line of site one"):
+    for what in (
+        "uplink and downlink of a",
+        "uplink and downlink of b",
+        "uplinks and downlinks of x",
+        "shared link of site one",
+    ):
         assert found[what] == pytest.approx(step)
     slow = network.replace(bandwidth_bytes_per_s=rate * SLOWER)
     slower = step_s(plan.replace(cluster=pl.Cluster(slow, devices)))
@@ -227,8 +238,12 @@ def test_a_site_shares_one_line_and_its_devices_have_their_own() -> None:
     plan = made.replace(cluster=pl.Cluster(network, devices))
     found, step = {one.what: one.step_s for one in sensitivity(plan)}, step_s(plan)
     ids = network.ids
-    assert found[f"lines of {ids[0]}"] == found[f"lines of {ids[1]}"] == pytest.approx(step)
-    assert found["line of site one"] == found["lines of x"] > 1.2 * step
+    assert (
+        found[f"uplink and downlink of {ids[0]}"]
+        == found[f"uplink and downlink of {ids[1]}"]
+        == pytest.approx(step)
+    )
+    assert found["shared link of site one"] == found["uplinks and downlinks of x"] > 1.2 * step
 
 
 def test_slower_is_not_faster_and_memory_fits() -> None:
@@ -241,7 +256,7 @@ def test_slower_is_not_faster_and_memory_fits() -> None:
     named = {one.what.removeprefix("without "): one.step_s for one in lost}
     wanted = {name: step_s(remove_devices(plan, [name])) for name in plan.cluster.network.ids}
     assert named == wanted and max(named.values()) > plan.predicted.step_s
-    lines = [one.step_s for one in found if one.what.startswith("lines of ")]
+    lines = [one.step_s for one in found if one.what.startswith("uplinks and downlinks of ")]
     assert len(lines) == 4 and max(lines) > plan.predicted.step_s
     assert max(x.step_s for x in found) > plan.predicted.step_s
     assert all(m.reserve_bytes > 0 and m.live > 0 for m in memory(plan))
