@@ -28,7 +28,7 @@ from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_picture, write_text
 
 OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
-"""Proven optima of the five cases, to compare with; no solver reads them."""
+"""Proven optima of the five cases, for comparison only."""
 
 METHODS = {"genetic": "ours", "kl": "Kernighan-Lin", "random": "random"}
 
@@ -40,9 +40,11 @@ class Table:
     Attributes
     ----------
     note
-        What stands above it.
+        Text above the table.
     header
-        Names of the columns.
+        Column names.
+    rows
+        Cells.
     """
 
     title: str
@@ -51,7 +53,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As Markdown."""
+        """Format as Markdown."""
         lines = [f"## {self.title}", "", self.note, ""]
         lines += ["| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
@@ -69,7 +71,7 @@ def _cost(result: Result[AssignmentPlan]) -> float:
 
 
 def five_cases(seeds: Sequence[int], limit_s: float = 15.0) -> Table:
-    """Every case and seed with the default method."""
+    """Solve every case and seed with the default method."""
     rows = []
     for case, optimum in OPTIMA.items():
         problem = dtfm_case(case)
@@ -95,7 +97,7 @@ def five_cases(seeds: Sequence[int], limit_s: float = 15.0) -> Table:
 
 
 def genetic_alone(seeds: Sequence[int], limit_s: float = 10.0) -> Table:
-    """What the paper's algorithm and the search reach without the class model."""
+    """Solve with the paper's algorithm, and with our search without the class model."""
     rows = []
     for case, optimum in OPTIMA.items():
         problem = dtfm_case(case)
@@ -121,7 +123,7 @@ def genetic_alone(seeds: Sequence[int], limit_s: float = 10.0) -> Table:
 
 
 def skyplane_table(seeds: Sequence[int], limit_s: float, gap_s: float, best_s: float) -> Table:
-    """56 regions: spread of the seeds, certified gap, the paper's method beside it."""
+    """Solve 56 regions: variation over seeds, certified gap, and the paper's method."""
     problem = skyplane()
     long = solve_assignment(problem, MaxRuntime(best_s), 100, "search")
     short = [(seed, solve_assignment(problem, MaxRuntime(limit_s), seed)) for seed in seeds]
@@ -155,7 +157,7 @@ def skyplane_table(seeds: Sequence[int], limit_s: float, gap_s: float, best_s: f
 
 
 def scale_table(sizes: Sequence[tuple[int, float]], factor: float) -> Table:
-    """Large networks: the default method against a run ``factor`` times as long."""
+    """Solve large networks with the default limit, and with ``factor`` times that limit."""
     rows = []
     for devices, limit_s in sizes:
         problem = jittered(devices)
@@ -204,7 +206,7 @@ def _peak_gb() -> float:
 
 
 def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> None:
-    """DT-FM's Figure 4: best cost against iterations for ours, Kernighan-Lin and random."""
+    """Draw DT-FM's Figure 4: best cost over iterations for ours, Kernighan-Lin and random."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -236,7 +238,7 @@ def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> No
 def trajectory(
     problem: AssignmentProblem, method: str, seed: int, iterations: int
 ) -> list[tuple[int, float]]:
-    """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on."""
+    """Return ``(iteration, best cost)`` of a population-based method, from iteration 1 on."""
     from planner.genetic.data import assignment_data
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS
@@ -253,7 +255,7 @@ def trajectory(
 
 
 def scale_picture(path: Path, sizes: Sequence[int], limit_s: float) -> None:
-    """Quality at a fixed time, and time to within 2% of it, against the number of devices."""
+    """Draw quality at a fixed time, and time to within 2% of it, over the number of devices."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -304,13 +306,13 @@ def _heading(seeds: Sequence[int]) -> str:
 
 
 def _warm_up() -> None:
-    """Compile every kernel before the clock matters."""
+    """Compile all kernels before times are measured."""
     for method in ("auto", "search", "genetic", "kl", "region-greedy"):
         solve_assignment(jittered(32), MaxIterations(2), method=method)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tables and pictures that the command line names; returns the exit code."""
+    """Run the requested tables and charts; return the exit code."""
     parser = OneLineParser(
         prog="python -m benchmarks.assignment", description="Benchmark of the assignment solvers."
     )

@@ -49,7 +49,7 @@ TABLE_1_MEASURED = {
     "C: A + B": (5.69, 14.1, 2.96),
     "D: B + 1x2.5Gb/s": (5.3, 3.22, 3.18),
 }
-"""Seconds that the paper measured: all-reduce, parameter server, ours (Table 1)."""
+"""Seconds measured in the paper: all-reduce, parameter server, ours (Table 1)."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Table1Row:
 
     @property
     def gain(self) -> tuple[float, float]:
-        """All-reduce over ours: predicted and measured."""
+        """Predicted and measured time of all-reduce divided by ours."""
         return self.predicted[0] / self.predicted[2], self.measured[0] / self.measured[2]
 
 
 def table_1() -> list[Table1Row]:
-    """Table 1: all-reduce, parameter server and ours."""
+    """Predict Table 1: all-reduce, parameter server and ours."""
     return [
         Table1Row(
             name,
@@ -80,18 +80,18 @@ def table_1() -> list[Table1Row]:
 
 @dataclass(frozen=True)
 class AlbertRow:
-    """Section 4.2 at one assumed speed of a T4.
+    """Section 4.2 for one assumed speed of a T4.
 
     Attributes
     ----------
     samples_per_s
-        Assumed for one T4.
+        Assumed samples per second of one T4.
     slowdown
-        High-bandwidth steps per second over those of all-reduce on the slow peers.
+        Steps per second of the high-bandwidth set-up over those of all-reduce on the slow peers.
     balancing, auxiliary
-        Steps per second against that all-reduce, less 1.
+        Relative gain in steps per second over that all-reduce.
     time_varying
-        Mean steps per second with the 8 part-time peers, against high-bandwidth.
+        Mean steps per second with the 8 part-time peers, relative to high-bandwidth.
     """
 
     samples_per_s: float
@@ -103,7 +103,7 @@ class AlbertRow:
 
 
 def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
-    """The five set-ups of section 4.2."""
+    """Predict the five set-ups of section 4.2."""
 
     def setup(gpus: Sequence[float], aggregators: Sequence[float] = ()) -> AveragingProblem:
         speeds = np.array([*gpus, *aggregators]) * GBIT
@@ -135,14 +135,14 @@ def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
 
 @dataclass(frozen=True)
 class Timing:
-    """One line of the timing table; seconds include building the model.
+    """One row of the timing table; seconds include building the model.
 
     Attributes
     ----------
     what
         Name of the row.
     median_s, worst_s
-        Median and longest seconds of a solve.
+        Median and longest solve, in seconds.
     """
 
     what: str
@@ -163,7 +163,7 @@ def timed(
     links: bool = True,
     link_factor: float = 1.0,
 ) -> Timing:
-    """Solve instances one after the other; ``solve`` returns the gap it reached, if it has one."""
+    """Solve instances one by one; ``solve`` returns its gap, if it has one."""
     seconds, gaps = [], []
     for seed in seeds:
         problem = instance(peers, seed, ratio, links, link_factor)
@@ -178,7 +178,7 @@ def timed(
 
 
 def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
-    """The timing table."""
+    """Measure the timing table."""
 
     def exact(limit_s: float) -> Callable[[AveragingProblem], float | None]:
         return lambda problem: solve_averaging(problem, stop=MaxRuntime(limit_s)).gap
@@ -195,7 +195,7 @@ def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
 
         return solve
 
-    # the first calls load SciPy, HiGHS and PuLP
+    # the first calls import SciPy, HiGHS and PuLP
     for warm in (exact(10.0), relaxed, scalar, paper_model("highs"), paper_model("cbc")):
         warm(instance(8, 0, 1.0))
     ratios = (0.8,) if quick else RATIOS
@@ -227,7 +227,7 @@ def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
 
 
 def relaxation_gaps(quick: bool = False) -> list[tuple[int, float, Promises]]:
-    """What is promised and what is attained: (peers, ratio, numbers)."""
+    """Compare promised and attained rates: (peers, ratio, numbers)."""
     sizes = (8,) if quick else (8, 16, 24)
     return [
         (n, ratio, promises(instance(n, 0, ratio), eq2=n <= 8, stop=MaxRuntime(20)))
@@ -237,7 +237,7 @@ def relaxation_gaps(quick: bool = False) -> list[tuple[int, float, Promises]]:
 
 
 def shares_compared(seeds: Sequence[int]) -> list[tuple[str, float, float]]:
-    """Seconds of averaging with everyone contributing: scalar-bandwidth shares, and ours."""
+    """Return averaging times if all contribute: scalar-bandwidth shares, and ours."""
     rows = [
         (name, scalar_bandwidth_s(problem), adaptive_s(problem))
         for name, problem in table_1_setups().items()
@@ -251,7 +251,7 @@ def shares_compared(seeds: Sequence[int]) -> list[tuple[str, float, float]]:
 
 
 def report(seeds: Sequence[int] = (0, 1, 2, 3, 4), quick: bool = False) -> str:
-    """The whole benchmark as Markdown."""
+    """Run the benchmark and format it as Markdown."""
     return "\n".join(
         [
             *_heading(seeds),

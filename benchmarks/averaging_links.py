@@ -36,30 +36,30 @@ from planner.utils.atomic_write import write_text
 MBIT = 1e6 / 8
 LATENCY_S = 1e-3
 WARM_S = 3.0
-"""Before the probe counts."""
+"""Warm-up of the probe, in seconds."""
 MESSAGE_BYTES = 20_000
-"""Of the probe."""
+"""Message size of the probe."""
 
 Pair = tuple[int, int]
-"""From one peer to another."""
+"""Source and destination peer."""
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """Peers with equal up- and download, in Mb/s; ``computes`` where they bring gradients."""
+    """Peers with equal upload and download in Mb/s; ``computes`` marks those with gradients."""
 
     name: str
     mbit_per_s: tuple[float, ...]
     computes: tuple[bool, ...]
 
     def problem(self, gradient_bytes: float) -> AveragingProblem:
-        """The averaging problem."""
+        """Return the averaging problem."""
         speed = np.array(self.mbit_per_s) * MBIT
         samples = np.array(self.computes, dtype=float)
         return AveragingProblem(samples, speed, speed, 1.0, gradient_bytes)
 
     def links(self) -> EmulatedLinks:
-        """The network: pairs as fast as the slower end."""
+        """Return the network; a pair is as fast as its slower end."""
         speed = np.array(self.mbit_per_s) * MBIT
         n = len(speed)
         network = Network(np.full((n, n), LATENCY_S), np.minimum(speed[:, None], speed[None, :]))
@@ -80,7 +80,7 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one strategy on one set-up."""
+    """Measured seconds of one strategy on one set-up."""
 
     setup: str
     strategy: str
@@ -89,18 +89,18 @@ class Measured:
 
     @property
     def off(self) -> float:
-        """Median measured over predicted, less 1."""
+        """Relative difference of the measured median to the prediction."""
         return statistics.median(self.measured_s) / self.predicted_s - 1
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What some flows at once get from a set-up's links.
+    """Rates of simultaneous flows on a set-up's links.
 
     Attributes
     ----------
     fair, found
-        Payload in bytes per second by pair: its max-min fair part, and what was received.
+        Payload bytes per second by pair: max-min fair share, and received rate.
     """
 
     setup: str
@@ -110,13 +110,13 @@ class Loaded:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """Found over fair: the flow that gets least, all together, the one that gets most."""
+        """Received over fair rate: lowest flow, total, highest flow."""
         each = [self.found[flow] / fair for flow, fair in self.fair.items()]
         return min(each), sum(self.found.values()) / sum(self.fair.values()), max(each)
 
 
 def probe(setup: SetUp, network: EmulatedNetwork, seconds: float) -> list[Loaded]:
-    """One flow over the fastest and the slowest pair, and everybody to everybody."""
+    """Measure one flow over the fastest and the slowest pair, then all pairs at once."""
     speed = setup.mbit_per_s
     pairs = [(i, j) for i in range(len(speed)) for j in range(len(speed)) if i != j]
     by_speed = sorted(pairs, key=lambda pair: -min(speed[pair[0]], speed[pair[1]]))
@@ -138,14 +138,14 @@ def average_in(
     values: int,
     repeats: int,
 ) -> tuple[float, ...]:
-    """Run a rank in the namespace of each of ``peers``; returns the seconds of each repetition.
+    """Run one rank in the namespace of each of ``peers``.
 
-    ``shares`` and ``computes`` are theirs, in the same order.
+    ``shares`` and ``computes`` are in the order of ``peers``.
 
     Returns
     -------
     tuple[float, ...]
-        Seconds of every repeat.
+        Seconds of every repetition.
     """
     given = {
         "--shares": json.dumps(list(shares)),
@@ -184,7 +184,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def measure(
     setup: SetUp, values: int, repeats: int, probe_s: float
 ) -> tuple[list[Loaded], list[Measured]]:
-    """The links by themselves; then our shares and equal shares of those who compute."""
+    """Measure the links, then averaging with our shares and with equal shares."""
     problem = setup.problem(4.0 * values)
     ours = best_rates(BandwidthLimits(problem), problem.contributors)
     even = np.array(setup.computes, dtype=float) / sum(setup.computes)
@@ -212,7 +212,7 @@ def measure(
 def report(
     loaded: Sequence[Loaded], rows: Sequence[Measured], values: int, repeats: int, before: str
 ) -> str:
-    """The dated report as Markdown; ``before``: the load when the benchmark started."""
+    """Format the dated report as Markdown; ``before`` is the load average at the start."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# Planned averaging over emulated links, {today}",
@@ -263,7 +263,7 @@ def report(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure all set-ups and write the report; returns the exit code."""
+    """Measure all set-ups and write the report; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.averaging_links", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("averaging-links"))
     parser.add_argument("--values", type=int, default=2_000_000)

@@ -1,4 +1,4 @@
-"""Rates that the linear programs of DeDLOC promise, against what fixed shares attain."""
+"""Rates promised by DeDLOC's linear programs, compared with rates of fixed shares."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from planner.search.stop import StoppingCriterion
 
 
 class Promises(NamedTuple):
-    """What the paper's programmes promise, in steps per second, beside what fixed shares attain.
+    """Steps per second promised by the paper's programs, and attained by fixed shares.
 
     Attributes
     ----------
     lp5
-        LP (5), the relaxation.
+        Linear program (5), the relaxation.
     eq2
-        Eq. 2: binary c, but returned rates that differ between receivers. None if not asked for.
+        Eq. 2: binary c, but returned rates may differ between receivers; None if not computed.
     attained, proven
-        The best plan with fixed shares, and the bound on it.
+        Best plan with fixed shares, and its bound.
     rule
-        What the shares of eq. 6 attain.
+        Rate of the shares of eq. 6.
     """
 
     lp5: float
@@ -37,7 +37,7 @@ class Promises(NamedTuple):
 def promises(
     problem: AveragingProblem, eq2: bool = False, stop: StoppingCriterion | None = None
 ) -> Promises:
-    """Upper bounds and attained rates side by side."""
+    """Compute upper bounds and attained rates."""
     exact = solve_averaging(problem, "exact", stop)
     relaxed = solve_averaging(problem, "relaxed")
     return Promises(

@@ -1,7 +1,7 @@
-"""One rank that only averages: times a planned averaging on whatever links the process has.
+"""One rank that only averages, to time a planned averaging on this process's links.
 
-``python -m benchmarks.averaging_rank`` with ``RANK``, ``WORLD_SIZE`` and ``MASTER_*`` set; rank
-0 prints the seconds of every repetition as one JSON list.
+``python -m benchmarks.averaging_rank`` needs ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``; rank 0
+prints the seconds of every repetition as one JSON list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from planner.utils.argument_parser import OneLineParser
 
 
 def main() -> int:
-    """Average random vectors; returns the exit code."""
+    """Average random vectors; return the exit code."""
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--shares", required=True, help="JSON list, one share a rank")
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
@@ -54,7 +54,7 @@ def main() -> int:
             _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)
         ]
     if rank == 0:
-        # the first one also lets windows grow
+        # the first repetition also grows TCP windows
         print(json.dumps(seconds[1:]), flush=True)
     ranks.part()
     return 0
@@ -68,7 +68,7 @@ def _average(
     args: argparse.Namespace,
     repeat: int,
 ) -> float:
-    """Seconds of the slowest rank."""
+    """Return the seconds of the slowest rank."""
     vector = _vector(ranks.rank, repeat, args.values)
     ranks.barrier(f"begin/{repeat}")
     start = time.perf_counter()

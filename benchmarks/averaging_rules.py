@@ -12,7 +12,7 @@ from planner.problems import AveragingProblem
 
 
 def all_reduce_s(problem: AveragingProblem) -> float:
-    """Seconds of one butterfly all-reduce among the contributors, equal parts for each.
+    """Return the time of a butterfly all-reduce in equal parts among the contributors.
 
     Peers without an accelerator do not take part.
     """
@@ -22,7 +22,7 @@ def all_reduce_s(problem: AveragingProblem) -> float:
 
 
 def parameter_server_s(problem: AveragingProblem) -> float:
-    """Seconds with one peer summing everything: the best choice of that peer."""
+    """Return the time if one peer sums everything, for the best choice of that peer."""
     shares = np.eye(len(problem))[problem.can_aggregate]
     return min(
         _seconds(problem, attained_rates(problem, problem.contributors, one)) for one in shares
@@ -30,12 +30,12 @@ def parameter_server_s(problem: AveragingProblem) -> float:
 
 
 def adaptive_s(problem: AveragingProblem) -> float:
-    """Seconds of the best executable plan in which every peer that can compute contributes."""
+    """Return the time of the best plan to which all peers that can compute contribute."""
     return _seconds(problem, best_rates(BandwidthLimits(problem), problem.contributors).rates)
 
 
 def scalar_bandwidth_s(problem: AveragingProblem) -> float:
-    """Seconds attained by the shares of `scalar_bandwidth_shares`."""
+    """Return the time with the shares of `scalar_bandwidth_shares`."""
     shares = scalar_bandwidth_shares(problem)
     return _seconds(problem, attained_rates(problem, problem.contributors, shares))
 

@@ -37,11 +37,11 @@ MODELS = {
 """Layers, hidden size, heads, key-value heads, feed-forward size and vocabulary."""
 PACKAGES = ("planner", "numpy", "numba", "ortools")
 KINDS = ((24.0, 20.0), (40.0, 120.0), (80.0, 400.0), (140.0, 400.0), (640.0, 3200.0))
-"""GB and TFLOP/s that training attains."""
+"""Memory in GB and attained TFLOP/s."""
 
 
 def random_instance(rng: np.random.Generator) -> tuple[str, pl.Cluster, pl.Workload]:
-    """A cluster and a workload whose state all devices hold about twice."""
+    """Draw a cluster and a workload whose state needs about half of all memory."""
     name = str(rng.choice(list(MODELS)))
     layers, hidden, heads, kv_heads, ffn, words = MODELS[name]
     sequence = int(rng.choice([1024, 2048, 4096]))
@@ -72,7 +72,7 @@ def random_instance(rng: np.random.Generator) -> tuple[str, pl.Cluster, pl.Workl
 
 
 def best_straight_s(cluster: pl.Cluster, workload: pl.Workload, effort: float) -> float:
-    """The fastest straight pipelines of any number of stages, recomputing or not."""
+    """Return the step time of the best straight pipelines, with and without recomputation."""
     found = [float("inf")]
     try:
         result = pl.plan(cluster, workload, stages="auto", stop=pl.Effort(effort))
@@ -87,7 +87,7 @@ def _or_none(value: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plan all instances and write a table; exit code 1 if a plan is slower than a baseline."""
+    """Plan all instances and write a table; return 1 if a plan is slower than a baseline."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--instances", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

@@ -15,15 +15,15 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def report_path(name: str) -> Path:
-    """Where today's report of a benchmark goes by default."""
+    """Return the default path of today's report."""
     return RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.md"
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run ``main`` on the words of the command line, and exit with the code that it returns.
+    """Run ``main`` on the command line's arguments and exit with its code.
 
-    Bad input ends with one line and exit code 2; Ctrl-C keeps what is measured so far where
-    ``main`` can, and exits with 130.
+    Bad input ends with one line and exit code 2. Ctrl-C keeps the results so far if ``main``
+    supports it, and exits with 130.
     """
     try:
         with INTERRUPTS.handling("writes what is measured so far; a third interrupt does not wait"):

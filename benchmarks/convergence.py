@@ -45,19 +45,20 @@ RATES = (4e-4, 2e-3)
 
 @dataclass(frozen=True)
 class Case:
-    """A training.
+    """One training run.
 
     Attributes
     ----------
     every
-        H; 1 averages gradients.
+        Averaging interval H; 1 averages gradients.
     outer
-        Whether there is an outer optimizer; else H > 1 goes on from means of parameters.
+        Whether there is an outer optimizer; otherwise H > 1 continues from mean parameters.
     delayed
-        Whether outer steps are taken a step later.
+        Whether outer steps are applied one step later.
     peers
-        ``"pipelines"``: two of two stages. Otherwise four devices with the whole model:
-        ``"devices"``, each by itself, or ``"regions"``, two of two that average gradients within.
+        ``"pipelines"``: two pipelines of two stages. Otherwise four devices with the whole model:
+        ``"devices"`` that average every H steps, or ``"regions"``, two of two that average
+        gradients within.
     """
 
     every: int
@@ -69,7 +70,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """For people."""
+        """Name for tables."""
         what = "gradients every step" if self.every == 1 else f"H = {self.every}"
         coded = "" if self.codec == "none" else f", {self.codec} boundaries"
         how = ", means of parameters" if not self.outer else ", delayed" if self.delayed else ""
@@ -78,7 +79,7 @@ class Case:
 
     @property
     def sync(self) -> Sync:
-        """Of its plan."""
+        """Averaging settings of the plan."""
         if self.every == 1:
             return Sync()
         return Sync(self.every, OuterOptimizer() if self.outer else None, self.delayed)
@@ -105,14 +106,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """What came of it.
+    """Result of a run.
 
     Attributes
     ----------
     perplexity
-        Of a byte of the held-out text, by steps done.
+        Per byte of held-out text, by number of steps.
     sent_bytes
-        Of all devices, in all.
+        Total bytes sent by all devices.
     """
 
     key: str
@@ -123,7 +124,7 @@ class Row:
 
 
 def plan_of(case: Case) -> TrainingPlan:
-    """Two pipelines of two stages, or four devices in two regions; all links alike."""
+    """Build two pipelines of two stages, or four devices in two regions, on equal links."""
     regions = ("east", "east", "west", "west")
     network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9), regions=regions)
     two_frequency = case.peers == "regions"
@@ -149,7 +150,7 @@ def row_of(case: Case, folder: Path, steps: int) -> Row:
 
 
 def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].perplexity)
     lines = [
@@ -186,7 +187,7 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Training loss by step, as means over `WIDTH` steps."""
+    """Draw the training loss by step, averaged over `WIDTH` steps."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -209,14 +210,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set(xlabel="step", ylim=(None, 3.5), title=f"learning rate {rate:g}")
         axes.grid(alpha=0.3)
     both[0].set_ylabel("training loss, nats a byte")
-    # beside the curves, which it would hide
+    # outside the axes, so that it does not hide curves
     figure.legend(*both[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     write_picture(path, figure, dpi=120)
     plt.close(figure)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train and write the report; returns the exit code."""
+    """Train and write the report; return the exit code."""
     args = arguments(argv, "convergence", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
     cases = {case.key: case for case in CASES}

@@ -37,7 +37,7 @@ NETWORKS = ("bandwidth", "latency", "limits", "sites", "tied")
 
 
 def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
-    """The best of ranks in the network's order, as a plan."""
+    """Build the best plan with ranks in the network's order."""
     found = ranks_by_region(PlanningProblem.of(cluster, workload, PlanRequest(), SEED, {}))
     outermost, best = found.best
     request = PlanRequest(
@@ -52,7 +52,7 @@ def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:
 
 
 def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, TrainingPlan]:
-    """What is compared."""
+    """Return the plans to compare."""
     found = {}
     for name, stages in (("everything open", None), ("straight, best shape", "auto")):
         made = plan(cluster, workload, stages=stages, stop=Effort(effort), seed=SEED).plan
@@ -62,17 +62,17 @@ def plans_for(cluster: Cluster, workload: Workload, effort: float) -> dict[str, 
 
 
 def executed_s(made: TrainingPlan, settings: EmulationSettings) -> float:
-    """Mean executed step of steps that chain."""
+    """Return the mean executed time of consecutive steps."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
         seconds = emulate(path, made, resolve_settings(made, settings)).comparison.step.executed_s
-    assert seconds is not None  # steps that chain are always run
+    assert seconds is not None  # consecutive steps are always run
     return seconds
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the plans and write the report; returns the exit code."""
+    """Run the plans and write the report; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.executed_plans", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=report_path("executed-plans"))

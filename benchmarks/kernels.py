@@ -106,11 +106,11 @@ for name in ("aws", "gcp-t4", "gcp-v100", "mixed", "skyplane"):
 print(json.dumps(found))
 """
 GIB = 2**20
-"""KiB, as Linux counts what a process had in memory at most."""
+"""KiB per GiB; Linux reports the peak memory of a process in KiB."""
 
 
 class Used(NamedTuple):
-    """CPU seconds and most memory in GiB of a process, and what it printed."""
+    """CPU seconds, peak memory in GiB and output of a process."""
 
     cpu_s: float
     memory_gib: float
@@ -136,7 +136,7 @@ def used(checkout: Path, cache: Path, command: Sequence[str]) -> Used:
 def measured(
     checkout: Path, cache: Path, devices: Sequence[int], seeds: Sequence[str]
 ) -> dict[str, float]:
-    """All figures of a checkout, with an empty folder for compiled code."""
+    """Measure a checkout with an empty cache of compiled code."""
     plan, straight = cache / "plan.json", cache / "straight.json"
 
     def planner(*words: str) -> Used:
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """The options of a run, to repeat it."""
+    """Return the options that repeat this run."""
     words = ["--before", "CHECKOUT"] if args.before else []
     words += ["--repeats", str(args.repeats)]
     for name in ("devices", "seeds"):

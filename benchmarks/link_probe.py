@@ -21,7 +21,7 @@ HEAD = struct.Struct("!d")
 
 
 def main() -> int:
-    """Send and receive; returns the exit code."""
+    """Send and receive messages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", type=int, required=True)
     parser.add_argument("--address", required=True, help="this device's")
@@ -55,7 +55,7 @@ def _connect(address: str, device: int, size: int) -> socket.socket:
         try:
             connection = socket.create_connection((address, PORT), timeout=60)
         except OSError:
-            # the other one may not listen yet
+            # the other side may not be listening yet
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
@@ -67,7 +67,7 @@ def _connect(address: str, device: int, size: int) -> socket.socket:
 
 def _send(connection: socket.socket, size: int, count: int, gap_s: float, first: float) -> None:
     rest = bytes(size - HEAD.size)
-    # the other side ends when its time does
+    # the other side closes at its end time
     with suppress(OSError):
         for k in range(count):
             time.sleep(max(first + k * gap_s - time.monotonic(), 0.0))

@@ -18,19 +18,19 @@ from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import EmulatedNetwork, package_path
 
 HEAD_START_S = 0.5
-"""From when all connections stand to the first message."""
+"""Seconds from the last connection to the first message."""
 ENDLESS = 10**9
 
 
 class Flow(NamedTuple):
-    """Messages of one connection, one after the other.
+    """Messages sent one after another over one connection.
 
     Attributes
     ----------
     message_bytes, messages
-        Size of each, and how many.
+        Size and number of messages.
     gap_s
-        From one to the next, at least.
+        Least time between two messages, in seconds.
     """
 
     source: int
@@ -41,14 +41,14 @@ class Flow(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message; seconds since the first ones were sent."""
+    """A message; times in seconds since the start."""
 
     sent_s: float
     arrived_s: float
 
 
 def fair_shares(links: EmulatedLinks, flows: Sequence[Flow]) -> dict[tuple[int, int], float]:
-    """What each pair gets while all send without end.
+    """Compute the fair rate of each pair if all send without pause.
 
     Returns
     -------
@@ -69,12 +69,12 @@ def fair_shares(links: EmulatedLinks, flows: Sequence[Flow]) -> dict[tuple[int, 
 def send(
     network: EmulatedNetwork, flows: Sequence[Flow], seconds: float
 ) -> dict[tuple[int, int], list[Arrived]]:
-    """Let all flows send at the same time.
+    """Run all flows at the same time.
 
     Returns
     -------
     dict
-        By source and destination, what arrived.
+        Received messages by source and destination.
     """
     devices = sorted({d for flow in flows for d in flow[:2]})
     processes = {d: _start(network, flows, d) for d in devices}
@@ -105,12 +105,12 @@ def send(
 def goodput(
     network: EmulatedNetwork, flows: Sequence[Flow], warm_s: float, seconds: float
 ) -> dict[tuple[int, int], float]:
-    """Bytes per second that arrive while all flows send without end.
+    """Measure received rates while all flows send without pause.
 
     Returns
     -------
     dict
-        By source and destination.
+        Bytes per second by source and destination.
     """
     arrived = send(network, flows, warm_s + seconds)
     sizes = {(flow.source, flow.destination): flow.message_bytes for flow in flows}

@@ -37,12 +37,12 @@ WAYS = (
     (50, "none", "none"),
     (50, "int8", "int8"),
 )
-"""Steps between averagings, codecs of gradients and of boundaries."""
+"""Steps between averagings, gradient codec and activation codec."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One instance, trained one way; seconds and dollars of a step."""
+    """Seconds and dollars per step of one instance with one way of training."""
 
     instance: str
     every: int
@@ -58,7 +58,7 @@ class Row:
 
 
 def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> Row:
-    """Plan and ranks by region."""
+    """Plan an instance and its ranks by region."""
     every, codec, boundary = way
     request = PlanRequest(sync_every=every, codec=codec, boundary_codec=boundary)
     instance = INSTANCES[name]
@@ -93,7 +93,7 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
 
 
 def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     shown = dict.fromkeys(row.instance for row in rows)
     lines = [
@@ -147,7 +147,7 @@ def _row(row: Row) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the instances and write the report; returns the exit code."""
+    """Run the instances and write the report; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.local_sgd", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd"))
     parser.add_argument("--instances", nargs="+", choices=list(INSTANCES), default=DEFAULT)

@@ -38,7 +38,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Row:
-    """One model; gigabytes of a step in all."""
+    """One model, with total gigabytes per step."""
 
     model: str
     parameters: int
@@ -47,7 +47,7 @@ class Row:
 
 
 def measure(name: str) -> Row:
-    """What a plan of two stages of four sends, by its messages and by the formulas."""
+    """Count the bytes of a plan with two stages of four devices, and compute them by formula."""
     work, n = Workload.preset(name), STAGES * PEERS
     cluster = Cluster(Network(np.full((n, n), 0.01), np.full((n, n), 1e9)), Devices(1e14, 1e12))
     problem = PlanningProblem(cluster, work, PlanRequest(stages=STAGES))
@@ -69,7 +69,7 @@ def measure(name: str) -> Row:
 
 
 def report(rows: Sequence[Row], before: str, picture: str) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# What pipelines and averaging send as models grow, {today}",
@@ -113,7 +113,7 @@ def _row(row: Row) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Both parts over parameters, in logarithms as the paper has them."""
+    """Draw both parts over the number of parameters on logarithmic axes, as in the paper."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -141,7 +141,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Count, write report and picture; returns the exit code."""
+    """Count, and write report and chart; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.local_sgd_bytes", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd-bytes"))
     args = parser.parse_args(argv)

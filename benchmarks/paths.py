@@ -38,15 +38,15 @@ from planner.search.stop import MaxRuntime
 from planner.utils.argument_parser import OneLineParser
 
 PUBLIC_WAVE_S = 41.5
-"""The public code's paths on the reference instance, executed first in, first out."""
+"""Makespan of the public code's paths on the reference instance, executed first in, first out."""
 
 PUBLIC_TWO_WAVES_S = 76.4
-"""The same, two waves."""
+"""The same for two waves."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One solve.
+    """Result of one solve.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Row:
     problem: PathProblem | ArrangedPathProblem
 
     def line(self) -> str:
-        """As a row of a table."""
+        """Format as a table row."""
         found = self.result
         if found.plan is None or found.objective is None:
             return f"| {self.what} | {self.limit_s:g} | {self.seed} | {found.status} | | | |"
@@ -91,22 +91,22 @@ HEADER = [
 def solved(
     what: str, problem: PathProblem, limit_s: float, seed: int = 0, method: str = "auto"
 ) -> Row:
-    """Solve under a limit in seconds."""
+    """Solve within a limit in seconds."""
     return Row(
         what, limit_s, seed, solve_paths(problem, MaxRuntime(limit_s), seed, method), problem
     )
 
 
 def arranged(what: str, problem: ArrangedPathProblem, limit_s: float, seed: int = 0) -> Row:
-    """Solve with the arrangement free under a limit in seconds."""
+    """Solve within a limit in seconds, including the assignment of devices to stages."""
     return Row(what, limit_s, seed, arrange_paths(problem, MaxRuntime(limit_s), seed), problem)
 
 
 def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
-    """A setting of Figure 3 or 5, arranged by our assignment solver.
+    """Build a setting of Figure 3 or 5 on an assignment by our solver.
 
-    A sample of a microbatch sends 8 MiB. F, B and H grow with the samples as in the public
-    configuration, which has 4 of them.
+    Each sample of a microbatch sends 8 MiB. Compute times are scaled from the public configuration,
+    which has 4 samples.
     """
     base = load_network(name).complete().symmetrised()
     devices = sum(stages)
@@ -142,7 +142,7 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
 
 
 def four_schedulers(problem: PathProblem, limit_s: float) -> list[float]:
-    """Makespans: DT-FM* (projected to all devices), DT-FM-skip, no TC2, ours."""
+    """Return makespans of DT-FM* (scaled to all devices), DT-FM-skip, no TC2, and ours."""
     stages = len(problem.stage_devices)
     smallest = len(problem.stage_devices[1])
     dropped = list(problem.stage_devices[0][smallest:])
@@ -173,7 +173,7 @@ SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures", "links")
 
 
 def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
-    """The same paths with every device working in the same order, on the problem's links."""
+    """Recompute the times of the same paths and orders with the problem's links."""
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
     made = schedule_by_rank(problem, plan.paths, rank)
     assert made is not None
@@ -181,7 +181,7 @@ def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
 
 
 def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence[str]) -> str:
-    """The benchmark, or some of its sections, as Markdown."""
+    """Run the benchmark, or some of its sections, and format it as Markdown."""
     scale = 0.1 if quick else 1.0
     problem = reference(instance)
     solve_paths(problem, MaxRuntime(0.1))  # compile

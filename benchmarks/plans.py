@@ -42,13 +42,13 @@ from planner.utils.atomic_write import write_text
 from planner.workload.presets import PRESETS
 
 ROUNDING = 1e-9
-"""Relative: a plan that is slower by less is the same as a baseline."""
+"""Relative difference below which a plan is as fast as a baseline."""
 FAMILIES = ("gpt", "llama")
-"""Whose presets the catalogue has."""
+"""Model families whose presets are in the catalogue."""
 
 
 def catalogue(gpu: str = "V100") -> dict[str, PlanInstance]:
-    """Every shipped network, its complete part, with every preset of `FAMILIES`."""
+    """Combine the complete part of every bundled network with every preset of `FAMILIES`."""
 
     def at(name: str) -> Callable[[], Cluster]:
         return lambda: regional_cluster(name, 1, gpu)
@@ -63,12 +63,12 @@ def catalogue(gpu: str = "V100") -> dict[str, PlanInstance]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One of what a plan is compared with.
+    """A baseline of an instance.
 
     Attributes
     ----------
     step_s
-        On the clock; None where nothing fits.
+        Simulated step time; None if nothing fits.
     about
         Shape and order, or why nothing fits.
     """
@@ -79,24 +79,24 @@ class Baseline:
 
 @cache
 def instances() -> Mapping[str, PlanInstance]:
-    """All, by name."""
+    """Return all instances by name."""
     return INSTANCES | catalogue()
 
 
 @dataclass(frozen=True)
 class Row:
-    """One instance and seed.
+    """Result of one instance and seed.
 
     Attributes
     ----------
     instance, seed, asked
-        Which; ``asked`` is the limit and the request in words.
+        Identity; ``asked`` is the limit and the request in words.
     step_s, bound_s, gap
-        Of the plan; None where it found or proved nothing.
+        Step time, lower bound and gap; None if not found or not proven.
     settled_s, long_run_s
-        Of the plan the mean of many steps, and what no plan's is below.
+        Mean step time over many steps, and a lower bound on it.
     about
-        Its shape, or why there is none.
+        Shape of the plan, or why there is none.
     """
 
     instance: str
@@ -113,30 +113,30 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """From a line of the results."""
+        """Read a line of the results."""
         kept = {name: Baseline(**found) for name, found in data.pop("baselines").items()}
         return cls(**{"settled_s": None, "long_run_s": None} | data, baselines=kept)
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What tells rows apart."""
+        """Identity of the row."""
         return self.instance, self.seed, self.asked
 
     @property
     def best_baseline_s(self) -> float | None:
-        """Of those that fit."""
+        """Fastest baseline that fits."""
         steps = [b.step_s for b in self.baselines.values() if b.step_s is not None]
         return min(steps, default=None)
 
     @property
     def ratio(self) -> float | None:
-        """The plan's step over that of the best baseline."""
+        """Step time divided by that of the best baseline."""
         best = self.best_baseline_s
         return None if best is None or self.step_s is None else self.step_s / best
 
     @property
     def long_run_gap(self) -> float | None:
-        """Of many steps."""
+        """Gap over many steps."""
         if self.settled_s is None or self.long_run_s is None:
             return None
         return 1 - self.long_run_s / self.settled_s
@@ -154,12 +154,12 @@ NAMES = (
 
 
 def seedless(problem: PlanningProblem) -> dict[str, Baseline]:
-    """What is the same for every seed: ranks in order, one region, SAILOR's rule.
+    """Evaluate the baselines that do not depend on the seed.
 
     Returns
     -------
     dict[str, Baseline]
-        The first five of `NAMES`.
+        Ranks in order, one region and SAILOR's rule: the first five of `NAMES`.
     """
 
     def ranks() -> list[Baseline]:
@@ -188,12 +188,12 @@ def seedless(problem: PlanningProblem) -> dict[str, Baseline]:
 
 
 def seeded(problem: PlanningProblem, effort: float) -> dict[str, Baseline]:
-    """DT-FM's rule, whose assignments are searched.
+    """Evaluate DT-FM's rule, whose assignments are searched.
 
     Returns
     -------
     dict[str, Baseline]
-        The others of `NAMES`.
+        The other ones of `NAMES`.
     """
 
     def dtfm() -> list[Baseline]:
@@ -205,7 +205,7 @@ def seeded(problem: PlanningProblem, effort: float) -> dict[str, Baseline]:
 
 
 def _tried(make: Callable[[], list[Baseline]], count: int = 1) -> list[Baseline]:
-    """What a rule makes or, so many times, why nothing of it fits."""
+    """Return a rule's baselines, or ``count`` times the reason why none fits."""
     try:
         return make()
     except ProblemError as error:
@@ -259,7 +259,7 @@ def measure(
 
 
 def report(rows: Sequence[Row], before: str) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     asked = sorted({row.asked for row in rows})
     seeds = sorted({row.seed for row in rows})
@@ -321,7 +321,7 @@ def _number(value: float | None) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """How plans stand against the best baseline."""
+    """Compare the plans with their best baselines."""
     ratios = [(ratio, row) for row in rows if (ratio := row.ratio) is not None]
     if not ratios:
         return ["No instance has both a plan and a baseline."]
@@ -335,7 +335,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the instances and write the report; returns the exit code."""
+    """Run the instances and write the report; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("plans"))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
@@ -370,7 +370,7 @@ def main(argv: Sequence[str]) -> int:
         print(_row(row), flush=True)
         rows.append(row)
     if not rows:
-        raise KeyboardInterrupt  # before the first was whole
+        raise KeyboardInterrupt  # interrupted before the first row
     for line in summary(rows):
         print(line)
     write_text(args.out, report(rows, before))
@@ -380,7 +380,7 @@ def main(argv: Sequence[str]) -> int:
 def _measured(
     args: argparse.Namespace, request: PlanRequest, stop: StoppingCriterion, asked: str
 ) -> Iterator[Row]:
-    """Rows that are kept, and others, which are kept from now on; none of a search cut short."""
+    """Return stored and new rows; new ones are stored, unless their search was interrupted."""
     kept = _kept(args.results)
     for name in args.instances or (catalogue() if args.catalogue else INSTANCES):
         same: dict[str, Baseline] = {}

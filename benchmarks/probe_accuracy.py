@@ -34,24 +34,24 @@ NETWORKS = {
     "gcp12_skippipe_2025_repaired": 100.0,
     "skyplane_60_20220129": 500.0,
 }
-"""Rates are divided by these."""
+"""Divisor of the rates of each network."""
 DEVICES = 5
 SHARED = 1.5
-"""A device's line is so many times its mean pair, where its fastest pair is not faster."""
+"""A device's line rate over its mean pair's, unless its fastest pair is faster."""
 PORT = "29513"
 LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Off:
-    """Found over imposed, less 1, of all pairs or devices."""
+    """Relative errors of all pairs or devices."""
 
     network: str
     what: str
     values: NDArray[np.float64]
 
     def line(self) -> str:
-        """A row of the table."""
+        """Format as a table row."""
         size = np.abs(self.values)
         return (
             f"| {self.network} | {self.what} | {len(size)} | {np.median(self.values):+.1%} | "
@@ -60,7 +60,7 @@ class Off:
 
 
 def time_scale(name: str, shrink: float, devices: int, seed: int) -> Cluster:
-    """Some devices of a measured network, each with a line that its pairs share."""
+    """Choose devices of a measured network, each with a line shared by its pairs."""
     network = load_network(name).complete()
     chosen = np.random.default_rng(seed).choice(len(network), devices, replace=False)
     network = network.subset([network.ids[k] for k in sorted(chosen)])
@@ -74,7 +74,7 @@ def time_scale(name: str, shrink: float, devices: int, seed: int) -> Cluster:
 
 
 def probed(cluster: Cluster, words: Sequence[str] = ()) -> ProbeLog:
-    """What a probe finds where the cluster's links are emulated."""
+    """Probe a cluster's links in the emulation."""
     names = cluster.network.ids
     with tempfile.TemporaryDirectory() as folder, emulated(links_of(cluster)) as network:
         variables = {
@@ -108,7 +108,7 @@ def probed(cluster: Cluster, words: Sequence[str] = ()) -> ProbeLog:
 
 
 def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
-    """Found against imposed."""
+    """Compare found with imposed values."""
     ids, network = cluster.network.ids, cluster.network
     place = {one: k for k, one in enumerate(ids)}
     links = [(place[a], place[b], f) for (a, b), f in log.findings.items() if ALL not in (a, b)]
@@ -123,7 +123,7 @@ def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
     assert up is not None and down is not None
     pairs = np.where(np.eye(len(ids), dtype=bool), 0.0, network.bandwidth_bytes_per_s)
     lines = [
-        # what the device's pairs add up to may be less than its line
+        # a device's pairs together may be slower than its line
         log.findings[ends].rates[1][0] / min(limit[k], pairs.sum(axis=axis)[k])
         for k, d in enumerate(ids)
         for ends, limit, axis in (((d, ALL), up, 1), ((ALL, d), down, 0))
@@ -133,7 +133,7 @@ def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
 
 
 def report(rows: Sequence[Off], seed: int, before: str) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     lines = [
         f"# Probed against imposed links, {datetime.now(UTC).date().isoformat()}",
         "",

@@ -72,7 +72,7 @@ PACKAGES = ("planner", "numpy", "scipy", "ortools", "numba", "torch")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run everything in a temporary folder; returns the exit code."""
+    """Run all commands in a temporary folder; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.readme", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--part", default="runs", choices=PARTS, help="default %(default)s")

@@ -29,11 +29,11 @@ from planner.workload.workload import Workload
 
 NETWORK = "aws8_dtfm_worldwide_2022"
 UPLOAD = 0.5
-"""Stated upload limit, of a device's fastest pair, in the rows with limits."""
+"""Upload limit relative to a device's fastest pair, in rows with limits."""
 
 
 class Row(NamedTuple):
-    """One plan's size, and median CPU seconds."""
+    """Size of one plan, and median CPU seconds."""
 
     devices: int
     events: int
@@ -44,11 +44,11 @@ class Row(NamedTuple):
 
 
 PASSES = 5
-"""Of a step time: one from rest, and four that chain."""
+"""Simulated passes per step time: one on an idle system, and four consecutive ones."""
 
 
 def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> TrainingPlan:
-    """Eight stages on a random grid over eight regions; its order comes from the clock too."""
+    """Build eight stages on a random grid over eight regions, with a simulated order."""
     base = load_network(NETWORK)
     network = base.replicate(
         dict.fromkeys(base.ids, devices // len(base)),
@@ -65,7 +65,7 @@ def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> Tra
 
 
 def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: int) -> Row:
-    """Median seconds of ordering, of one step from rest and of the plan's step time."""
+    """Return median seconds of ordering, of one step, and of the plan's step time."""
     random_plan(8, 16, limits, seed)
     began = time.process_time()
     plan = random_plan(devices, microbatches, limits, seed)
@@ -86,7 +86,7 @@ def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or write it; returns the exit code."""
+    """Print the table, or write it; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.simulator_speed", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

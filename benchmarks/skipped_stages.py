@@ -39,7 +39,7 @@ RATE = 2e-3
 WIDTH = 20
 LIBRARIES = ("planner", "numpy", "torch")
 TRAINED = {"0%": (4, 4), "25%": (4, 3), "33%": (6, 4)}
-"""Stages, and how many a microbatch visits."""
+"""Number of stages, and how many of them a microbatch visits."""
 DROPPED = {**TRAINED, "50%": (6, 3)}
 PAPER = {
     "Wikipedia": {
@@ -55,23 +55,23 @@ PAPER = {
         "50%": ("488.1", "53.7", "45.9"),
     },
 }
-"""Table 1 of SkipPipe: by rate dropped, of models trained with none, 25 and 33% skipped."""
+"""Table 1 of SkipPipe: by dropped fraction, for models trained with 0, 25 and 33% skipped."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model.
+    """Result of one model.
 
     Attributes
     ----------
     key
-        What its microbatches skipped.
+        Fraction of stages skipped in training.
     curve
-        Perplexity of a byte with all stages, by steps done.
+        Perplexity per byte with all stages, by number of steps.
     dropped
-        Perplexity at the end, by what is dropped.
+        Final perplexity by dropped fraction.
     sent_bytes
-        Of all devices, without evaluations.
+        Total bytes sent by all devices, without evaluations.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Row:
 
 
 def plan_of(stages: int, visited: int, *, swaps: int | None = None) -> TrainingPlan:
-    """A device a stage, all links alike."""
+    """Build a plan with one device per stage on equal links."""
     network = Network(np.full((stages, stages), 1e-3), np.full((stages, stages), 1e9))
     each = LAYERS // stages
     made = plan(
@@ -102,7 +102,7 @@ def plan_of(stages: int, visited: int, *, swaps: int | None = None) -> TrainingP
 
 
 def row_of(key: str, folder: Path, steps: int) -> Row:
-    """Train a model, then evaluate it with stages dropped."""
+    """Train a model, then evaluate it with dropped stages."""
     kept = folder / f"kept-{key.rstrip('%')}"
     more = ("--checkpoint", str(kept), "--every", str(steps))
     made = train(plan_of(*TRAINED[key]), folder, steps, EVERY, RATE, *more)
@@ -120,7 +120,7 @@ def row_of(key: str, folder: Path, steps: int) -> Row:
 
 
 def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
-    """The dated report as Markdown."""
+    """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].curve)
     lines = [
@@ -171,7 +171,7 @@ def _above(dropped: Mapping[str, float], what: str) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Training loss and held-out perplexity by step; what dropping costs."""
+    """Draw training loss and held-out perplexity by step, and the effect of dropping."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -198,7 +198,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train and write the report; returns the exit code."""
+    """Train and write the report; return the exit code."""
     args = arguments(argv, "skipping", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
     rows, sizes = rows_of(

@@ -45,7 +45,7 @@ RowT = TypeVar("RowT", bound="Row")
 SEED = 0
 BATCHES = 64
 HELD_OUT = 20
-"""One file of so many."""
+"""One file in this many is held out."""
 LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3"}
 SCHEDULE = ("--warmup", "50", "--schedule", "cosine")
 SHUFFLE = 16384
@@ -54,14 +54,14 @@ WAIT_S = "180"
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it.
+    """Result of a training.
 
     Attributes
     ----------
     evaluated
-        Events, each with ``steps``, ``paths`` and ``perplexity`` of a byte of the held-out text.
+        Events with ``steps``, ``paths`` and ``perplexity`` per byte of held-out text.
     sent_bytes
-        Of all devices, without evaluations.
+        Total bytes sent by all devices, without evaluations.
     """
 
     evaluated: list[dict[str, Any]]
@@ -71,7 +71,7 @@ class Trained:
 
 
 def small_llama(layers: int) -> Workload:
-    """16 samples a step of 128 bytes, in fp32, four at a time."""
+    """Build a model with batches of 16 samples of 128 bytes in fp32, in microbatches of 4."""
     arch = Architecture(Family.LLAMA, layers, 64, 4, 4, 172, 256, 128, False)
     return Workload.transformer(
         "small LLaMA", arch, batch_samples=16, microbatch_samples=4, precision="fp32"
@@ -79,7 +79,7 @@ def small_llama(layers: int) -> Workload:
 
 
 def said_of(w: Workload) -> str:
-    """For a report."""
+    """Describe the workload for a report."""
     arch = w.architecture
     assert arch is not None
     return (
@@ -89,7 +89,7 @@ def said_of(w: Workload) -> str:
 
 
 def texts(folder: Path) -> tuple[int, int]:
-    """Write ``train.txt`` and ``held.txt``; returns their bytes."""
+    """Write ``train.txt`` and ``held.txt``; return their sizes in bytes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -109,7 +109,7 @@ def texts(folder: Path) -> tuple[int, int]:
 
 
 def said_of_texts(sizes: tuple[int, int]) -> str:
-    """For a report."""
+    """Describe the texts for a report."""
     return (
         f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
         f"`{' '.join(SCHEDULE)}`."
@@ -154,7 +154,7 @@ def train(
 
 
 def means(losses: Sequence[float], width: int) -> list[float]:
-    """Of so many losses each, for a curve."""
+    """Average losses over windows of ``width``, for a curve."""
     whole = len(losses) // width * width
     return [sum(losses[k : k + width]) / width for k in range(0, whole, width)]
 
@@ -162,7 +162,7 @@ def means(losses: Sequence[float], width: int) -> list[float]:
 def arguments(
     argv: Sequence[str], name: str, about: str | None, steps: int, every: int
 ) -> argparse.Namespace:
-    """Words of a benchmark's command line."""
+    """Parse a benchmark's command line."""
     parser = OneLineParser(prog=f"planner bench {name}", description=about)
     parser.add_argument("--out", type=Path, default=report_path(name))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
@@ -180,12 +180,12 @@ def rows_of(
     make: Callable[[str, Path], RowT],
     say: Callable[[RowT], str],
 ) -> tuple[list[RowT], tuple[int, int]]:
-    """Run the trainings that are not in the file of results yet, and keep theirs there.
+    """Run the trainings without stored results, and store theirs.
 
     Returns
     -------
     tuple[list[RowT], tuple[int, int]]
-        In the order of keys; bytes of both texts.
+        Rows in the order of ``keys``; sizes of both texts in bytes.
     """
     kept: dict[str, RowT] = {}
     if args.results is not None and args.results.exists():

@@ -236,7 +236,7 @@ def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> I
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
     guard_s = 60 + 60 * effort if options.seconds is None else options.seconds
     if not 0 < guard_s < math.inf:
-        raise ValueError(f"--seconds must be above 0, found {guard_s:g}")
+        raise ValueError(f"--seconds must be above 0, found {guard_s:g}; give a larger number")
     methods = _chosen(options)
     folders: dict[str, Path] = {}
     for folder in options.solutions:

@@ -242,9 +242,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert load_table(table)[SMALL].method == "somebody"
     write_solution(found / f"{SMALL}.json.gz", {"groups": []})
     assert bench(argv) == 1
-    with pytest.raises(ValueError, match="has no solution of an instance"):
+    with pytest.raises(ValueError, match="contains no solution of an instance"):
         bench(["--record", str(table)])
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="not a folder"):
         bench(["--record", str(tmp_path / "none")])
     (table / TABLE).write_text(json.dumps({"format": "else"}))
     with pytest.raises(ValueError, match="is no table of best known answers"):

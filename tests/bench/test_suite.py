@@ -387,7 +387,7 @@ def test_rows_are_kept_and_gone_on_with(
     assert bench([*argv, "--seeds", "0"]) == 0
     assert (tmp_path / "out.rows.jsonl~").exists() and len(read_rows(rows)) == 1
     rows.write_text("nonsense\n" + rows.read_text())
-    with pytest.raises(ValueError, match="line 1 is no row"):
+    with pytest.raises(ValueError, match="line 1 is not a row"):
         bench([*argv, "--resume"])
     capsys.readouterr()
 
@@ -427,7 +427,7 @@ def test_ctrl_c_keeps_what_is_done(
     argv = ["--only", SMALL, "--jobs", "1", "--rows", str(rows), "--seeds", "0", "1", "2"]
     assert bench(argv) == 130
     assert [row.seed for row in read_rows(rows)] == [0]
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "--resume continues" in capsys.readouterr().err
     assert bench([*argv, "--resume"]) == 0
     assert begun == [0, 1, 1, 2] and len(read_rows(rows)) == 3
 
@@ -538,7 +538,7 @@ def test_folders_of_solutions_have_names(
         path.write_text(json.dumps({"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}))
     argv = ["--methods", "", "--only", SMALL, "--jobs", "1", "--solutions"]
     both = [*argv, str(tmp_path / "one/mine"), "--solutions", str(tmp_path / "two/mine")]
-    with pytest.raises(ValueError, match="have the name 'mine', too; rename"):
+    with pytest.raises(ValueError, match="has the name 'mine' too; rename"):
         bench(both)
     with pytest.raises(ValueError, match="has no name for its rows"):
         bench([*argv, "/"])
@@ -569,21 +569,21 @@ def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--only", "nothing/*"], "no id of the instances matches"),
-        (["--methods", "magic"], "no method 'magic'"),
-        (["--method", "planner"], "give package.module:function"),
+        (["--only", "nothing/*"], "no instance id of the instances matches"),
+        (["--methods", "magic"], "unknown method 'magic'"),
+        (["--method", "planner"], "must be package.module:function"),
         (["--method", "planner.nowhere:solve"], "No module named"),
         (["--method", "planner.search.stop:MIN_S"], "is not a function"),
         (["--effort", "-1"], "--effort must be above 0"),
         (["--effort", "0"], "--effort must be above 0"),
         (["--effort", "nan"], "--effort must be above 0"),
-        (["--seconds", "-1"], "give seconds above 0"),
-        (["--seconds", "0"], "give seconds above 0"),
-        (["--seconds", "nan"], "give seconds above 0"),
-        (["--solutions", "/nowhere"], "is no folder"),
+        (["--seconds", "-1"], "--seconds must be above 0"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "nan"], "--seconds must be above 0"),
+        (["--solutions", "/nowhere"], "not a folder"),
         (["--html", "/nowhere/x.html"], "does not exist"),
         (["--html", "x.txt"], "must end in .html"),
-        (["--methods", ""], "no method is left"),
+        (["--methods", ""], "no selected method solves the selected instances"),
     ],
 )
 def test_bad_options_are_one_line(

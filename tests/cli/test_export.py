@@ -130,7 +130,7 @@ def test_refusals_write_nothing_and_end_with_2(
     before, out = plan_file.read_bytes(), tmp_path / "out"
     for more, said in (
         (["--to", "megatron", "--pipeline", "0"], "megatron does not use pipeline"),
-        (["--to", "torch-pipelining", "--pipeline", "7"], "the plan has 0 to 1"),
+        (["--to", "torch-pipelining", "--pipeline", "7"], "must be 0 to 1 for this plan"),
         (["--to", "ranks", "--hosts", str(tmp_path / "none.csv")], "cannot be read"),
     ):
         assert main(["export", str(plan_file), *more, "--out", str(out)]) == 2

@@ -208,7 +208,7 @@ def test_hosts_and_options_that_are_wrong(plan: TrainingPlan, tmp_path: Path) ->
         ({"hosts": HOSTS | {"0": 3}}, "host of device '0'"),
         ({"port": 70000}, "port must be 1 to 65535, found 70000"),
         ({"interface": "$(x)"}, "interface is"),
-        ({"executor_options": "'"}, "cannot be read"),
+        ({"executor_options": "'"}, "cannot be parsed"),
         ({"executor_options": "more"}, "begins with 'more'"),
         ({"plan_path": ""}, "plan_path"),
         ({"pipeline": 0}, "does not use pipeline"),

@@ -221,7 +221,7 @@ def test_the_stated_step_is_that_of_the_targets_order(plan: TrainingPlan) -> Non
     assert trainer.one_f_one_b() == own.schedules[0]
     theirs = predict(own).step_s
     assert theirs != pytest.approx(plan.predicted.step_s, rel=1e-3)
-    assert f"Predicted step time: {theirs:.4g} s, with Megatron's 1F1B schedule" in export_plan(
+    assert f"Predicted step time: {theirs:.4g} s with Megatron's 1F1B schedule" in export_plan(
         plan, "megatron"
     )
     assert trainer.planned_order() == plan.schedules[0]

@@ -80,7 +80,7 @@ def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
         export_plan(other, "torch-pipelining")
     assert export_plan(other, "torch-pipelining", pipeline=1) == both
     assert export_plan(other, "torch-pipelining", pipeline=0).startswith("0F1,0F0,")
-    with pytest.raises(ExportError, match="the plan has 0 to 1"):
+    with pytest.raises(ExportError, match="must be 0 to 1 for this plan"):
         export_plan(plan, "torch-pipelining", pipeline=2)
 
 
