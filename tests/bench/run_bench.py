@@ -1,4 +1,4 @@
-"""``planner bench`` called from tests: its errors are raised, not printed."""
+"""Run ``planner bench`` from tests, with exceptions instead of printed errors."""
 
 from __future__ import annotations
 

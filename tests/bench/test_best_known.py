@@ -1,4 +1,4 @@
-"""Best known answers: the shipped table holds, and only what the checker accepts changes one."""
+"""Best known solutions: the bundled table is correct, and only valid solutions change a table."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _slow(name: str) -> bool:
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if _slow(n) else []) for n in sorted(TABLE_NOW)],
 )
-def test_an_entry_is_what_its_solution_says(name: str) -> None:
-    """Computed again by the checker's formulas, on the very problem, below the bound on record."""
+def test_entries_match_their_solutions(name: str) -> None:
+    """The objective is recomputed on the same problem and does not violate the bound."""
     entry, instance = TABLE_NOW[name], INSTANCES[name]
     path, problem = FOLDER / entry.solution, instance.make()
     assert entry.sha256 == solution_hash(path)
@@ -54,8 +54,8 @@ def test_an_entry_is_what_its_solution_says(name: str) -> None:
         assert not instance.family.better(entry.objective, entry.bound)
 
 
-def test_the_table_is_whole() -> None:
-    """Every instance is on record, no other, no file is left over, all is small."""
+def test_table_is_complete() -> None:
+    """Every instance has an entry, there are no other entries or files, and files are small."""
     assert sorted(TABLE_NOW) == sorted(INSTANCES)
     files = [path for path in (FOLDER / SOLUTIONS).rglob("*") if path.is_file()]
     assert {str(path.relative_to(FOLDER)) for path in files} == {
@@ -81,8 +81,8 @@ def _offer(found: Path, table: Path, answer: dict[str, Any], **wrapped: Any) -> 
     return change
 
 
-def test_only_what_is_valid_and_better_changes_the_table(tmp_path: Path) -> None:
-    """New, no better, refused, better; the file beside it goes with it."""
+def test_only_valid_better_solutions_change_the_table(tmp_path: Path) -> None:
+    """New, no better, rejected, better; the solution file is replaced too."""
     found, table = tmp_path / "found", tmp_path / "table"
     worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
     assert _cost(worse) > _cost(better) * (1 + ROUNDING)
@@ -118,8 +118,8 @@ def test_only_what_is_valid_and_better_changes_the_table(tmp_path: Path) -> None
         ({"bound": 5.0}, "bound is a float"),
     ],
 )
-def test_a_strange_file_changes_nothing(tmp_path: Path, claim: Any, words: str) -> None:
-    """One that the checker accepts, and that claims what cannot be: table and files stay."""
+def test_invalid_claims_change_nothing(tmp_path: Path, claim: Any, words: str) -> None:
+    """A valid solution with impossible claims leaves table and files unchanged."""
     found, table = tmp_path / "found", tmp_path / "table"
     worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
     assert _offer(found, table, {"groups": worse}).what == "new"
@@ -133,8 +133,8 @@ def test_a_strange_file_changes_nothing(tmp_path: Path, claim: Any, words: str) 
     assert files == {path: path.read_bytes() for path in table.rglob("*") if path.is_file()}
 
 
-def test_what_is_taken_is_on_record_at_once(tmp_path: Path) -> None:
-    """Whatever happens at the next instance."""
+def test_table_is_written_after_every_instance(tmp_path: Path) -> None:
+    """Later failures do not lose it."""
     found, table = tmp_path / "found", tmp_path / "table"
     write_solution(found / f"{SMALL}.json", {"groups": _groups(0)})
     write_solution(found / "assignment/next.json", {"groups": []})
@@ -149,8 +149,8 @@ def test_what_is_taken_is_on_record_at_once(tmp_path: Path) -> None:
     assert entry.sha256 == solution_hash(table / entry.solution)
 
 
-def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> None:
-    """And a better answer takes out a bound that it beats."""
+def test_bounds_only_improve(tmp_path: Path) -> None:
+    """They never exclude the best solution; a better solution removes a bound that it violates."""
     found, table = tmp_path / "found", tmp_path / "table"
     worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
 
@@ -169,8 +169,8 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
     assert load_table(table)[SMALL].bound is None
 
 
-def test_a_bound_is_of_its_problem_and_recomputed_only_here(tmp_path: Path) -> None:
-    """What a file says of that is no proof."""
+def test_bounds_of_other_problems_are_ignored(tmp_path: Path) -> None:
+    """A file's claim that its bound was recomputed is ignored."""
     found, table = tmp_path / "found", tmp_path / "table"
     raw = {"value": 1.0, "recomputed": True, "basis": "b", "method": "ours"}
     for said in ({}, {"problem": "0" * 16}):
@@ -183,8 +183,8 @@ def test_a_bound_is_of_its_problem_and_recomputed_only_here(tmp_path: Path) -> N
     assert entry.bound == 1.0 and not entry.bound_recomputed
 
 
-def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
-    """As much as it proves itself, and no more."""
+def test_bound_recomputed_by_the_checker(tmp_path: Path) -> None:
+    """Only as far as the checker proves it."""
     name = "rebalancing/peers40-4"
     problem = INSTANCES[name].make()
     proven = judge(ProblemFamily.REBALANCING, problem, {"moves": []})
@@ -205,8 +205,8 @@ def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
         assert (entry.bound, entry.bound_recomputed) == (value, recomputed)
 
 
-def test_a_run_keeps_its_best(tmp_path: Path) -> None:
-    """The best answer with the best bound, whoever found which; record takes both."""
+def test_run_keeps_its_best(tmp_path: Path) -> None:
+    """The best solution with the best bound, from any method; ``record`` accepts both."""
     kept = KeptSolutions(tmp_path / "kept")
     for method, seed in (("random", 0), ("random", 1), ("ours", 0), ("random", 2)):
         kept.offer(run_task(Task(SMALL, method, seed, 0.05, 60.0)))
@@ -223,8 +223,8 @@ def test_a_run_keeps_its_best(tmp_path: Path) -> None:
     assert change.what == "new" and entry.bound == data["bound"]["value"]
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a solution; exit code 1 if one was refused."""
+def test_record_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per solution; exit code 1 if one was rejected."""
     found, table = tmp_path / "found", tmp_path / "table"
     write_solution(found / f"{SMALL}.json.gz", {"groups": _groups(0)})
     argv = [

@@ -1,4 +1,4 @@
-"""The open benchmark: instances are fixed, answers judged, rows kept, strangers welcome."""
+"""Open benchmark: fixed instances, evaluated solutions, stored rows and user methods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLAN = "plans/aws4-gpt2-2"
 
 
 def test_fifty_instances_in_five_families() -> None:
-    """And each family has small ones for --quick, and methods."""
+    """Each family has methods, and small instances for --quick."""
     assert len(INSTANCES) >= 50
     for family in ProblemFamily:
         mine = [one for one in INSTANCES.values() if one.family is family]
@@ -54,7 +54,7 @@ def test_fifty_instances_in_five_families() -> None:
 
 
 def test_files_hold_the_exact_problems() -> None:
-    """Read again they have the same hash; no two instances are the same."""
+    """They have the same hash after reading; all instances differ."""
     hashes = set()
     for one in INSTANCES.values():
         data = json.loads(json.dumps(instance_data(one), allow_nan=False))
@@ -63,8 +63,8 @@ def test_files_hold_the_exact_problems() -> None:
     assert len(hashes) == len(INSTANCES)
 
 
-def test_instances_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``planner paths`` reads those of paths."""
+def test_instances_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``planner paths`` reads the path instances."""
     assert bench(["--instances", str(tmp_path), "--only", WAVE, SMALL]) == 0
     assert sorted(p.name for p in tmp_path.rglob("*.json")) == [
         "gcp12-3x4-skip.json",
@@ -77,8 +77,8 @@ def test_instances_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found == 0 and json.loads(capsys.readouterr().out)["objective"] > 0
 
 
-def test_the_generator_is_as_stated() -> None:
-    """Pinned: whoever rebuilds it from its description can compare."""
+def test_generator_is_reproducible() -> None:
+    """Pinned values for independent implementations of the description."""
     found = world(3, 6, 0)
     assert found.regions == ("r0", "r0", "r1", "r1", "r2", "r2")
     assert found.latency_s[0, 1] == 0.25e-3 and found.bandwidth_bytes_per_s[0, 1] == 1.25e9
@@ -114,8 +114,8 @@ def answered() -> dict[str, tuple[Any, Any]]:
     return {instance: _answer(instance, method) for instance, method in rules.items()}
 
 
-def test_answers_survive_their_files(answered: dict[str, tuple[Any, Any]]) -> None:
-    """The same objective from the JSON form."""
+def test_solutions_survive_their_files(answered: dict[str, tuple[Any, Any]]) -> None:
+    """The objective is the same from the JSON form."""
     for instance, (problem, plan) in answered.items():
         family = INSTANCES[instance].family
         data = json.loads(json.dumps(answer_data(plan), allow_nan=False))
@@ -158,8 +158,8 @@ def _broken(instance: str, data: dict[str, Any]) -> list[tuple[dict[str, Any], s
     return [({**data, "content_hash": "0" * 64}, "content_hash"), ({"format": "x"}, "format")]
 
 
-def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> None:
-    """In one line, whatever the family."""
+def test_invalid_solutions_are_rejected(answered: dict[str, tuple[Any, Any]]) -> None:
+    """In one line, for every family."""
     for instance, (problem, plan) in answered.items():
         family = INSTANCES[instance].family
         for data, words in _broken(instance, answer_data(plan)):
@@ -171,8 +171,8 @@ def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> 
                 judge(family, problem, other)
 
 
-def test_numbers_that_are_none_are_refused(answered: dict[str, tuple[Any, Any]]) -> None:
-    """As numbers and as text, of every family, wherever they stand."""
+def test_non_finite_numbers_are_rejected(answered: dict[str, tuple[Any, Any]]) -> None:
+    """As numbers and as text, in every family and position."""
     for instance, (problem, plan) in answered.items():
         family = INSTANCES[instance].family
         text = json.dumps(answer_data(plan))
@@ -209,8 +209,8 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from _places(one, (*at, key))
 
 
-def test_damaged_answers_win_nothing(answered: dict[str, tuple[Any, Any]]) -> None:
-    """One entry changed: refused in one line, or worth no more than before."""
+def test_damaged_solutions_gain_nothing(answered: dict[str, tuple[Any, Any]]) -> None:
+    """One changed entry: rejected in one line, or no better than before."""
     rng = random.Random(0)
     odd = [None, -1, 0, 1.5, 1e308, math.nan, math.inf, 10**400, "x", [], {}, [[]], True]
     for instance, (problem, plan) in answered.items():
@@ -234,8 +234,8 @@ def test_damaged_answers_win_nothing(answered: dict[str, tuple[Any, Any]]) -> No
         assert refused > 20
 
 
-def test_a_plan_of_another_training_is_refused(answered: dict[str, tuple[Any, Any]]) -> None:
-    """The checker alone would take these plans: they are valid, for another question."""
+def test_plans_that_change_training_are_rejected(answered: dict[str, tuple[Any, Any]]) -> None:
+    """The checker alone would accept these plans."""
     problem, plan = answered[PLAN]
     larger = replace(problem, workload=problem.workload.replace(batch_samples=64))
     with pytest.raises(AnswerError, match="only microbatch_samples may differ"):
@@ -261,8 +261,8 @@ def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) ->
     return replace(row, **changes)
 
 
-def test_a_better_seed_of_its_own_costs_no_win() -> None:
-    """Only other methods count, each with its best seed."""
+def test_wins_compare_methods_not_seeds() -> None:
+    """Each method counts with its best seed."""
     rows = [_row("ours", 1.9), _row("ours", 1.8, 1), _row("other", 1.9), _row("other", 2.5, 1)]
     wins = {s.method: s.wins for s in summarise(rows, {}).families[ProblemFamily.ASSIGNMENT]}
     assert wins == {"ours": 1, "other": 0}
@@ -271,8 +271,8 @@ def test_a_better_seed_of_its_own_costs_no_win() -> None:
     assert wins == {"ours": 0, "other": 0}
 
 
-def test_figures_by_hand() -> None:
-    """Gaps are means over seeds; a win is one in every seed; what failed has no gap."""
+def test_summary_by_hand() -> None:
+    """Gaps are means over seeds; a win needs every seed; failed runs have no gap."""
     rows = [
         _row("ours", 2.0, bound=1.6, bound_recomputed=True),
         _row("ours", 2.0, 1, seconds=3.0),
@@ -299,8 +299,8 @@ def test_figures_by_hand() -> None:
 
 
 @pytest.mark.parametrize("instance", [SMALL, TABLE_1])
-def test_an_answer_beyond_a_bound_is_told(instance: str) -> None:
-    """It proves nothing optimal: no gap, and a line on terminal, page and report."""
+def test_solution_beyond_a_bound_is_reported(instance: str) -> None:
+    """It is not proven optimal: no gap, and a line in all outputs."""
     of_time = instance == SMALL
     bound, beyond = (1.0, 0.5) if of_time else (1.0, 2.0)
     rows = [
@@ -326,8 +326,8 @@ def test_an_answer_beyond_a_bound_is_told(instance: str) -> None:
     assert near.known[instance].gap == pytest.approx(0.0, abs=1e-8)
 
 
-def test_a_page_is_safe_and_whole() -> None:
-    """Foreign names are escaped, nothing is fetched, every table sorts."""
+def test_page_is_escaped_and_complete() -> None:
+    """Names are escaped, nothing is loaded, and every table can be sorted."""
     evil = '<script>alert("x")</script>'
     rows = [_row("ours", 2.0, bound=1.0), _row(evil, None, reason=evil)]
     summary = summarise(rows, {})
@@ -344,7 +344,7 @@ def test_a_page_is_safe_and_whole() -> None:
     )
 
 
-def test_rows_are_kept_and_gone_on_with(
+def test_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A cut line is left out; what is there is not run again; other problems' rows are not used."""
@@ -392,8 +392,8 @@ def test_rows_are_kept_and_gone_on_with(
     capsys.readouterr()
 
 
-def test_processes_begin_with_families_of_their_own() -> None:
-    """What one of them compiles the others need not; in the end all are at what is left."""
+def test_processes_start_with_different_families() -> None:
+    """Each family is compiled by one process; at the end, all work on the rest."""
     tasks = [Task(name, "ours", 0, 1.0, 60.0) for name in (PLAN, PLAN, WAVE, PEERS)]
     assert next_task(tasks, []) is tasks[0]
     assert next_task(tasks[1:], tasks[:1]).instance == WAVE
@@ -401,7 +401,7 @@ def test_processes_begin_with_families_of_their_own() -> None:
     assert next_task(tasks[1:2], tasks[:1]) is tasks[1]
 
 
-def test_ctrl_c_keeps_what_is_done(
+def test_ctrl_c_keeps_finished_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A method that answers Ctrl-C with its best so far gives no row, and --resume runs it."""
@@ -458,7 +458,7 @@ for function in (raises, dies, sleeps, lies):
 """
 
 
-def test_strangers_get_rows_not_crashes(
+def test_errors_of_user_methods_become_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One raises, one answers nonsense, one never ends, one kills its process."""
@@ -480,7 +480,7 @@ def test_strangers_get_rows_not_crashes(
     capsys.readouterr()
 
 
-def test_the_example_of_the_docs(
+def test_example_of_the_documentation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It runs as it stands there, and the checker takes its answers."""
@@ -496,7 +496,7 @@ def test_the_example_of_the_docs(
     capsys.readouterr()
 
 
-def test_solution_files_of_strangers(
+def test_solution_files_of_users(
     tmp_path: Path,
     answered: dict[str, tuple[Any, Any]],
     capsys: pytest.CaptureFixture[str],
@@ -528,7 +528,7 @@ def test_solution_files_of_strangers(
     capsys.readouterr()
 
 
-def test_folders_of_solutions_have_names(
+def test_solution_folders_need_unique_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of two folders are told apart, and those of the folder one is in have its name."""
@@ -548,8 +548,8 @@ def test_folders_of_solutions_have_names(
     capsys.readouterr()
 
 
-def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The problem in its hands is its own."""
+def test_methods_cannot_modify_the_evaluated_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get their own copy."""
     groups = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
 
     def cheats(problem: Any, seed: int, effort: float) -> Any:
@@ -586,17 +586,15 @@ def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyP
         (["--methods", ""], "no selected method solves the selected instances"),
     ],
 )
-def test_bad_options_are_one_line(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
     assert planner_main(["bench", *argv]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
 
 
-def test_no_method_sees_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a method is handed has no id in it: problems alone."""
+def test_methods_do_not_get_the_instance_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get the problem only."""
     seen: list[Any] = []
 
     def looks(problem: Any, seed: int, effort: float) -> Any:

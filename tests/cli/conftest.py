@@ -1,4 +1,4 @@
-"""Commands run where nothing lies: a plan.json of the user's own must not change what is tested."""
+"""Run command-line tests in an empty folder, so that a user's plan.json does not affect them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as users call it."""
+"""Command-line interface, end to end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_plan_writes_plan_trace_and_picture(
+def test_plan_writes_plan_trace_and_gantt_chart(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And prints cost, bound, gap, step time, and the random mean of both."""
@@ -97,8 +97,8 @@ def test_plan_is_compared_with_ranks_by_region(
     assert "ranks_by_region" not in json.loads(capsys.readouterr().out)
 
 
-def test_stages_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All or some of them, in the plan, in what is printed, and for the random placements."""
+def test_recompute_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All or some stages: in the plan, in the output, and for random placements."""
     out = tmp_path / "plan.json"
     command = [*PLAN, "--no-pictures", "--out", str(out)]
     assert main([*command, "--recompute", "all"]) == 0
@@ -117,8 +117,8 @@ def test_stages_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "recompute names stage 7" in capsys.readouterr().err
 
 
-def test_check_accepts_and_refuses(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Valid: 0. Damaged: one line on stderr and 2. Well-formed but wrong: the rule and 1."""
+def test_check_exit_codes(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Valid plan: 0. Unreadable file: 2 and one line on stderr. Violated rule: 1 and the rule."""
     assert main(["check", str(plan_file)]) == 0
     assert "valid" in capsys.readouterr().out
     damaged = plan_file.parent / "damaged.json"
@@ -137,7 +137,7 @@ def test_check_accepts_and_refuses(plan_file: Path, capsys: pytest.CaptureFixtur
 
 
 def test_simulate_on_another_network(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same regions with half the bandwidth; a network without them is refused."""
+    """Same regions with half the bandwidth; a network without the plan's regions is rejected."""
     slower = slower_regions(plan_file.parent / "slower.csv")
     assert main(["simulate", str(plan_file), "--network", str(slower), "--json"]) == 0
     there = json.loads(capsys.readouterr().out)
@@ -165,7 +165,7 @@ def test_simulate_on_another_network(plan_file: Path, capsys: pytest.CaptureFixt
         (["plan", "--averaging", "equal", "--group-size", "0"], "group"),
     ],
 )
-def test_bad_requests_end_with_one_line_and_2(
+def test_bad_requests_exit_with_2_and_one_line(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And write nothing."""
@@ -177,15 +177,19 @@ def test_bad_requests_end_with_one_line_and_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_regions_need_an_inner_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Networks whose source states none ask for it."""
+def test_devices_per_region_need_a_link_within_regions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Required for networks whose source does not state one."""
     argv = [*PLAN, "--network", "skyplane_60_20220129", "--devices-per-region", "2"]
     assert main([*argv, "--out", str(tmp_path / "p.json")]) == 2
     assert "--intra-latency-ms" in capsys.readouterr().err
 
 
-def test_an_inner_link_needs_regions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Of one device a region it would say nothing."""
+def test_links_within_regions_need_devices_per_region(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The options have no meaning with one device per region."""
     argv = [*PLAN, "--intra-bandwidth-gbps", "2", "--out", str(tmp_path / "p.json")]
     assert main(argv) == 2
     assert "--intra-bandwidth-gbps 2 applies to links within a region" in capsys.readouterr().err
@@ -199,7 +203,7 @@ def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_assign_prints_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight regions in unequal stages."""
+    """Eight regions in stages of unequal size."""
     argv = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stage-sizes", "4,2,2", "--json"]
     argv += ["--activation-bytes", "1e6", "--gradient-bytes", "1e8", "--effort", "1"]
     assert main(argv) == 0
@@ -208,8 +212,8 @@ def test_assign_prints_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["bound"] <= data["objective"]
 
 
-def test_precision_is_an_input_of_a_plan(tmp_path: Path) -> None:
-    """Written down, and priced by the GPU's own peak and bytes twice as many."""
+def test_precision_option(tmp_path: Path) -> None:
+    """fp32 is stored in the plan and changes FLOP/s and message sizes."""
     plans = []
     for word in ("bf16", "fp32"):
         path = tmp_path / f"{word}.json"
@@ -227,7 +231,7 @@ def test_precision_is_an_input_of_a_plan(tmp_path: Path) -> None:
         main([*PLAN, "--precision", "fp8"])
 
 
-def test_run_refuses_what_memory_cannot_hold(
+def test_run_rejects_plans_that_exceed_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With both numbers, before anything starts."""
@@ -239,8 +243,10 @@ def test_run_refuses_what_memory_cannot_hold(
     assert "8 processes need about" in error and "1.0 GB available" in error
 
 
-def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight processes, two steps: measured beside predicted; the calibration serves a new plan."""
+def test_run_trains_and_compares_with_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight processes, two steps; the calibration is used for a new plan."""
     pytest.importorskip("torch")
     path, times = tmp_path / "plan.json", tmp_path / "times.json"
     assert main([*PLAN, "--no-pictures", "--out", str(path)]) == 0
@@ -261,7 +267,7 @@ def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
 
 
-def test_a_peer_without_a_gpu_helps_to_average(
+def test_peer_without_gpu_becomes_an_aggregator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a devices file to training; its rank is started too, and has nothing to calibrate."""
@@ -288,7 +294,7 @@ def test_a_peer_without_a_gpu_helps_to_average(
     assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
 
 
-def test_regions_of_another_network_price_replicated_devices(
+def test_simulate_replicates_devices_on_another_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan for 2 devices a region on a network of regions; links inside stay as planned."""
@@ -318,7 +324,7 @@ def test_regions_of_another_network_price_replicated_devices(
         (["check", "/no/plan.json"], "cannot be read"),
     ],
 )
-def test_paths_are_checked_before_the_work(
+def test_output_paths_are_validated_first(
     argv: list[str], message: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, exit code 2, and nothing was started."""
@@ -328,7 +334,7 @@ def test_paths_are_checked_before_the_work(
     assert error.count("\n") == 1
 
 
-def test_interrupt_after_saving_says_what_is_there(
+def test_interrupt_after_saving_lists_the_skipped_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while drawing keeps the plan and says which files were written."""
@@ -357,7 +363,7 @@ FROM_NETWORK = [
 ]
 
 
-def test_a_run_begins_with_the_planned_step(
+def test_run_prints_the_planned_step_first(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Then what is predicted here, and each phase at once, without a terminal."""
@@ -385,7 +391,7 @@ def answered(data: dict[str, Any], **changes: object) -> tuple[PathPlan, PathPro
 
 
 def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A valid file with both schedules; prints cycle and waves; other schedules can be drawn."""
+    """A valid file with both schedules; prints cycle and waves; each schedule can be drawn."""
     path = tmp_path / "plan.json"
     assert main([*SKIPPING, "--out", str(path)]) == 0
     out = unwrapped(capsys.readouterr().out)
@@ -413,9 +419,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--schedule must be 0 to 1 for this plan" in capsys.readouterr().err
 
 
-def test_plan_with_the_papers_paths_and_given_layers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_with_cbs_and_given_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Found by the paper's search, in stages of unlike numbers of layers, saved and valid."""
     path = tmp_path / "plan.json"
     argv = [
@@ -441,8 +445,8 @@ def test_plan_with_the_papers_paths_and_given_layers(
     assert "stage_layers must be 4 ranges that follow each other" in capsys.readouterr().err
 
 
-def test_paths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Options change the file's fields, other entries are named, the result is written."""
+def test_paths_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options override the file's fields, ignored fields are listed, and the result is written."""
     out = tmp_path / "paths.json"
     argv = ["paths", str(INSTANCE), "--json", "--effort", "1", "--out", str(out)]
     assert main([*argv, "--path-stages", "3", "--max-swaps", "0"]) == 0
@@ -458,9 +462,7 @@ def test_paths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert data["waves"][0]["count"] < data["waves"][1]["count"]
 
 
-def test_paths_may_choose_the_arrangement(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_with_arrange(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pairs of near devices, stages across: free, faster than any paths on the file's."""
     near = [[0.1 if i // 2 == j // 2 else 9.0 for j in range(4)] for i in range(4)]
     fields = {"transfer_s": near, "forward_s": 1.0, "backward_s": 2.0, "head_s": 0.5}
@@ -486,7 +488,7 @@ def test_paths_may_choose_the_arrangement(
 
 @pytest.mark.parametrize("more", [[], ["--arrange"]])
 def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An iteration with the workload's compute times, devices by name."""
+    """A whole iteration with the workload's compute times; devices are named."""
     assert main([*FROM_NETWORK, *more, "--effort", "1", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["paths"]) == 6 and "Oregon" in data["devices"]
@@ -505,7 +507,7 @@ def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str])
     assert "stage 3: " in capsys.readouterr().out
 
 
-def test_ctrl_c_returns_the_best_so_far(
+def test_ctrl_c_returns_the_incumbent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths and plan alike are valid and say that they were interrupted."""
@@ -542,7 +544,7 @@ def test_ctrl_c_returns_the_best_so_far(
         ({"link_s": [[0, 1]]}, "link_s must be 20 x 20, as transfer_s is, found shape (1, 2)"),
     ],
 )
-def test_path_files_that_are_wrong(
+def test_invalid_path_files(
     change: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line on stderr that names the file, and 2."""
@@ -582,7 +584,7 @@ def test_path_files_that_are_wrong(
         (["plan", *SKIPPING[1:5], "--pipelines", "2"], "give stages, or 'auto'"),
     ],
 )
-def test_bad_path_requests(
+def test_invalid_path_requests(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line and 2."""
@@ -598,8 +600,8 @@ def test_bad_path_requests(
     assert error.count("\n") == 1
 
 
-def test_paths_that_memory_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """Infeasible: says why, exit code 1."""
+def test_infeasible_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory is too small: the reason is printed, exit code 1."""
     assert main(["paths", str(INSTANCE), "--memory", "2", "--effort", "1"]) == 1
     assert (
         "no paths found: device 0 starts 3 microbatches, its memory allows 2"
@@ -607,8 +609,8 @@ def test_paths_that_memory_cannot_hold(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No shape is given; the bound of any plan is computed again by ``check``."""
+def test_plan_without_constraints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``check`` recomputes the bound on any plan."""
     out = tmp_path / "plan.json"
     command = (
         "plan --network aws4_dtfm_regional_2022 --workload gpt2-tiny --sequence 128 --effort 1"
@@ -624,7 +626,7 @@ def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "verified: recomputed from the plan's witness (whole step)" in checked
 
 
-def test_baselines_are_those_that_the_search_started_from(
+def test_printed_baselines_are_starting_points_of_the_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With everything open none is computed again, and none is faster than the plan."""
@@ -657,8 +659,10 @@ def test_baselines_are_those_that_the_search_started_from(
     assert data["days"] == pytest.approx(data["training_tokens"] / rate / 86400)
 
 
-def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Price and peak of devices whose file has neither, sites, and the length of samples."""
+def test_unknown_prices_peaks_and_sites_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The devices file has neither price nor peak; sites and the sample length are reported too."""
     (tmp_path / "net.csv").write_text(
         "source,destination,latency_ms,bandwidth_gbps\noffice,cloud,15,1\ncloud,office,15,1\n"
     )
@@ -694,7 +698,7 @@ def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
-    """It follows, where devices can be dealt out evenly."""
+    """The number of pipelines follows if the devices divide evenly."""
     command = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--effort", "0.2"]
     command += ["--activation-bytes", "8e6", "--gradient-bytes", "1e9"]
     found = []
@@ -706,9 +710,7 @@ def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[
     assert "8 devices do not divide into 3 equal stages" in capsys.readouterr().err
 
 
-def test_devices_that_are_dropped_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dropped_devices_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By --complete, which leaves out whose pairs were not measured."""
     rows = [f"{a},{b},1,1" for a in "abcd" for b in "abcd" if a != b and {a, b} != {"c", "d"}]
     net, out = tmp_path / "net.csv", tmp_path / "plan.json"
@@ -731,7 +733,7 @@ def test_devices_that_are_dropped_are_named(
     )
 
 
-def test_a_device_that_cannot_compute_is_left_out_by_name(
+def test_device_that_cannot_compute_is_listed_as_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the reason, in text and in JSON."""

@@ -1,4 +1,4 @@
-"""``planner compare`` as users call it."""
+"""``planner compare``, end to end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from planner.training_plan.file import save_plan
 from tests.conftest import make_plan, tiny_workload
 
 
-def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One decision was changed; a plan differs from itself in nothing."""
+def test_differences_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two plans that differ in one decision; a plan does not differ from itself."""
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     plan = make_plan([[0, 1], [2, 3]])
     save_plan(plan, a)
@@ -31,8 +31,8 @@ def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2
 
 
-def test_a_step_of_no_time_is_compared_too(tmp_path: Path) -> None:
-    """Predicted times are not hashed, so that a file may say anything of them."""
+def test_zero_step_time(tmp_path: Path) -> None:
+    """Predicted times are not part of the hash, so a file may contain any value."""
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
     save_plan(plan, a)

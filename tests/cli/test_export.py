@@ -1,4 +1,4 @@
-"""``planner export`` as users call it."""
+"""``planner export``, end to end."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def test_every_format_is_printed_and_written(
     assert out.read_text() == text
 
 
-def test_hosts_of_a_file(
-    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hosts_file(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two lines for two hosts."""
     hosts = tmp_path / "hosts.csv"
     hosts.write_text("device,host\n" + "".join(f"{d},{'ab'[d % 2]}\n" for d in range(6)))
@@ -70,7 +68,7 @@ def test_hosts_of_a_file(
         ("--impose --checkpoint kept", "--impose runs no model; leave out --checkpoint"),
     ],
 )
-def test_words_that_every_rank_would_refuse_are_refused(
+def test_invalid_executor_options_are_rejected(
     words: str, said: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before they are sent to nodes."""
@@ -81,7 +79,7 @@ def test_words_that_every_rank_would_refuse_are_refused(
     assert printed.err.count("\n") == 1
 
 
-def test_words_of_whoever_starts_ranks_go_along(
+def test_options_of_the_node_launcher_are_passed_on(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the executor's own command does; torchrun does not know them."""
@@ -101,7 +99,7 @@ def test_words_of_whoever_starts_ranks_go_along(
         assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
 
 
-def test_words_go_unseen_where_the_executor_is_not_installed(
+def test_executor_options_are_not_checked_without_pytorch(
     plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It needs PyTorch, which who plans may not have."""
@@ -111,7 +109,7 @@ def test_words_go_unseen_where_the_executor_is_not_installed(
     assert "--steps 3" in capsys.readouterr().out
 
 
-def test_several_hosts_without_an_interface_are_told(
+def test_several_hosts_without_an_interface_get_a_comment(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a comment; one host has nothing to choose."""
@@ -123,7 +121,7 @@ def test_several_hosts_without_an_interface_are_told(
             assert ("set --interface" in capsys.readouterr().out) is told
 
 
-def test_refusals_write_nothing_and_end_with_2(
+def test_errors_write_nothing_and_exit_with_2(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line on stderr; files that are read stay as they are."""

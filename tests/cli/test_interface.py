@@ -1,4 +1,4 @@
-"""The everyday interface: help, version, completion, progress."""
+"""Help, version, completion, progress and error messages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def arguments() -> Iterator[tuple[str, argparse.Action]]:
             yield name, action
 
 
-def test_every_argument_has_help_and_tells_its_default() -> None:
-    """What is not given is nowhere a secret."""
+def test_every_argument_has_help_and_a_documented_default() -> None:
+    """Every optional argument states what happens without it."""
     for name, action in arguments():
         where = f"{name} {action.option_strings or action.dest}"
         assert action.help, where
@@ -44,7 +44,7 @@ def test_every_argument_has_help_and_tells_its_default() -> None:
 
 
 def test_options_of_plan_are_grouped() -> None:
-    """Each option is in a group, those that matter first, in 80 columns."""
+    """Each option is in a group, most important first, within 80 columns."""
     said = commands()["plan"].format_help()
     main_options = said.split("main options:")[1].split("\n\n")[0]
     for option in GROUPS["main options"]:
@@ -54,8 +54,8 @@ def test_options_of_plan_are_grouped() -> None:
     assert sorted(listed) == sorted(known - {"-h", "--json", "-v", "-q"})
 
 
-def test_every_example_can_be_typed() -> None:
-    """It parses, is of its own command, and stands in the help on one line."""
+def test_every_example_parses() -> None:
+    """Each is of its own command and on one line of the help."""
     for name in COMMANDS:
         module = importlib.import_module(f"planner.cli.{name}_command")
         said = commands()[name].format_help()
@@ -67,7 +67,7 @@ def test_every_example_can_be_typed() -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the package that is installed."""
+    """Version of the installed package."""
     from importlib import metadata
 
     with pytest.raises(SystemExit) as end:
@@ -113,7 +113,7 @@ def test_completion_without_its_extra(
 
 
 def test_lines_fit_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of networks, of the price of a plan and of its check, also where names are long."""
+    """Output for networks, simulated and checked plans, also with long names."""
     from planner.training_plan.file import save_plan
     from tests.conftest import make_plan
 
@@ -141,7 +141,7 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewritten, and gone in the end; seldom and without control characters elsewhere."""
+    """The line is rewritten and finally erased; a log gets few lines without control characters."""
     now = [100.0]
     monkeypatch.setattr("planner.cli.progress.time.perf_counter", lambda: now[0])
     for stream, control in ((Terminal(), True), (io.StringIO(), False)):
@@ -159,8 +159,8 @@ def test_progress_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
         assert "   30.0 s  searching 119" in text or not control
 
 
-def test_a_phase_is_told_at_once_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the line before it is young."""
+def test_phase_is_printed_at_once_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the previous line is recent."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     progress = Progress()
@@ -172,8 +172,8 @@ def test_a_phase_is_told_at_once_without_a_terminal(monkeypatch: pytest.MonkeyPa
     assert [line.split("s  ")[1] for line in lines] == ["starting", "measuring"]
 
 
-def test_progress_goes_on_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While loops compile, say; nothing is printed once the line is gone."""
+def test_progress_clock_runs_without_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example during compilation; nothing is printed after the line was cleared."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     progress = Progress()
@@ -190,8 +190,9 @@ def test_progress_goes_on_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch)
     assert stream.getvalue() == said
 
 
-def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the page is that of ``planner report``, what the search looked at with it."""
+def test_plan_with_report_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No colours; the page equals that of ``planner report``; files of others are not "
+    "overwritten."""
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
     words = "plan --network aws4_dtfm_regional_2022 --workload gpt2-tiny --stages auto --effort 0.1"
     words += " --no-compare --no-pictures --random-placements 0"
@@ -217,7 +218,7 @@ def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFi
         ("networks nope --out q.csv", "nope: cannot be read (no such file or folder); check the"),
     ],
 )
-def test_whoever_knows_an_argument_not_says_so(
+def test_unknown_arguments_are_reported(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command, not the one above it."""
@@ -248,7 +249,7 @@ def test_whoever_knows_an_argument_not_says_so(
         ),
     ],
 )
-def test_misspelt_words_are_named_with_the_nearest(
+def test_misspelt_words_get_a_suggestion(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In place of the required option that seems to be missing."""
@@ -270,7 +271,7 @@ def test_misspelt_words_are_named_with_the_nearest(
         ("--intra-bandwidth-gbps", "0", "--intra-bandwidth-gbps is 0; it must be a number > 0"),
     ],
 )
-def test_options_are_named_with_the_unit_in_which_they_were_given(
+def test_errors_use_the_unit_of_the_option(
     option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not with the field and the SI units that they become."""
@@ -279,8 +280,8 @@ def test_options_are_named_with_the_unit_in_which_they_were_given(
     assert capsys.readouterr().err.startswith(f"planner plan: {said}")
 
 
-def test_a_run_without_pytorch_is_one_line(tmp_path: Path) -> None:
-    """With the remedy, and exit code 2."""
+def test_run_without_pytorch(tmp_path: Path) -> None:
+    """One line with the remedy, exit code 2."""
     from planner.training_plan.file import save_plan
     from tests.conftest import make_plan
 
@@ -304,8 +305,8 @@ def test_a_run_without_pytorch_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--stages", "2"], ["--wiring", "flow"]])
-def test_a_missing_pair_is_one_line(options: list[str], tmp_path: Path) -> None:
-    """Without warnings of NumPy before it, which only a process of its own shows."""
+def test_missing_pair(options: list[str], tmp_path: Path) -> None:
+    """One line, without NumPy warnings before it; tested in a new process."""
     path = tmp_path / "net.csv"
     path.write_text("source,destination,rtt_ms,bandwidth_mbps\nA,B,10,100\nB,A,,\n")
     words = ["--network", str(path), "--workload", "gpt2-tiny", "--sequence", "32"]
@@ -319,7 +320,7 @@ def test_a_missing_pair_is_one_line(options: list[str], tmp_path: Path) -> None:
     assert "1 ordered pair is not measured, the first is 'B' to 'A'" in done.stderr
 
 
-def test_a_table_of_one_direction_is_told_what_to_do(
+def test_table_of_one_direction_gets_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only where the other direction is there."""
@@ -334,8 +335,8 @@ def test_a_table_of_one_direction_is_told_what_to_do(
     assert "--both-ways" not in capsys.readouterr().out
 
 
-def test_verbose_logs_what_solvers_find(capsys: pytest.CaptureFixture[str]) -> None:
-    """To stderr, beside the answer; without it nothing is logged."""
+def test_verbose_logs_solver_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """To stderr; nothing is logged without the option."""
     command = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stages", "4"]
     command += [
         "--pipelines",

@@ -1,4 +1,4 @@
-"""Commands in a checkout or with packages that are not installed whole, and ranks on GPUs."""
+"""Missing or broken optional packages, checkouts that are not installed, and ranks on GPUs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_ranks_on_gpus(monkeypatch: pytest.MonkeyPatch, available: bool) -> None
         ("raise ValueError", "ValueError"),
     ],
 )
-def test_a_package_that_cannot_be_loaded(
+def test_broken_package(
     text: str,
     said: str,
     tmp_path: Path,
@@ -67,7 +67,7 @@ def test_a_package_that_cannot_be_loaded(
 
 
 def test_a_rank_without_pytorch() -> None:
-    """One line, before anything imports what is not there."""
+    """One line, before any import fails."""
     code = (
         "import sys, importlib.util as u; sys.argv = ['-m']; u.find_spec = lambda name: None; "
         "import planner.executor"

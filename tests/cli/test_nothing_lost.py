@@ -1,4 +1,4 @@
-"""What is lost by Ctrl-C, a full disk, a kill or a wrong name of a file: nothing."""
+"""Ctrl-C, full disks, kills and mistyped file names do not lose results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def told(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_foreign_file_is_not_written_over(
+def test_files_of_others_are_not_overwritten(
     words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Refused in one line, before the work."""
@@ -100,7 +100,7 @@ def test_a_foreign_file_is_not_written_over(
 
 @pytest.mark.parametrize("words", [w for w in COMMANDS if "bench" not in w])
 @pytest.mark.parametrize("kind", ["link", "hard link", "relative"])
-def test_what_is_read_is_not_written_over(
+def test_inputs_are_not_overwritten(
     words: str, kind: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By whatever name, and with ``--force`` too."""
@@ -126,8 +126,10 @@ def test_what_is_read_is_not_written_over(
 
 
 @pytest.mark.parametrize("words", [w for w in COMMANDS if "bench" not in w])
-def test_the_same_command_again(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Writes over its own file, or needs ``--force`` where nothing in the file says whose it is."""
+def test_rerun_overwrites_its_own_files(
+    words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other files need ``--force``."""
     path = here / COMMANDS[words]
     assert told(f"{words} {path.name}", capsys)[0] == 0
     path.touch()
@@ -138,8 +140,8 @@ def test_the_same_command_again(words: str, here: Path, capsys: pytest.CaptureFi
     assert path.read_bytes() != b"mine"
 
 
-def test_one_file_for_two_outputs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where one is named for another: the trace beside the plan."""
+def test_two_outputs_with_the_same_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if one path is derived from another option, as the trace's is."""
     code, said = told("simulate plan.json --trace a.json --gantt b.png", capsys)
     assert code == 0
     (here / "c.png").symlink_to(here / "a.json")
@@ -150,8 +152,8 @@ def test_one_file_for_two_outputs(here: Path, capsys: pytest.CaptureFixture[str]
     assert code == 2 and "new.gantt.png: exists" in said and not (here / "new.json").exists()
 
 
-def test_a_link_stays_one(here: Path) -> None:
-    """What it points to is written."""
+def test_symbolic_link_is_kept(here: Path) -> None:
+    """Its target is written."""
     (here / "kept.json").write_text("")
     (here / "link.json").symlink_to(here / "kept.json")
     save_plan(load_plan(here / "plan.json"), here / "link.json")
@@ -159,8 +161,8 @@ def test_a_link_stays_one(here: Path) -> None:
     assert load_plan(here / "kept.json") == load_plan(here / "plan.json")
 
 
-def test_marks_at_both_ends(tmp_path: Path) -> None:
-    """A file is known by its beginning or its end; an empty one may be written over."""
+def test_own_files_are_recognised_by_beginning_or_end(tmp_path: Path) -> None:
+    """An empty file may be overwritten."""
     path = tmp_path / "file"
     assert has_mark(path, "") and has_mark(path, "mark")
     path.write_bytes(b"")
@@ -194,7 +196,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         ([signal.SIGTERM, signal.SIGINT], 143),
     ],
 )
-def test_signals_in_a_search_leave_the_best_so_far(
+def test_signals_during_a_search_keep_the_incumbent(
     numbers: list[int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written, valid, and the exit code says that it is not all."""
@@ -206,8 +208,10 @@ def test_signals_in_a_search_leave_the_best_so_far(
     assert not INTERRUPTS.requested
 
 
-def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ends the search over layouts, the second comes while the best of them is priced."""
+def test_signals_before_the_first_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends the layout search, the second arrives during the first evaluation."""
     calls: list[int] = []
     search, price = LayoutSearch._anneal, _Search._evaluate_any
 
@@ -228,7 +232,7 @@ def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.M
     assert len(calls) == 3 and check(load_plan(path)) == []
 
 
-def test_a_signal_while_the_plan_is_written(
+def test_signal_while_the_plan_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Is noted, and what is optional is left out."""
@@ -245,8 +249,8 @@ def test_a_signal_while_the_plan_is_written(
     assert "not drawn: interrupted" in capsys.readouterr().out
 
 
-def test_signals_one_by_one() -> None:
-    """With nothing found the first raises; else where it may, or is noted; the third raises."""
+def test_effect_of_each_signal() -> None:
+    """The first raises if nothing was found, otherwise only where allowed; the third raises."""
     with INTERRUPTS.handling("noted"):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -281,7 +285,7 @@ def test_signals_one_by_one() -> None:
     assert not INTERRUPTS.requested and MaxIterations(10).start().check() is None
 
 
-def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -293,7 +297,7 @@ def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_full_disk(
+def test_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was found is written elsewhere, and the line says where; a file that was there stays."""
@@ -322,8 +326,8 @@ def test_a_full_disk(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_standard_output_that_is_full(made: Path) -> None:
-    """One line, and no traceback when the process ends."""
+def test_full_standard_output(made: Path) -> None:
+    """One line, and no traceback at exit."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "planner.cli", "networks"],
@@ -339,7 +343,7 @@ def test_standard_output_that_is_full(made: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--stages", "2", "--random-placements", "0"]])
-def test_a_kill_leaves_the_best_so_far(
+def test_kill_keeps_the_incumbent_file(
     more: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -369,8 +373,8 @@ def test_a_kill_leaves_the_best_so_far(
     assert (tmp_path / "plan.killed1.json").exists() and load_plan(killed_file)
 
 
-def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
-    """Unless it is young, or somebody writes to it."""
+def test_stale_temporary_files_are_deleted(tmp_path: Path) -> None:
+    """Unless they are recent or still being written."""
     path = tmp_path / "file.txt"
     old, young, held, other = (
         tmp_path / name
@@ -396,7 +400,7 @@ PARETO = [
 ]
 
 
-def test_a_front_takes_away_its_own_plans_alone(
+def test_pareto_deletes_only_its_own_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those that its table names; and nothing of others is written over."""
@@ -414,7 +418,7 @@ def test_a_front_takes_away_its_own_plans_alone(
     assert mine.read_text() == "mine"
 
 
-def test_an_interrupted_front_has_what_was_found(
+def test_interrupted_pareto_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of its searches, whole."""
@@ -424,7 +428,7 @@ def test_an_interrupted_front_has_what_was_found(
     assert len((tmp_path / "front.csv").read_text().splitlines()) == 2
 
 
-def test_an_interrupted_run_tells_the_steps_that_were_done(
+def test_interrupted_run_reports_finished_steps(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In its JSON, with the reason."""
@@ -448,8 +452,8 @@ def test_an_interrupted_run_tells_the_steps_that_were_done(
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 3.0, 6.0])
 @pytest.mark.parametrize("times", [1, 2])
-def test_interrupts_at_any_moment(after_s: float, times: int, tmp_path: Path) -> None:
-    """No traceback, no half file, 130 or all was done."""
+def test_interrupt_at_any_time(after_s: float, times: int, tmp_path: Path) -> None:
+    """No traceback, no incomplete file; exit code 130, or 0 if the command completed."""
     command = [sys.executable, "-m", "planner.cli", *LONG, "--out", "plan.json"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -480,7 +484,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
-    """Its workers end with it: what they write to is at its end only when the last has gone."""
+    """Workers end with their parent: their output pipe closes only when the last one has ended."""
     script = tmp_path / "bench.py"
     script.write_text(BENCH)
     command = [sys.executable, str(script)]

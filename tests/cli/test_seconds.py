@@ -1,4 +1,4 @@
-"""``--seconds``: what does not fit is left out and said, and the plan is there before all else."""
+"""``--seconds``: the plan is saved first; parts that do not fit are skipped and reported."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def late(*_: object, **__: object) -> None:
     raise TimeLimitReached
 
 
-def test_without_a_limit_nothing_ends() -> None:
-    """And nothing is known of what is left."""
+def test_no_limit() -> None:
+    """The remaining time is unknown."""
     unlimited = TimeLeft(None, began=time.perf_counter() - 1e6)
     assert unlimited.left_s is None
     with unlimited.cut():
         pass
 
 
-def test_what_is_spent_is_spent_from_the_begin() -> None:
-    """A part that begins after the end does not begin at all."""
+def test_time_counts_from_the_start_of_the_command() -> None:
+    """A part that would start after the limit is skipped."""
     spent = TimeLeft(5.0, began=time.perf_counter() - 100)
     assert spent.left_s == 0.0
     with pytest.raises(TimeLimitReached), spent.cut():
         raise AssertionError("began")
 
 
-def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an alarm, which is gone afterwards."""
+def test_endless_part_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an alarm, which is removed afterwards."""
     monkeypatch.setattr(time_budget, "OVER_S", 0.0)
     with pytest.raises(TimeLimitReached), TimeLeft(0.01).cut():
         while True:
@@ -60,7 +60,7 @@ def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         ("planner.simulator.timeline.Timeline.gantt", "not drawn: no time left"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_skipped_parts_are_printed(
     part: str,
     words: str,
     tmp_path: Path,
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_said(
     assert main(["check", str(path)]) == 0
 
 
-def test_what_does_not_fit_is_in_the_data(
+def test_skipped_parts_are_in_the_json_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name; null is for what has no answer."""
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_in_the_data(
     assert len(data["written"]) == 3
 
 
-def test_a_saved_plan_that_fails_its_check_is_no_success(
+def test_saved_plan_that_fails_its_check_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is there, the command says what is wrong with it and ends so."""

@@ -1,4 +1,4 @@
-"""What a plan needs of the machine, and how it is run."""
+"""Resources of an emulated plan, and the choice of scaling factors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_pairs_of_neighbours_and_groups_are_used() -> None:
     assert used_pairs(make_plan([[0, 1], [2, 3]])) == expected | {(j, i) for i, j in expected}
 
 
-def test_devices_that_choose_use_all_pairs_of_neighbouring_stages() -> None:
-    """2 x 3: every device of a stage and every one of the next, and the ends where the head is."""
+def test_stochastic_wiring_uses_all_pairs_of_neighbouring_stages() -> None:
+    """2 x 3: all pairs of consecutive stages, and of the stages with stem and head."""
     for head, ends in (("last", set()), ("first", {(2, 0), (2, 3), (5, 0), (5, 3)})):
         plan = make_plan([[0, 1, 2], [3, 4, 5]], head=head).replace(wiring="stochastic")
         pairs = {
@@ -32,8 +32,8 @@ def test_devices_that_choose_use_all_pairs_of_neighbouring_stages() -> None:
         assert used_pairs(plan) == pairs | {(j, i) for i, j in pairs}
 
 
-def test_bytes_shrink_by_what_the_machine_lacks() -> None:
-    """Rounded up to two digits; time helps as much."""
+def test_shrink_follows_throughput() -> None:
+    """Rounded up to two digits; a lower speed has the same effect."""
     need = HostNeed(12.34 * CARRIED_BYTES_PER_S, 0.0, 1.0)
     assert need.least_shrink(1.0, 1e9) == pytest.approx(13.0)
     assert need.least_shrink(0.1, 1e9) == pytest.approx(1.3)
@@ -42,13 +42,13 @@ def test_bytes_shrink_by_what_the_machine_lacks() -> None:
         HostNeed(1.0, 2e9, 0.0).least_shrink(1.0, 1e9)
 
 
-def test_memory_counts_too() -> None:
-    """A vector four times as large as the room."""
+def test_shrink_follows_memory() -> None:
+    """A vector four times as large as the available memory."""
     assert HostNeed(1.0, 0.0, 2.8e9).least_shrink(1.0, 1e9) == pytest.approx(4.0)
 
 
-def test_a_shrink_that_is_too_small_is_warned_of() -> None:
-    """With numbers that would do."""
+def test_small_shrink_is_warned_about() -> None:
+    """With values that would suffice."""
     plan = make_plan([[0, 1], [2, 3]])
     assert need_of(plan, links_of(plan.cluster)).rate_bytes_per_s > CARRIED_BYTES_PER_S
     lines: list[str] = []
@@ -65,14 +65,14 @@ def test_numbers_must_be_above_zero(fields: dict[str, float]) -> None:
         EmulationSettings(**fields)  # type: ignore[arg-type]
 
 
-def test_real_compute_takes_its_time() -> None:
-    """No speed."""
+def test_real_compute_rejects_speed() -> None:
+    """In one line."""
     with pytest.raises(ValueError, match="leave out"):
         EmulationSettings(speed=2.0, real_compute=True)
 
 
 def test_a_shrink_is_a_number_or_auto(capsys: pytest.CaptureFixture[str]) -> None:
-    """Anything else is refused in words."""
+    """Other values are rejected."""
     with pytest.raises(SystemExit):
         main(["emulate", "plan.json", "--shrink", "much"])
     assert "--shrink: must be a number or auto, found 'much'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Records of ranks, put together and held against a prediction."""
+"""Steps assembled from the ranks' records and compared with a prediction."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def records(speed: float = 1.0) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("speed", [1.0, 4.0])
-def test_halves_of_messages_are_joined_and_times_are_the_plans(speed: float) -> None:
-    """Whatever the speed; a step begins with its first rank."""
+def test_messages_are_joined_and_times_scaled(speed: float) -> None:
+    """Times are independent of the speed; a step starts with its first rank."""
     (step,) = steps_of(records(speed), True, speed)
     assert step.pipeline_s == pytest.approx(4.0)
     (message,) = step.messages
@@ -64,7 +64,7 @@ def test_halves_of_messages_are_joined_and_times_are_the_plans(speed: float) -> 
 
 
 def test_averaging_begins_with_the_last_member_of_a_first_round() -> None:
-    """6 s to the stage's last return at 8 s."""
+    """6 s, until the stage's last message arrives at 8 s."""
     (step,) = steps_of(records(), True, 1.0)
     plan = make_plan([[0], [1]])
     assert step.averaging_s(plan) == pytest.approx(2.0)
@@ -77,7 +77,7 @@ def chained(ends: list[float]) -> list[Step]:
 
 
 def test_steps_count_after_two_passes() -> None:
-    """The mean distance after the first two, but for the last, which no step follows."""
+    """Mean step time after two warm-up passes, without the last step."""
     plan = make_plan([[0, 1]])
     found = parts_of(plan, [], chained([5.0, 7.0, 10.0, 13.0, 25.0]), 2.0)
     assert (found.pipeline_s, found.averaging_s) == (None, None)
@@ -85,13 +85,13 @@ def test_steps_count_after_two_passes() -> None:
 
 
 def test_whole_passes_are_run() -> None:
-    """A cycle of two: three steps are four, after four that do not count, and one follows."""
+    """With a cycle of two, three steps become four, plus four for warm-up and one at the end."""
     plan = make_plan([[0, 1]]).replace(cycle=(0, 0))
     assert planned_steps(plan, 3, 3) == (6, 9)
 
 
 def test_a_step_as_predicted_has_ratios_of_one() -> None:
-    """Operations and messages moved by a second are that late."""
+    """Operations and messages moved by a second have that delay."""
     plan = make_plan([[0, 1], [2, 3]])
     prediction = predict(plan)
     timeline = prediction.timelines[0]
@@ -117,8 +117,8 @@ def test_a_step_as_predicted_has_ratios_of_one() -> None:
         assert link.busy.ratio == pytest.approx(1.0)
 
 
-def test_the_rank_that_failed_first_is_told_of(tmp_path: Path) -> None:
-    """Not those that ended with it; one that was killed says nothing itself."""
+def test_first_failing_rank_is_reported(tmp_path: Path) -> None:
+    """Not ranks that ended because of it; a killed rank has no message of its own."""
     said = {0: "planner.executor: ended: device 'b' is gone", 1: "a warning"}
     for rank, line in said.items():
         (tmp_path / f"errors-{rank}.txt").write_text(f"{line}\n")

@@ -1,4 +1,4 @@
-"""Max-min fair rates: by hand, and by what makes rates max-min fair."""
+"""Max-min fair rates: cases computed by hand, and the defining property."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def links(bandwidth: np.ndarray, **limits: object) -> EmulatedLinks:
     return links_of(Cluster(network, Devices(1.0, 1.0, **limits)))  # type: ignore[arg-type]
 
 
-def test_a_slow_pair_leaves_the_rest_of_an_upload_to_others() -> None:
-    """Upload 12 by three pairs, one of which takes 2 at most: 2, 5, 5."""
+def test_slow_pair_leaves_upload_to_others() -> None:
+    """Three pairs share an upload of 12, one of them is limited to 2: 2, 5, 5."""
     bandwidth = np.full((4, 4), 10.0)
     bandwidth[0, 1] = 2.0
     found = rates_of(links(bandwidth, upload_bytes_per_s=12.0), [1, 2, 3])
@@ -36,14 +36,14 @@ def test_a_slow_pair_leaves_the_rest_of_an_upload_to_others() -> None:
 
 
 def test_without_limits_the_fastest_pair_is_the_limit() -> None:
-    """Two pairs of 10 and 4 out of one device: 6 and 4."""
+    """Pairs of 10 and 4 from one device get 6 and 4."""
     bandwidth = np.full((3, 3), 10.0)
     bandwidth[0, 2] = 4.0
     assert rates_of(links(bandwidth), [1, 2]) == pytest.approx([6.0, 4.0])
 
 
-def test_a_site_shares_what_leaves_it_and_not_what_stays() -> None:
-    """Devices 0 and 1 stand behind a line of 6; between them it does not count."""
+def test_site_limit_applies_between_sites_only() -> None:
+    """Devices 0 and 1 share a link of 6, which does not limit traffic between them."""
     found = links(
         np.full((4, 4), 10.0),
         upload_bytes_per_s=10.0,
@@ -56,8 +56,8 @@ def test_a_site_shares_what_leaves_it_and_not_what_stays() -> None:
 
 
 @given(st.integers(2, 5), st.integers(0, 2**31))
-def test_every_pair_has_a_full_limit_where_nobody_gets_more(devices: int, seed: int) -> None:
-    """Which defines max-min fairness, and no limit is exceeded."""
+def test_rates_are_max_min_fair(devices: int, seed: int) -> None:
+    """Every pair has a full limit at which it has the highest rate; no limit is exceeded."""
     rng = np.random.default_rng(seed)
     bandwidth = rng.uniform(1, 10, (devices, devices))
     network = links(bandwidth, upload_bytes_per_s=rng.uniform(1, 20, devices))

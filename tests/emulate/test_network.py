@@ -43,8 +43,8 @@ def cluster(devices: int) -> Cluster:
 
 
 @needs_root
-def test_flows_get_their_fair_share_and_no_more() -> None:
-    """All to all of three devices: pairs and uploads both limit."""
+def test_flows_get_fair_rates() -> None:
+    """All-to-all of three devices, limited by pairs and uploads."""
     links = links_of(cluster(3))
     flows = [Flow(i, j, 20_000) for i in range(3) for j in range(3) if i != j]
     with emulated(links) as network:
@@ -60,8 +60,8 @@ def test_flows_get_their_fair_share_and_no_more() -> None:
 
 
 @needs_root
-def test_no_message_arrives_before_its_time() -> None:
-    """Size over rate and the latency are what a message takes at least."""
+def test_no_message_arrives_early() -> None:
+    """A message takes at least its size over the rate, plus latency."""
     links = links_of(cluster(2))
     size = 100_000
     with emulated(links) as network:
@@ -78,7 +78,7 @@ def descriptors() -> int:
 
 @needs_root
 def test_nothing_is_left_behind() -> None:
-    """Also when what runs in it fails: no process of ours, no namespace with a name."""
+    """Also after failures: no processes and no named namespaces."""
     links = links_of(cluster(2))
     before = descriptors()
     with pytest.raises(RuntimeError, match="inside"), emulated(links) as network:
@@ -94,8 +94,8 @@ def test_nothing_is_left_behind() -> None:
 
 
 @needs_root
-def test_processes_die_with_the_one_that_started_them() -> None:
-    """Even when it is killed and can clean up nothing."""
+def test_processes_end_with_their_parent() -> None:
+    """Even if it is killed without cleaning up."""
     script = (
         "import os, sys\n"
         "from tests.emulate.test_network import cluster, emulated, links_of\n"
@@ -129,8 +129,8 @@ def _runs(process: int) -> bool:
 
 
 @needs_root
-def test_a_plan_is_run_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four ranks on a slow network: all parts, a trace with both, exit code 0."""
+def test_emulate_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four ranks on a slow network: all parts, a trace of both, exit code 0."""
     pytest.importorskip("torch")
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), network=random_network(4))
     save_plan(plan, tmp_path / "plan.json")
@@ -151,8 +151,8 @@ def test_a_plan_is_run_and_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {e["pid"] for e in events} == {1, 2, 3}
 
 
-def test_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No root."""
+def test_missing_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(EmulationError, match="root"):
         require_linux_root()

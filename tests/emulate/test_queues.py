@@ -1,4 +1,4 @@
-"""Queues of packets: times of arrival by hand, and whoever asks late loses nothing."""
+"""Packet queues: arrival times computed by hand, independent of when they are processed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_arrive(q: Queues, expected: dict[int, float]) -> None:
 
 
 def test_a_pair_serves_one_packet_after_the_other() -> None:
-    """20 and 10 bytes at 10 bytes/s, then a second to travel."""
+    """20 and 10 bytes at 10 bytes/s, plus a latency of one second."""
     links = network()
     q = empty_queues(links, 8, 8)
     first, second = put(links, q, 1, 20.0, 0.0), put(links, q, 1, 10.0, 0.5)
@@ -69,8 +69,8 @@ def test_two_pairs_share_an_upload_and_catch_up_when_one_is_done() -> None:
     assert_arrive(q, {first: 2.0, second: 4.0})
 
 
-def test_asking_late_changes_nothing() -> None:
-    """Once at the end, or many times in between."""
+def test_late_processing_changes_nothing() -> None:
+    """Processed once at the end, or many times in between."""
     found = []
     for moments in ([100.0], np.linspace(0.1, 100.0, 1000)):
         links = network()
@@ -84,8 +84,8 @@ def test_asking_late_changes_nothing() -> None:
     assert [due for _, due in found[0]] == pytest.approx([due for _, due in found[1]])
 
 
-def test_an_acknowledgement_does_not_wait() -> None:
-    """A packet without payload travels at once."""
+def test_acknowledgements_skip_the_queue() -> None:
+    """A packet without payload is sent at once."""
     links = network()
     q = empty_queues(links, 8, 8)
     put(links, q, 1, 50.0, 0.0)
@@ -94,7 +94,7 @@ def test_an_acknowledgement_does_not_wait() -> None:
 
 
 def test_busy_times_are_recorded() -> None:
-    """Begin, end and bytes; a packet that follows at once makes no new entry."""
+    """Start, end and bytes; a packet that follows immediately extends the entry."""
     links = network()
     q = empty_queues(links, 8, 8)
     put(links, q, 1, 10.0, 0.0)
@@ -107,7 +107,7 @@ def test_busy_times_are_recorded() -> None:
 
 
 def test_jitter_changes_latency_between_messages_and_keeps_order() -> None:
-    """All packets of a message have one latency, 1 s more or less by half; none overtakes."""
+    """Packets of a message have the same latency, 1 s +- 0.5 s, and stay in order."""
     links = network()._replace(jitter=np.full(9, 0.5))
     q = empty_queues(links, 64, 64)
     dues = []

@@ -1,4 +1,4 @@
-"""Megatron's own parser on an exported command line; prints what it made of it as JSON."""
+"""Parse an exported command line with Megatron and print the result as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron.training.arguments import core_transformer_config_from_args, parse
 
 
 def main() -> None:
-    """Parse, validate, build the configuration, lay out layers and ranks."""
+    """Parse, validate, build the configuration, and lay out layers and ranks."""
     args = parse_args()
     validate_args(args, {})
     pipelines, replicas = args.pipeline_model_parallel_size, args.data_parallel_size

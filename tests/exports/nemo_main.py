@@ -1,4 +1,4 @@
-"""The command of NeMo Automodel on CPUs: what it asks of CUDA is replaced."""
+"""Command of NeMo Automodel on CPUs: its CUDA calls are replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class CpuTorch(types.ModuleType):
-    """The module torch, whose devices are CPUs."""
+    """The torch module with CPU devices only."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

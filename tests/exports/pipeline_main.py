@@ -1,4 +1,4 @@
-"""A rank of torch's pipeline runtime on an order from a file; prints how far gradients are off."""
+"""A rank of torch's pipeline runtime with a schedule from a file; prints gradient errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 
 def main(path: str, microbatches: int) -> None:
-    """Each rank has one layer of a chain, and all of them for comparison."""
+    """Each rank has one layer of a chain, and the whole chain for comparison."""
     dist.init_process_group("gloo")
     rank, stages = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Rank maps and commands, read back by what reads them."""
+"""Rank maps and commands, parsed by the programs that read them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HOSTS = {"0": "red", "1": "red", "2": "blue.example.org", "3": "green", "4": "gr
 
 @pytest.fixture(scope="module")
 def plan() -> TrainingPlan:
-    """Two pipelines of three stages, layers uneven: 4 over 3."""
+    """Two pipelines of three stages with 4 layers in total."""
     return make_plan(GRID)
 
 
-def test_rank_map_says_where_every_device_is(plan: TrainingPlan) -> None:
-    """Stage, pipeline and mesh rank are those of the grid; nodes count up by first device."""
+def test_rank_map(plan: TrainingPlan) -> None:
+    """Stage, pipeline and mesh rank follow the grid; nodes are ordered by first device."""
     data = json.loads(export_plan(plan, "ranks", hosts=HOSTS))
     assert data["plan"] == plan.content_hash
     assert data["world_size"] == 6
@@ -52,8 +52,8 @@ def test_rank_map_says_where_every_device_is(plan: TrainingPlan) -> None:
     ]
 
 
-def test_host_file_counts_ranks_as_the_plan_does(plan: TrainingPlan) -> None:
-    """Else it is refused."""
+def test_host_file(plan: TrainingPlan) -> None:
+    """Ranks of a host must be consecutive; otherwise the export is rejected."""
     lines = export_plan(plan, "hostfile", hosts=HOSTS).splitlines()
     slots = [line.split(" slots=") for line in lines]
     assert [host for host, n in slots for _ in range(int(n))] == list(HOSTS.values())
@@ -64,7 +64,7 @@ def test_host_file_counts_ranks_as_the_plan_does(plan: TrainingPlan) -> None:
 
 
 def by_host(text: str) -> dict[str, list[str]]:
-    """Words of each host's command, without what is set before it."""
+    """Return the words of each host's command without environment variables."""
     lines = text.splitlines()
     return {
         comment.removeprefix("# "): shlex.split(command)
@@ -72,8 +72,8 @@ def by_host(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
-    """Each process gets the rank of the device that its host was given."""
+def test_torchrun_lines(plan: TrainingPlan) -> None:
+    """Each process gets the rank of its host's device."""
     text = export_plan(
         plan,
         "torchrun",
@@ -103,8 +103,8 @@ def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
     assert ranks == {d: HOSTS[str(d)] for d in range(6)}
 
 
-def test_nodes_start_their_ranks_themselves(plan: TrainingPlan, tmp_path: Path) -> None:
-    """The executor's own parser reads the lines; the first device is on the host that all name."""
+def test_node_lines(plan: TrainingPlan, tmp_path: Path) -> None:
+    """The executor's own parser reads them; the first device is on the rendezvous host."""
     how: dict[str, Any] = {"hosts": HOSTS, "interface": "eth0", "port": 1234}
     text = export_plan(plan, "nodes", executor_options="--steps 7 --elastic", **how)
     ranks = {}
@@ -129,7 +129,7 @@ def test_nodes_start_their_ranks_themselves(plan: TrainingPlan, tmp_path: Path) 
 
 
 def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path) -> None:
-    """With Slurm's commands played: srun starts a task on every node of the list."""
+    """With simulated Slurm commands: srun starts one task per node."""
     names = [f"d {k}'s" for k in range(6)]
     network = random_network(6)
     own = Network(network.latency_s, network.bandwidth_bytes_per_s, names)
@@ -167,7 +167,7 @@ def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path
 
 
 def test_hosts_with_ipv6_addresses(plan: TrainingPlan, tmp_path: Path) -> None:
-    """Brackets around the address where a port follows, and nowhere else."""
+    """Brackets around the address only before a port."""
     file = tmp_path / "hosts.csv"
     names = plan.cluster.network.ids
     written = ["[fd00::1]", "FD00:0::2", "fd00::2"]
@@ -185,7 +185,7 @@ def test_hosts_with_ipv6_addresses(plan: TrainingPlan, tmp_path: Path) -> None:
         export_plan(plan, "torchrun", hosts=hosts | {names[0]: "fd00::1%$(x)"})
 
 
-def test_hosts_and_options_that_are_wrong(plan: TrainingPlan, tmp_path: Path) -> None:
+def test_invalid_hosts_and_options(plan: TrainingPlan, tmp_path: Path) -> None:
     """One line each."""
     file = tmp_path / "hosts.csv"
     for text, said in (

@@ -1,4 +1,4 @@
-"""Programmes that are written: who reads the file finds our optimum, and names say what is what."""
+"""Exported linear programs: other solvers find our optimum, and names are meaningful."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import make_plan, regional_network, tiny_workload
 
 
 def read_by_highs(path: Path) -> float:
-    """HiGHS, as SciPy brings it, minimises or maximises what the file says."""
+    """Solve a file with SciPy's HiGHS."""
     solver = highs._Highs()
     solver.setOptionValue("output_flag", False)
     assert solver.readModel(str(path)) == highs.HighsStatus.kOk
@@ -35,7 +35,7 @@ def read_by_highs(path: Path) -> float:
 
 
 def read_by_cbc(path: Path) -> float:
-    """CBC, as PuLP brings it."""
+    """Solve a file with PuLP's CBC."""
     answer = path.with_suffix(".txt")
     subprocess.run(
         [pulp.PULP_CBC_CMD().path, str(path), "solve", "solution", str(answer)],
@@ -51,8 +51,8 @@ READERS = {"highs": read_by_highs, "cbc": read_by_cbc}
 
 
 @pytest.fixture(scope="module")
-def flowing() -> TrainingPlan:
-    """Six unlike devices in two regions and sites, of which memory holds two layers each."""
+def flow_plan() -> TrainingPlan:
+    """Six different devices in two regions and sites, with memory for two layers each."""
     network = regional_network((3, 3))
     work = tiny_workload(batch_samples=960)
     memory = stage_costs(work, 0, 2, with_head=True).need_bytes(2)
@@ -69,11 +69,13 @@ def flowing() -> TrainingPlan:
 
 @pytest.mark.parametrize("form", ["lp", "mps"])
 @pytest.mark.parametrize("reader", READERS)
-def test_flow_read_by_others(form: str, reader: str, flowing: TrainingPlan, tmp_path: Path) -> None:
-    """Period and way of our solver's flow, and what its pairs lack, are the file's optimum."""
+def test_flow_optimum_of_other_solvers(
+    form: str, reader: str, flow_plan: TrainingPlan, tmp_path: Path
+) -> None:
+    """Period, round trip and lack of our solution are the file's optimum."""
     path = tmp_path / f"flow.{form}"
-    pl.export_plan(flowing, f"flow-{form}", path)
-    flow, microbatches, _ = flow_of_plan(flowing)
+    pl.export_plan(flow_plan, f"flow-{form}", path)
+    flow, microbatches, _ = flow_of_plan(flow_plan)
     rates = solve_flow(flow, microbatches)
     lack = max((flow.spare * flow.pair_s * rates.edge_share - rates.period_s).max(), 0.0)
     ours = microbatches * (rates.period_s + flow.lack * lack) + rates.round_trip_s
@@ -82,55 +84,56 @@ def test_flow_read_by_others(form: str, reader: str, flowing: TrainingPlan, tmp_
 
 @pytest.mark.parametrize("form", ["lp", "mps"])
 @pytest.mark.parametrize("reader", READERS)
-def test_averaging_read_by_others(
-    form: str, reader: str, flowing: TrainingPlan, tmp_path: Path
+def test_averaging_optimum_of_other_solvers(
+    form: str, reader: str, flow_plan: TrainingPlan, tmp_path: Path
 ) -> None:
-    """Of a stage of several devices; MPS minimises the negative."""
-    stage = max(range(3), key=lambda j: len(flowing.assignment.groups[j]))
+    """For a stage of several devices; MPS minimises the negative."""
+    stage = max(range(3), key=lambda j: len(flow_plan.assignment.groups[j]))
     path = tmp_path / f"averaging.{form}"
-    pl.export_plan(flowing, f"averaging-{form}", path, stage=stage)
-    problem, names = averaging_of_stage(flowing, stage)
+    pl.export_plan(flow_plan, f"averaging-{form}", path, stage=stage)
+    problem, names = averaging_of_stage(flow_plan, stage)
     ours = solve_relaxed(problem).xi / build_paper_model(problem, names=names).xi_unit
     sign = -1 if form == "mps" or reader == "cbc" else 1
     found = READERS[reader](path)
     assert (abs(found) if reader == "cbc" else sign * found) == pytest.approx(ours, rel=1e-6)
 
 
-def test_names_say_what_is_what(flowing: TrainingPlan) -> None:
-    """Stage, device, link; units are said at the top."""
-    text = pl.export_plan(flowing, "flow-lp")
-    _, _, names = flow_of_plan(flowing)
+def test_names_are_meaningful(flow_plan: TrainingPlan) -> None:
+    """Stage, device and link; units are in the header."""
+    text = pl.export_plan(flow_plan, "flow-lp")
+    _, _, names = flow_of_plan(flow_plan)
     assert text.startswith("\\ Microbatches as a flow")
     first, second = (next(n for n in names if n.startswith(s)) for s in ("s0.", "s1."))
-    ids = {labels([name])[0] for name in flowing.cluster.network.ids}
+    ids = {labels([name])[0] for name in flow_plan.cluster.network.ids}
     assert first.removeprefix("s0.").split(".x")[0] in ids
     for word in (
         *(f"busy_{first}:", f"pair_{first}_{second}:", f"spare_{first}_{second}:"),
         *(f"memory_{first}:", f"out_{first}:", f"in_{second}:", f"through_{second}", "period"),
     ):
         assert word in text
-    stage = max(range(3), key=lambda j: len(flowing.assignment.groups[j]))
+    stage = max(range(3), key=lambda j: len(flow_plan.assignment.groups[j]))
     one, other = (
-        labels([flowing.cluster.network.ids[d]])[0] for d in flowing.assignment.groups[stage][:2]
+        labels([flow_plan.cluster.network.ids[d]])[0]
+        for d in flow_plan.assignment.groups[stage][:2]
     )
-    text = pl.export_plan(flowing, "averaging-lp", stage=stage)
+    text = pl.export_plan(flow_plan, "averaging-lp", stage=stage)
     for word in (f"a_{one}_{other}", f"g_{other}_{one}", f"link_{one}_{other}:", "steps/s"):
         assert word in text
 
 
-def test_names_are_plain_short_and_apart() -> None:
-    """Whatever devices are called."""
+def test_names_are_valid_short_and_unique() -> None:
+    """For any device names."""
     many = labels(["aws:eu-west_1", "aws eu west 1", "東京", "", "x" * 99, "x" * 98, "Oregon"])
     assert many[:2] == ("aws.eu.west.1", "aws.eu.west.1.2")
     assert len(set(many)) == 7 and many[-1] == "Oregon"
     assert all(set(name) <= set("aws.eutx12Oregon") and len(name) < 28 for name in many)
 
 
-def test_programmes_that_there_are_not(flowing: TrainingPlan) -> None:
+def test_unsupported_programs(flow_plan: TrainingPlan) -> None:
     """One line each."""
     cases: tuple[tuple[TrainingPlan, str, dict[str, Any], str], ...] = (
-        (flowing, "averaging-lp", {"stage": 3}, "stage is 3, and the plan has 3"),
-        (flowing, "flow-lp", {"stage": 0}, "flow-lp does not use stage"),
+        (flow_plan, "averaging-lp", {"stage": 3}, "stage is 3, and the plan has 3"),
+        (flow_plan, "flow-lp", {"stage": 0}, "flow-lp does not use stage"),
         (make_plan([[0, 1]]), "averaging-mps", {}, "one device, which averages with nobody"),
         (make_plan([[0, 1], [2, 3]], head="first"), "flow-mps", {}, "plan with --head last"),
     )
@@ -140,8 +143,8 @@ def test_programmes_that_there_are_not(flowing: TrainingPlan) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_peers_as_a_programme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``planner average --programme`` writes what bounds it."""
+def test_average_writes_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``planner average --programme`` writes the program behind its bound."""
     peers, path = tmp_path / "peers.csv", tmp_path / "dedloc.mps"
     peers.write_text(
         "name,samples_per_s,upload_mbps,download_mbps\nOslo,40,100,200\nLima,10,50,80\nRome,5,9,9\n"

@@ -1,4 +1,4 @@
-"""Torch's own runtime carries out an exported order."""
+"""An exported schedule in torch's pipeline runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.exports import pipeline_main
 
 @pytest.mark.slow
 def test_torch_runs_the_csv(tmp_path: Path) -> None:
-    """Gradients are those of one process."""
+    """Gradients equal those of a single process."""
     path = tmp_path / "order.csv"
     export_plan(make_plan([[0, 5, 2], [3, 1, 4]]), "torch-pipelining", path)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]

@@ -1,7 +1,4 @@
-"""Other trainers read what is exported for them, and train with it.
-
-``PLANNER_TRAINERS_PYTHON`` names a Python that has them installed (docs/how-to/export.md).
-"""
+"""Other trainers read exported scripts and train with them."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Run = Callable[..., str]
 
 
 def needs(*modules: str) -> None:
-    """Skip where the trainers' Python does not have these."""
+    """Skip unless the trainers' Python has these packages."""
     if not PYTHON:
         pytest.skip("PLANNER_TRAINERS_PYTHON is not set")
     code = f"import importlib.util as u; assert all(map(u.find_spec, {modules!r}))"
@@ -39,7 +36,7 @@ def needs(*modules: str) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run an export on this host, the trainer's command replaced by one for CPUs."""
+    """Run an export on this host with the trainer's command replaced by one for CPUs."""
 
     def start(plan: TrainingPlan, to: str, command: str, main: str, *options: str) -> str:
         with socket.socket() as free:
@@ -69,7 +66,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def text_data(folder: Path) -> list[str]:
-    """A tokenizer of 29 tokens and a text; options of torchtitan that use them."""
+    """Write a tokenizer of 29 tokens and a text; return torchtitan's options for them."""
     tokens = {chr(97 + k): k for k in range(26)} | {"<unk>": 26, "<s>": 27, "</s>": 28}
     tokenizer = {
         "version": "1.0",
@@ -101,7 +98,7 @@ def text_data(folder: Path) -> list[str]:
 
 
 def losses(output: str) -> dict[int, list[float]]:
-    """By step; ranks that are not on the last stage print a negative number."""
+    """Return losses by step; ranks outside the last stage print negative numbers."""
     found: dict[int, list[float]] = {}
     for step, loss in re.findall(r"step: +(\d+) .*?loss: +(-?[\d.]+|nan|inf)", output):
         if not loss.startswith("-"):
@@ -111,7 +108,7 @@ def losses(output: str) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("grid", [GRID, [[0], [1]]])
 def test_torchtitan_trains(run: Run, tmp_path: Path, grid: list[list[int]]) -> None:
-    """Two steps with finite losses near those of a uniform guess, alike in both replicas."""
+    """Two steps with finite losses near those of a uniform guess, equal in both replicas."""
     needs("torchtitan")
     plan = make_plan(grid, workload=tiny_workload("llama"))
     options = ["--training.steps", "2", *text_data(tmp_path)]
@@ -131,7 +128,7 @@ def test_torchtitan_trains(run: Run, tmp_path: Path, grid: list[list[int]]) -> N
 
 
 def test_torchft_trains(run: Run, tmp_path: Path) -> None:
-    """Three steps with finite losses; all ranks take the outer step after the second."""
+    """Three steps with finite losses; all ranks run the outer step after the second."""
     needs("torchtitan", "torchft")
     plan = make_plan(GRID, workload=tiny_workload("llama"))
     plan = plan.replace(sync=Sync(2, OuterOptimizer()))
@@ -159,7 +156,7 @@ def test_nemo_trains(run: Run) -> None:
 
 @pytest.mark.parametrize(("kind", "recompute"), [("gpt2", False), ("llama", True)])
 def test_megatron_reads_the_options(run: Run, kind: str, recompute: bool) -> None:
-    """Its own parser accepts them, and puts layers and pipelines where the plan does."""
+    """Megatron's parser accepts them and assigns layers and pipelines as planned."""
     needs("megatron.training", "megatron.core")
     plan = make_plan([[0, 5, 2], [3, 1, 4]], workload=tiny_workload(kind))
     plan = plan.replace(recompute=(recompute,) * 3)

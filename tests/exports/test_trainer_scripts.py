@@ -1,4 +1,4 @@
-"""Scripts that start other trainers, run with a Python that prints what it was started with."""
+"""Launch scripts of other trainers, run with a Python that prints its arguments."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]])
 
 @pytest.fixture(scope="module")
 def plan() -> TrainingPlan:
-    """Two pipelines of three stages, each on one host: ranks of a host are not consecutive."""
+    """Two pipelines of three stages, each on one host, so ranks of a host are not consecutive."""
     return make_plan(GRID, workload=tiny_workload("llama"))
 
 
-def of(plan: TrainingPlan, to: str) -> TrainingPlan:
-    """The plan with the averaging that the target does."""
+def plan_for(plan: TrainingPlan, to: str) -> TrainingPlan:
+    """Return the plan with the averaging that the target supports."""
     return plan.replace(sync=DILOCO) if to == "torchft" else plan
 
 
@@ -67,8 +67,8 @@ def start(
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_every_device_gets_its_planned_rank(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
-    """On its host, by stage and pipeline; options of the user come last."""
-    script = export_plan(of(plan, to), to, hosts=HOSTS, interface="eth0", port=1234)
+    """On its host, by stage and pipeline; the user's options come last."""
+    script = export_plan(plan_for(plan, to), to, hosts=HOSTS, interface="eth0", port=1234)
     seen = set()
     for host in ("red", "blue"):
         done = start(script, host, tmp_path, "--user", "a b")
@@ -94,9 +94,9 @@ def test_every_device_gets_its_planned_rank(plan: TrainingPlan, to: str, tmp_pat
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_rank_that_fails_ends_the_others(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
-    """And the script, with its exit code; an unknown host starts nothing."""
-    script = export_plan(of(plan, to), to, hosts=HOSTS)
+def test_failing_rank_ends_the_script(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
+    """With its exit code; an unknown host starts nothing."""
+    script = export_plan(plan_for(plan, to), to, hosts=HOSTS)
     done = start(script, "red", tmp_path, fails="0")
     assert done.returncode == 3
     done = start(script, "green", tmp_path)
@@ -105,7 +105,7 @@ def test_a_rank_that_fails_ends_the_others(plan: TrainingPlan, to: str, tmp_path
 
 
 def options_of(script: str) -> dict[str, list[str]]:
-    """What all ranks are started with, by option."""
+    """Return the options shared by all ranks."""
     text = script.partition("\noptions=(\n")[2].partition("\n)\n")[0]
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -116,12 +116,12 @@ def options_of(script: str) -> dict[str, list[str]]:
 
 
 def written(script: str, name: str) -> str:
-    """A file that the script writes."""
+    """Return a file that the script writes."""
     return script.partition(f"$run_dir/{name}\" <<'EOF'\n")[2].partition("EOF\n")[0]
 
 
 def test_torchtitan_gets_stages_order_and_degrees(plan: TrainingPlan) -> None:
-    """Every module once; the order is that of torch-pipelining."""
+    """Every module once; the schedule is that of torch-pipelining."""
     script = export_plan(plan, "torchtitan")
     found = options_of(script)
     parts = [part.split(",") for part in found["parallelism.module_fqns_per_model_part"]]
@@ -155,7 +155,7 @@ def test_one_stage_needs_no_pipeline(tmp_path: Path) -> None:
 
 
 def test_each_pipeline_has_its_own_order(plan: TrainingPlan) -> None:
-    """Where they differ, ranks name different files."""
+    """Ranks refer to different files if schedules differ."""
     schedule = plan.schedules[0]
     first, second, *rest = schedule.order[0]
     order = ((second, first, *rest), *schedule.order[1:])
@@ -175,9 +175,7 @@ def test_each_pipeline_has_its_own_order(plan: TrainingPlan) -> None:
         (Sync(5, OuterOptimizer(learning_rate=1.0)), "step of rate 1 and momentum 0.9"),
     ],
 )
-def test_torchft_refuses_what_it_averages_otherwise(
-    plan: TrainingPlan, sync: Sync, said: str
-) -> None:
+def test_torchft_rejects_unsupported_averaging(plan: TrainingPlan, sync: Sync, said: str) -> None:
     """In one line."""
     with pytest.raises(ExportError, match=said) as error:
         export_plan(plan.replace(sync=sync), "torchft")
@@ -186,7 +184,7 @@ def test_torchft_refuses_what_it_averages_otherwise(
 
 
 def test_torchft_synchronizes_as_planned(plan: TrainingPlan) -> None:
-    """DiLoCo with the outer step that its trainer has, local SGD without one."""
+    """DiLoCo with its built-in outer optimizer, local SGD without one."""
     found = options_of(export_plan(plan.replace(sync=DILOCO), "torchft"))
     assert found["fault_tolerance.semi_sync_method"] == ["diloco"]
     assert found["fault_tolerance.sync_steps"] == ["5"]
@@ -198,7 +196,7 @@ def test_torchft_synchronizes_as_planned(plan: TrainingPlan) -> None:
 
 
 def test_nemo_gets_stages_and_order(plan: TrainingPlan) -> None:
-    """Rotary positions are on every stage."""
+    """Every stage has the rotary embedding."""
     script = export_plan(plan, "nemo")
     yaml = written(script, "plan.yaml")
     rows = [line for line in yaml.splitlines() if line.startswith("      - [")]
@@ -214,8 +212,8 @@ def test_nemo_gets_stages_and_order(plan: TrainingPlan) -> None:
         export_plan(few, "nemo")
 
 
-def test_the_stated_step_is_that_of_the_targets_order(plan: TrainingPlan) -> None:
-    """Megatron's order is 1F1B, whatever the plan's; others take the plan's."""
+def test_predicted_step_uses_the_trainers_schedule(plan: TrainingPlan) -> None:
+    """Megatron uses 1F1B for any plan; others use the plan's schedule."""
     trainer = TrainerPlan.of(plan, "megatron", ExportOptions())
     own = make_plan(GRID, workload=tiny_workload("llama"), schedule="1f1b")
     assert trainer.one_f_one_b() == own.schedules[0]
@@ -229,20 +227,18 @@ def test_the_stated_step_is_that_of_the_targets_order(plan: TrainingPlan) -> Non
     assert f"Predicted step time: {norm:.4g} s, in this order" in export_plan(plan, "torchtitan")
 
 
-def test_orders_that_need_more_memory_than_there_is(plan: TrainingPlan) -> None:
-    """Megatron keeps as many microbatches as a pipeline has stages."""
+def test_schedules_that_exceed_memory(plan: TrainingPlan) -> None:
+    """Megatron holds as many microbatches as a pipeline has stages."""
     small = plan.replace(cluster=Cluster(random_network(6), Devices(1e12, 1e4)))
     with pytest.raises(ExportError, match="its schedule holds 3 microbatches"):
         export_plan(small, "megatron")
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_addresses_and_texts_of_a_plan_are_no_commands(
-    plan: TrainingPlan, to: str, tmp_path: Path
-) -> None:
-    """Ranks of IPv6 hosts; what a plan file says stays in comments; an unknown host leaves none."""
+def test_scripts_are_safe_against_injection(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
+    """IPv6 hosts; texts from the plan file stay in comments; an unknown host starts nothing."""
     hosts = {name: "fd00::1" if host == "red" else "FD00::2" for name, host in HOSTS.items()}
-    evil = of(plan, to).replace(package_version="1\ntouch broken")
+    evil = plan_for(plan, to).replace(package_version="1\ntouch broken")
     script = export_plan(evil, to, hosts=hosts)
     done = start(script, "fd00::2", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -259,12 +255,12 @@ def test_addresses_and_texts_of_a_plan_are_no_commands(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_ports_and_floats_that_their_readers_take(plan: TrainingPlan) -> None:
+def test_valid_ports_and_yaml_floats(plan: TrainingPlan) -> None:
     """Ports of all pipelines exist; YAML 1.1 reads small numbers as numbers."""
     with pytest.raises(
         ExportError, match=r"port must be at most 65533 for 2 pipelines.*found 65534"
     ):
-        export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65534)
-    assert export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65533)
+        export_plan(plan_for(plan, "torchft"), "torchft", hosts=HOSTS, port=65534)
+    assert export_plan(plan_for(plan, "torchft"), "torchft", hosts=HOSTS, port=65533)
     text = written(export_plan(plan.replace(clip=1e-5), "nemo", hosts=HOSTS), "plan.yaml")
     assert "max_norm: 1.0e-05\n" in text and "rms_norm_eps: 1.0e-05\n" in text

@@ -1,4 +1,4 @@
-"""Orders, layers, graphs and traces, read back by what reads them."""
+"""Exported schedules, layouts, graphs and traces, read by the tools that use them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TRAINERS = ("torch-pipelining", "torchtitan", "megatron", "nemo")
 
 @pytest.fixture(scope="module")
 def plan() -> TrainingPlan:
-    """Two pipelines of three stages, 4 layers of a LLaMA over them."""
+    """Two pipelines of three stages with 4 layers of a LLaMA."""
     return make_plan(GRID, workload=tiny_workload("llama"))
 
 
 @pytest.mark.parametrize("schedule", ["eager-1f1b", "1f1b", "gpipe"])
 @pytest.mark.parametrize("pipeline", [0, 1])
 def test_torch_loads_the_csv(tmp_path: Path, schedule: str, pipeline: int) -> None:
-    """It accepts the order, which is the plan's, and finds no deadlock once it adds messages."""
+    """The schedule is the plan's, and torch finds no deadlock with messages added."""
     plan = make_plan(GRID, schedule=schedule)
     path = tmp_path / "order.csv"
     export_plan(plan, "torch-pipelining", path, pipeline=pipeline)
@@ -66,8 +66,8 @@ def test_torch_loads_the_csv(tmp_path: Path, schedule: str, pipeline: int) -> No
         assert len(wanted) == 8
 
 
-def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
-    """One file cannot be both."""
+def test_pipelines_with_different_schedules(plan: TrainingPlan) -> None:
+    """They need one file each."""
     both = export_plan(plan, "torch-pipelining")
     assert both == export_plan(plan, "torch-pipelining", pipeline=1)
     order = list(plan.schedules[0].order)
@@ -84,7 +84,7 @@ def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
         export_plan(plan, "torch-pipelining", pipeline=2)
 
 
-def test_the_schedule_that_runs_is_written(plan: TrainingPlan) -> None:
+def test_schedule_of_the_cycle_is_written(plan: TrainingPlan) -> None:
     """Not one that the cycle leaves out."""
     crooked = REFUSED["skip stages"](plan).schedules[0]
     both = plan.replace(schedules=(crooked, plan.schedules[0]), cycle=(1,))
@@ -99,7 +99,7 @@ def test_the_schedule_that_runs_is_written(plan: TrainingPlan) -> None:
 
 
 def layout_of(text: str) -> list[str]:
-    """Kinds of layers of each stage, as Megatron documents its notation."""
+    """Parse Megatron's layout notation into layer kinds per stage."""
     words = shlex.split(text.partition("options=(")[2].partition("\n)")[0])
     layout = words[words.index("--pipeline-model-parallel-layout") + 1]
     stages = re.sub(r"(.)\*(\d+)", lambda m: m[1] * int(m[2]), layout).split("|")
@@ -109,14 +109,14 @@ def layout_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_megatron_gets_every_layer_once(kind: str) -> None:
-    """Also where stages are uneven."""
+    """Also with uneven stages."""
     plan = make_plan(GRID, workload=tiny_workload(kind))
     a, b, c = ["t" * (stop - start) for start, stop in plan.stage_layers]
     assert layout_of(export_plan(plan, "megatron")) == [f"E{a}", b, f"{c}L"]
 
 
 def test_networkx_reads_the_graph(plan: TrainingPlan) -> None:
-    """Its edges carry the boundary's activations there and their gradients back."""
+    """Edges carry activations forward and gradients back."""
     data = json.loads(export_plan(plan, "networkx"))
     graph = networkx.node_link_graph(data, edges="edges")
     ids = plan.cluster.network.ids
@@ -135,8 +135,8 @@ def test_networkx_reads_the_graph(plan: TrainingPlan) -> None:
         assert tuple(node["layers"]) == plan.stage_layers[node["stage"]]
 
 
-def test_trace_is_the_timelines(plan: TrainingPlan, tmp_path: Path) -> None:
-    """To the byte."""
+def test_trace_equals_the_timelines_trace(plan: TrainingPlan, tmp_path: Path) -> None:
+    """Byte for byte."""
     export_plan(plan, "chrome-trace", tmp_path / "a.json")
     simulate(plan).to_chrome_trace(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
@@ -144,8 +144,8 @@ def test_trace_is_the_timelines(plan: TrainingPlan, tmp_path: Path) -> None:
         export_plan(plan, "chrome-trace", schedule=1)
 
 
-def paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
-    """A plan whose microbatches take these paths in turn; all go forward, then all back."""
+def plan_with_paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
+    """Return a plan with these paths in turn; all forward passes come first."""
 
     def change(plan: TrainingPlan) -> TrainingPlan:
         old = plan.schedules[0]
@@ -160,13 +160,13 @@ def paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
     return change
 
 
-def averaging(group: AveragingGroup) -> Callable[[TrainingPlan], TrainingPlan]:
-    """A plan whose first stage averages so."""
+def plan_with_averaging(group: AveragingGroup) -> Callable[[TrainingPlan], TrainingPlan]:
+    """Return a plan with this averaging in its first stage."""
     return lambda plan: plan.replace(averaging=(((group,),), *plan.averaging[1:]))
 
 
-def helped(plan: TrainingPlan) -> TrainingPlan:
-    """A plan with a seventh device, which sums half of the first stage."""
+def plan_with_aggregator(plan: TrainingPlan) -> TrainingPlan:
+    """Return a plan with a seventh device that aggregates half of the first stage."""
     old, times, sums = plan.schedules[0], plan.compute_times, (True, True, False)
     wider = plan.replace(
         cluster=Cluster(random_network(7), Devices(1e12, 16e9)),
@@ -175,14 +175,14 @@ def helped(plan: TrainingPlan) -> TrainingPlan:
         ),
         schedules=(replace(old, order=(*old.order, ())),),
     )
-    return averaging(AveragingGroup((0, 3, 6), (0.25, 0.25, 0.5), sums, sums))(wider)
+    return plan_with_averaging(AveragingGroup((0, 3, 6), (0.25, 0.25, 0.5), sums, sums))(wider)
 
 
 REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
-    "skip stages": paths((0, 2), (3, 1, 4)),
-    "swap stages": paths((0, 2, 5), (3, 1, 4)),
-    "flow between pipelines": paths((0, 1, 2), (3, 1, 4), (0, 5, 4)),
-    "unequal numbers of microbatches": paths((0, 5, 2), (0, 5, 2), (3, 1, 4)),
+    "skip stages": plan_with_paths((0, 2), (3, 1, 4)),
+    "swap stages": plan_with_paths((0, 2, 5), (3, 1, 4)),
+    "flow between pipelines": plan_with_paths((0, 1, 2), (3, 1, 4), (0, 5, 4)),
+    "unequal numbers of microbatches": plan_with_paths((0, 5, 2), (0, 5, 2), (3, 1, 4)),
     "that are routed at run time": lambda plan: plan.replace(wiring="stochastic"),
     "recomputation": lambda plan: plan.replace(recompute=(True, False, False)),
     "gradients encoded as int8": lambda plan: plan.replace(codec=Codec.INT8),
@@ -190,8 +190,8 @@ REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
     "hierarchical averaging": lambda plan: plan.replace(
         averaging=(levels([(0,), (3,)], (0.5, 0.5)), *plan.averaging[1:])
     ),
-    "unequal shares": averaging(AveragingGroup((0, 3), (0.25, 0.75), (True, True))),
-    "only aggregate gradients": helped,
+    "unequal shares": plan_with_averaging(AveragingGroup((0, 3), (0.25, 0.75), (True, True))),
+    "only aggregate gradients": plan_with_aggregator,
     "activations encoded as": lambda plan: plan.replace(
         workload=plan.workload.with_boundary_codec("int8")
     ),
@@ -200,7 +200,7 @@ REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.parametrize("to", TRAINERS)
-def test_what_trainers_cannot_express_is_refused(
+def test_unsupported_plans_are_rejected(
     plan: TrainingPlan, tmp_path: Path, what: str, to: str
 ) -> None:
     """In one line with a remedy; nothing is written."""
@@ -213,7 +213,7 @@ def test_what_trainers_cannot_express_is_refused(
     assert not out.exists()
 
 
-def test_models_that_trainers_do_not_have(plan: TrainingPlan) -> None:
+def test_unsupported_models(plan: TrainingPlan) -> None:
     """And a head on the first stage."""
     for workload, said in (
         (tiny_workload(), "a gpt2 model"),
@@ -229,15 +229,15 @@ def test_models_that_trainers_do_not_have(plan: TrainingPlan) -> None:
         export_plan(make_plan(GRID, head="first"), "megatron")
 
 
-def test_crooked_plans_have_ranks_without_a_mesh(plan: TrainingPlan) -> None:
-    """Maps, lines and graphs are for every plan."""
+def test_ranks_of_plans_without_straight_pipelines(plan: TrainingPlan) -> None:
+    """Rank maps, commands and graphs work for every plan."""
     flow = REFUSED["flow between pipelines"](plan)
     for entry in json.loads(export_plan(flow, "ranks"))["ranks"]:
         assert entry["pipeline"] is entry["mesh_rank"] is None
         assert entry["stage"] == plan.stage_of[entry["rank"]]
 
 
-def test_every_format_has_a_name_and_says_what_it_is() -> None:
-    """For help."""
+def test_every_format_has_a_description() -> None:
+    """For the help text."""
     assert set(TRAINERS) < set(FORMATS)
     assert all(one.about for one in FORMATS.values())

@@ -1,4 +1,4 @@
-"""What Python prints of our objects, and what notebooks show of them: short, escaped, true."""
+"""Text and HTML representations of objects: short, escaped and correct."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from planner.simulator.bars_svg import LABEL, WIDTH, bars_svg
 from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
 from planner.utils.text import counted, quantity, quantity_range, stage_words
 from tests.conftest import make_plan, random_network, regional_network
-from tests.report.test_report import EVIL, Reader, evil_plan
+from tests.report.test_report import EVIL, Reader, plan_with_html_in_names
 
 
 def large() -> dict[str, Any]:
-    """What prints thousands of characters where nobody takes care."""
+    """Objects whose default representation would have thousands of characters."""
     network = regional_network((8, 8, 8, 8))
     n = len(network)
     grid = np.arange(n).reshape(8, 4).tolist()
@@ -73,16 +73,16 @@ LARGE = large()
 
 
 @pytest.mark.parametrize("what", LARGE)
-def test_one_short_line(what: str) -> None:
-    """Its kind first, whatever it holds."""
+def test_repr_is_one_short_line(what: str) -> None:
+    """It starts with the type."""
     one = LARGE[what]
     assert repr(one).startswith(f"{type(one).__name__}(")
     assert len(repr(one)) < 260
     assert "\n" not in repr(one)
 
 
-def test_a_line_says_shape_and_units() -> None:
-    """What a user asks first."""
+def test_repr_has_shape_and_units() -> None:
+    """Main properties of each object."""
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     twice = network.replicate(
         dict.fromkeys(network.ids, 2), intra_latency_s=0.005, intra_bandwidth_bytes_per_s=2.5e8
@@ -97,8 +97,8 @@ def test_a_line_says_shape_and_units() -> None:
     assert "1 missing pair)" in repr(pl.Network(hole, np.ones((2, 2))))
 
 
-def test_words() -> None:
-    """Prefixes of SI above 1, of seconds below; runs of equal sizes once."""
+def test_formatting_of_numbers() -> None:
+    """SI prefixes; consecutive equal sizes are merged."""
     assert quantity(0.00025, "s") == "250 µs"
     assert quantity(3600, "s") == "3600 s"
     assert quantity(1.25e9, "B/s") == "1.25 GB/s"
@@ -111,9 +111,9 @@ def test_words() -> None:
     assert stage_words([8] * 4) == "4 stages of 8"
 
 
-def test_notebooks_get_balanced_escaped_html() -> None:
-    """Of plan, network, cluster, workload, timeline and result."""
-    plan = evil_plan()
+def test_html_is_balanced_and_escaped() -> None:
+    """Plan, network, cluster, workload, timeline and result."""
+    plan = plan_with_html_in_names()
     result = pl.Result.of(plan, 1.0, 0.5, runtime_s=0.0, stop_reason="<b>", seed=0, method="test")
     named = plan.workload.replace(name=f"<b>{EVIL}")
     for one in (plan, plan.cluster.network, plan.cluster, named, pl.simulate(plan), result):
@@ -126,16 +126,16 @@ def test_notebooks_get_balanced_escaped_html() -> None:
         assert "東京" in reader.text
 
 
-def test_plan_tells_stages_and_step() -> None:
-    """The plan's own figures."""
+def test_plan_shows_stages_and_step_time() -> None:
+    """Values of the plan."""
     plan = make_plan([[0, 1], [2, 3]])
     page = plan._repr_html_()
     assert f"{plan.predicted.step_s:.4g} s" in page
     assert "<td>0, 2</td>" in page and "<td>1, 3</td>" in page
 
 
-def test_cluster_and_workload_tell_what_is_alike_once() -> None:
-    """A row a kind of device and region, a row a run of layers."""
+def test_cluster_and_workload_merge_equal_rows() -> None:
+    """One row per kind of device and region, one per group of equal layers."""
     plan = make_plan([[0, 1], [2, 3]])
     cluster = pl.Cluster(plan.cluster.network, pl.Devices([1e12, 1e12, 2e12, 2e12], 16e9))
     page = cluster._repr_html_()
@@ -146,8 +146,8 @@ def test_cluster_and_workload_tell_what_is_alike_once() -> None:
     assert "layers 0 to 23" in page and page.count("<tr>") == 4
 
 
-def test_network_tells_means_between_regions() -> None:
-    """Ten of twelve and more regions are left out, and it says so."""
+def test_network_shows_means_between_regions() -> None:
+    """At most ten of more than twelve regions; the omission is stated."""
     network = pl.Network(
         [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.5, 0.2, 0]], np.full((3, 3), 1e9 / 8), regions="aab"
     )
@@ -161,7 +161,7 @@ def test_network_tells_means_between_regions() -> None:
 
 
 def test_timeline_is_drawn_to_scale() -> None:
-    """A pixel is what fills most of it; sizes do not grow with operations."""
+    """A pixel shows its most frequent operation; the size does not depend on their number."""
     bars = [("F", 0.0, 1.0), ("B", 2.0, 4.0)]
     page = bars_svg(["a"], [bars], COLOURS, NAMES)
     forward, backward = re.findall(r'stroke="(#\w+)" d="M(\d+) 7h(\d+)"', page)

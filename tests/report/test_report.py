@@ -1,4 +1,4 @@
-"""Reports: well formed, escaped, nothing fetched, the plan's own figures."""
+"""HTML reports: well formed, escaped, self-contained and correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVIL = "</script><b>&東京"
 
 
 class Reader(HTMLParser):
-    """Open tags, the page's data and addresses."""
+    """Collects open tags, the page's data and URLs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,16 +56,16 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def evil_plan() -> TrainingPlan:
-    """Names that would break out of the page."""
+def plan_with_html_in_names() -> TrainingPlan:
+    """A plan whose names contain HTML."""
     network = random_network(4)
     ids = [EVIL, "b", "c", "d"]
     return make_plan([[0, 1], [2, 3]], network=network.replace(ids=ids, regions=ids))
 
 
 def test_page_is_balanced_escaped_and_has_the_plan() -> None:
-    """All operations are in it, and foreign names stay text."""
-    plan = evil_plan()
+    """It contains all operations, and names stay text."""
+    plan = plan_with_html_in_names()
     page = report_html(plan)
     reader = Reader()
     reader.feed(page)
@@ -78,9 +78,9 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
     assert drawn == len(timeline.ops) + len(timeline.closing)
 
 
-def test_what_else_could_have_been() -> None:
-    """A plan file keeps it, and names stay text."""
-    plan = evil_plan()
+def test_alternatives() -> None:
+    """They are stored in the plan file, and names stay text."""
+    plan = plan_with_html_in_names()
     assert "no alternatives were evaluated" in report_html(plan)
     others = (Alternative("2 stages", EVIL, 3.0), Alternative("2 stages", "9", None, why="no room"))
     known = from_dict(plan.replace(alternatives=others).to_dict())
@@ -91,9 +91,9 @@ def test_what_else_could_have_been() -> None:
     assert "no room" in reader.text
 
 
-def test_baselines_are_kept_and_shown() -> None:
-    """Beside the plan's own step, in times of it; the hash leaves them out."""
-    plan = evil_plan()
+def test_baselines_are_stored_and_shown() -> None:
+    """Relative to the plan's step time; they are not part of the hash."""
+    plan = plan_with_html_in_names()
     assert "Not compared with baselines" in report_html(plan)
     step_s = plan.predicted.step_s
     others = (
@@ -109,8 +109,8 @@ def test_baselines_are_kept_and_shown() -> None:
     assert EVIL in reader.text and "one region alone: none holds the model" in reader.text
 
 
-def test_page_leads_with_four_figures() -> None:
-    """And has neither a section without content nor a row of another stage between a stage's."""
+def test_page_starts_with_four_metrics() -> None:
+    """There are no empty sections, and rows are ordered by stage."""
     plan = make_plan([[0, 3], [2, 1]], network=random_network(4))
     page = report_html(plan, tokens=1e9)
     head = page.split('<dl class="head">')[1].split("</dl>")[0]
@@ -127,8 +127,8 @@ def test_page_leads_with_four_figures() -> None:
     assert len(data["stages"]) == 2 and len(set(data["stages"])) == 2
 
 
-def test_mfu_counts_over_peaks(tmp_path: Path) -> None:
-    """Of a plan file too, whose hash leaves peaks out; where they are not known it is not."""
+def test_mfu_is_relative_to_peaks(tmp_path: Path) -> None:
+    """Also from a plan file; None if peaks are unknown, which the hash leaves out."""
     plan = make_plan([[0, 1], [2, 3]])
     assert mfu(plan) is None and "<dt>MFU</dt><dd>not known" in report_html(plan)
     cluster = plan.cluster
@@ -144,25 +144,25 @@ def test_mfu_counts_over_peaks(tmp_path: Path) -> None:
     assert f"<dt>MFU</dt><dd>{part:.1%}" in report_html(again)
 
 
-def test_devices_that_need_the_same_share_a_row() -> None:
-    """None is left out."""
-    page = report_html(evil_plan())
+def test_memory_rows_are_merged() -> None:
+    """No device is missing."""
+    page = report_html(plan_with_html_in_names())
     memory_part = page.split("<h2>Memory</h2>")[1].split("</section>")[0]
     assert memory_part.count("<meter") == 2
     assert ">b, d<" in memory_part and memory_part.count('class="names"') == 2
 
 
-def test_what_two_stages_share_is_said() -> None:
-    """And nothing where they share nothing."""
+def test_tied_matrix_is_shown() -> None:
+    """Only in plans with one."""
     said = "tied embedding and head"
     for tied in (True, False):
         page = report_html(make_plan([[0, 1]], workload=tiny_workload(tied=tied)))
         assert (said in page) is tied
 
 
-def test_critical_path_goes_from_rest_to_the_end() -> None:
-    """Each begins when the one before it has ended."""
-    timeline = simulate(evil_plan())
+def test_critical_path_covers_the_makespan() -> None:
+    """Each element starts when its predecessor ends."""
+    timeline = simulate(plan_with_html_in_names())
     path = critical_path(timeline)
     assert path[0].start_s == 0
     assert path[-1].end_s == timeline.makespan_s
@@ -170,8 +170,8 @@ def test_critical_path_goes_from_rest_to_the_end() -> None:
         assert after.start_s == pytest.approx(one.end_s)
 
 
-def test_single_links_and_devices_of_regions_are_priced() -> None:
-    """Where a region has several: the fullest links and lines, and those who compute longest."""
+def test_sensitivity_of_single_links_and_devices() -> None:
+    """In regions with several devices: the busiest links, and the devices that compute longest."""
     plan = two_pipelines()
     network = plan.cluster.network.replace(regions=["x", "x", "y", "y"])
     devices = replace(plan.cluster.devices, upload_bytes_per_s=100.0, download_bytes_per_s=100.0)
@@ -194,8 +194,8 @@ def test_single_links_and_devices_of_regions_are_priced() -> None:
     assert "<td>devices of x; y</td>" in part and "<td>device b; d</td>" in part
 
 
-def test_a_slower_link_and_lines_that_are_wide() -> None:
-    """The link is all that messages wait for; nobody's own line is full, nothing leaves a site."""
+def test_sensitivity_with_one_bottleneck_link() -> None:
+    """Messages wait for the link only; uplinks, downlinks and the site's link are not full."""
     made = make_plan([[0, 1]], network=random_network(2))
     latency, rate = np.zeros((2, 2)), np.full((2, 2), 100.0)
     network = pl.Network(latency, rate, ["a", "b"], ["x", "x"])
@@ -223,8 +223,8 @@ def test_a_slower_link_and_lines_that_are_wide() -> None:
     assert slower > step
 
 
-def test_a_site_shares_one_line_and_its_devices_have_their_own() -> None:
-    """A device's own line is not the site's, which what leaves it waits for."""
+def test_sensitivity_of_a_shared_site_link() -> None:
+    """The site's link is the bottleneck, not the uplinks of its devices."""
     made = make_plan([[0, 2], [1, 3]], network=random_network(4))
     network = made.cluster.network.replace(regions=["x", "x", "y", "y"])
     devices = pl.Devices(
@@ -246,9 +246,9 @@ def test_a_site_shares_one_line_and_its_devices_have_their_own() -> None:
     assert found["shared link of site one"] == found["uplinks and downlinks of x"] > 1.2 * step
 
 
-def test_slower_is_not_faster_and_memory_fits() -> None:
-    """Every pair and region of the plan is priced, and a device of each region lost."""
-    plan = evil_plan()
+def test_sensitivity_of_all_pairs_regions_and_devices() -> None:
+    """All pairs and regions are slowed, and one device per region is removed."""
+    plan = plan_with_html_in_names()
     found = sensitivity(plan)
     assert len(found) == 6 + 4 + 4 + 4
     lost = [one for one in found if one.what.startswith("without ")]
@@ -263,13 +263,18 @@ def test_slower_is_not_faster_and_memory_fits() -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Writes beside the plan; refuses what it must not write over and what is no run."""
+    """Writes beside the plan; rejects files of others and files that are not runs."""
     path, run, other = tmp_path / "p.json", tmp_path / "r.jsonl", tmp_path / "o.html"
-    save_plan(evil_plan(), path)
+    save_plan(plan_with_html_in_names(), path)
     run.write_text('{"event": "step", "step": 3, "took_s": 4.5}\n')
     assert main(["report", str(path), "--run", str(run)]) == 0
     assert "<td>4.5</td>" in path.with_suffix(".html").read_text()
-    event = {"event": "step", "step": 3, "took_s": 4.5, "plan": evil_plan().content_hash}
+    event = {
+        "event": "step",
+        "step": 3,
+        "took_s": 4.5,
+        "plan": plan_with_html_in_names().content_hash,
+    }
     run.write_text(json.dumps(event))
     assert main(["report", str(path), "--run", str(run)]) == 0
     foreign = tmp_path / "f.json"
