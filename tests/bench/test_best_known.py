@@ -247,5 +247,5 @@ def test_record_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(ValueError, match="not a folder"):
         bench(["--record", str(tmp_path / "none")])
     (table / TABLE).write_text(json.dumps({"format": "else"}))
-    with pytest.raises(ValueError, match="is no table of best known answers"):
+    with pytest.raises(ValueError, match="not a table of best known solutions"):
         load_table(table)

@@ -540,7 +540,7 @@ def test_solution_folders_need_unique_names(
     both = [*argv, str(tmp_path / "one/mine"), "--solutions", str(tmp_path / "two/mine")]
     with pytest.raises(ValueError, match="has the name 'mine' too; rename"):
         bench(both)
-    with pytest.raises(ValueError, match="has no name for its rows"):
+    with pytest.raises(ValueError, match="the folder needs a name"):
         bench([*argv, "/"])
     monkeypatch.chdir(tmp_path / "one/mine")
     assert bench([*argv, ".", "--rows", str(tmp_path / "rows.jsonl")]) == 0

@@ -9,7 +9,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
 from tests.conftest import tiny_workload
-from tests.network.test_subset import far_friend
+from tests.network.test_subset import cluster_with_a_fast_pair
 
 
 def plan_of(cluster: Cluster, names: str, left_out: str) -> TrainingPlan:
@@ -32,7 +32,7 @@ def rules(plan: TrainingPlan, cluster: Cluster) -> set[str]:
 @pytest.mark.parametrize("names", ["abc", "bc", "ad", "cab"])
 def test_plans_of_a_subset_pass(names: str) -> None:
     """Also if the fastest link of a device leads to one that is left out."""
-    whole = far_friend()
+    whole = cluster_with_a_fast_pair()
     plan = plan_of(whole, names, "".join(sorted(set("abcd") - set(names))))
     assert pl.check(plan, whole) == []
     again = from_dict(plan.to_dict())
@@ -42,7 +42,7 @@ def test_plans_of_a_subset_pass(names: str) -> None:
 
 def test_default_limits_are_those_of_the_whole_cluster() -> None:
     """Without d the limit of a would be lower; stating it is valid, another value is not."""
-    whole = far_friend()
+    whole = cluster_with_a_fast_pair()
     plan = plan_of(whole, "abc", "d")
     guessed = Cluster(plan.cluster.network, Devices(1e9, 8e9))
     found = {v.where for v in pl.check(plan.replace(cluster=guessed), whole)}
@@ -57,7 +57,7 @@ def test_default_limits_are_those_of_the_whole_cluster() -> None:
 
 def test_left_out_devices_must_be_listed() -> None:
     """All left-out devices are listed, no others, and no unknown ones."""
-    whole = far_friend()
+    whole = cluster_with_a_fast_pair()
     plan = plan_of(whole, "abc", "d")
     for names in ((), ("e",), ("d", "e")):
         assert rules(plan.replace(left_out=names), whole) == {"left out"}
@@ -68,7 +68,7 @@ def test_left_out_devices_must_be_listed() -> None:
 
 def test_links_must_be_the_same() -> None:
     """A cluster of other names or measurements is another network."""
-    whole = far_friend()
+    whole = cluster_with_a_fast_pair()
     plan = plan_of(whole, "abc", "d")
     faster = whole.network.replace(bandwidth_bytes_per_s=2 * whole.network.bandwidth_bytes_per_s)
     assert "network" in rules(plan, whole.replace(network=faster))

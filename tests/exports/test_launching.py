@@ -209,7 +209,7 @@ def test_invalid_hosts_and_options(plan: TrainingPlan, tmp_path: Path) -> None:
         ({"port": 70000}, "port must be 1 to 65535, found 70000"),
         ({"interface": "$(x)"}, "interface is"),
         ({"executor_options": "'"}, "cannot be parsed"),
-        ({"executor_options": "more"}, "begins with 'more'"),
+        ({"executor_options": "more"}, "must start with an option such as --steps, found 'more'"),
         ({"plan_path": ""}, "plan_path"),
         ({"pipeline": 0}, "does not use pipeline"),
     ):

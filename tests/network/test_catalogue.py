@@ -1,4 +1,4 @@
-"""The shipped networks against the reference instances and the papers' tables."""
+"""Bundled networks, compared with reference instances and the papers' tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CASES = Path(__file__).parent.parent / "data" / "dtfm_cases.npz"
 
 @pytest.mark.parametrize("name", list_networks())
 def test_every_listed_network_loads(name: str) -> None:
-    """And has at least two devices."""
+    """It has at least two devices."""
     assert len(load_network(name)) >= 2
 
 
 @pytest.mark.parametrize("case", range(1, 6))
 def test_dtfm_cases_equal_the_public_codes_arrays(case: int) -> None:
-    """64 devices, the code's constants."""
+    """64 devices, constants of the public code."""
     arrays = np.load(CASES)
     network = load_network(f"dtfm_case{case}_code")
     off = ~np.eye(64, dtype=bool)
@@ -46,7 +46,7 @@ def test_known_oddities_are_kept() -> None:
 
 
 def test_skyplane_is_a_round_trip_with_three_regions_to_drop() -> None:
-    """57 of 60 regions are complete; RTT is halved."""
+    """57 of 60 regions are complete; round-trip times are halved."""
     network = load_network("skyplane_60_20220129")
     complete = network.complete()
     assert set(network.ids) - set(complete.ids) == {
@@ -66,7 +66,7 @@ def test_intra_links_as_the_sources_assume() -> None:
     assert intra_link("skyplane_60_20220129") is None
 
 
-def test_unknown_name_is_refused() -> None:
+def test_unknown_name_is_rejected() -> None:
     """With the remedy."""
     with pytest.raises(NetworkError, match="planner networks"):
         load_network("atlantis")

@@ -1,4 +1,4 @@
-"""The devices file: which device has what, and one line for every mistake."""
+"""Devices file: contents, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ INSIDE = Link(0.001, 1e9)
 
 
 def two_regions() -> pl.Network:
-    """North with two devices, south with one; every pair alike."""
+    """Two devices in north, one in south; all pairs are equal."""
     off = np.full((3, 3), 1e8)
     return pl.Network(off * 1e-10, off, ["n/0", "n/1", "s/0"], ["north", "north", "south"])
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    """The text as a file."""
+def write_csv(tmp_path: Path, text: str) -> Path:
+    """Write the text to a file."""
     path = tmp_path / "devices.csv"
     path.write_text(text)
     return path
 
 
 def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
-    """In the network's order; what is not said comes from the GPU, the default or nowhere."""
-    path = written(
+    """In the network's order; missing values come from the GPU or the default, or stay unknown."""
+    path = write_csv(
         tmp_path,
         "name,gpu,memory_gb,tflops,upload_mbps,usd_per_hour\ns/0,A100,,,,1.5\nnorth,T4,12,20,80,\n",
     )
@@ -47,28 +47,28 @@ def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
     assert np.asarray(cluster.devices.usd_per_hour).tolist() == [0.526, 0.526, 1.5]
 
 
-def test_prices_that_are_not_known(tmp_path: Path) -> None:
-    """All stated, or none; a price for the others goes to who states none."""
+def test_partial_prices(tmp_path: Path) -> None:
+    """All or none; a default price applies to rows without one."""
     rows = "name,gpu,usd_per_hour\nnorth,H200,{}\ns/0,V100,\n"
-    unknown = load_devices(written(tmp_path, rows.format("")), two_regions())
+    unknown = load_devices(write_csv(tmp_path, rows.format("")), two_regions())
     assert unknown.devices.usd_per_hour is None
-    stated = load_devices(written(tmp_path, rows.format(9)), two_regions())
+    stated = load_devices(write_csv(tmp_path, rows.format(9)), two_regions())
     assert np.asarray(stated.devices.usd_per_hour).tolist() == [9, 9, 3.06]
-    path = written(tmp_path, rows.format(""))
+    path = write_csv(tmp_path, rows.format(""))
     given = load_devices(path, two_regions(), usd_per_hour=1.0)
     assert np.asarray(given.devices.usd_per_hour).tolist() == [1, 1, 1]
-    path = written(tmp_path, "name,gpu,usd_per_hour\nnorth,H200,\ns/0,V100,2\n")
+    path = write_csv(tmp_path, "name,gpu,usd_per_hour\nnorth,H200,\ns/0,V100,2\n")
     with pytest.raises(pl.NetworkError, match="usd_per_hour of 'north' is not stated"):
         load_devices(path, two_regions())
-    path = written(tmp_path, "name,gpu,can_compute\nnorth,T4,\ns/0,,no\n")
+    path = write_csv(tmp_path, "name,gpu,can_compute\nnorth,T4,\ns/0,,no\n")
     helped = load_devices(path, two_regions())
     assert np.asarray(helped.devices.usd_per_hour).tolist() == [0.526, 0.526, 0]
 
 
-def test_count_replicates_a_place(tmp_path: Path) -> None:
-    """With the link inside it; without that link it is refused."""
+def test_count_replicates_a_region(tmp_path: Path) -> None:
+    """With the link within the region, which is required."""
     network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])
-    path = written(tmp_path, "name,count,gpu\na,2,V100\nb,,T4\n")
+    path = write_csv(tmp_path, "name,count,gpu\na,2,V100\nb,,T4\n")
     cluster = load_devices(path, network, inside=INSIDE)
     assert cluster.network.ids == ("a/0", "a/1", "b/0")
     assert cluster.network.latency_s[0, 1] == 0.001
@@ -77,57 +77,57 @@ def test_count_replicates_a_place(tmp_path: Path) -> None:
         load_devices(path, network)
 
 
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+def test_example_of_the_documentation(tmp_path: Path) -> None:
     """Its devices are in the network that it names, and compute in bf16."""
     page = (Path(__file__).parents[2] / "docs/reference/devices-file.md").read_text()
     rows = page.partition("\nname,count,gpu")[2].partition("```")[0]
-    path = written(tmp_path, f"name,count,gpu{rows}")
+    path = write_csv(tmp_path, f"name,count,gpu{rows}")
     cluster = load_devices(path, pl.load_network("aws8_dtfm_worldwide_2022"), inside=INSIDE)
     assert len(cluster.network) == 6 and cluster.lacks(Dtype.BF16) == []
 
 
-def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
-    """There are no links inside a place."""
+def test_count_of_one(tmp_path: Path) -> None:
+    """No link within the region is needed."""
     network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])
-    cluster = load_devices(written(tmp_path, "name,count,gpu\na,1,V100\nb,1,T4\n"), network)
+    cluster = load_devices(write_csv(tmp_path, "name,count,gpu\na,1,V100\nb,1,T4\n"), network)
     assert cluster.network == network
 
 
-def test_peaks_are_of_all_or_of_none(tmp_path: Path) -> None:
-    """A GPU's are known by its name, others are stated; what attains something else has its own."""
+def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:
+    """Known for named GPUs, otherwise stated."""
     peaks = pl.GPUS["H100"].peak_flops, pl.GPUS["A100"].peak_flops
-    cluster = load_devices(written(tmp_path, "name,gpu\nn/0,H100\ns/0,\n"), two_regions())
+    cluster = load_devices(write_csv(tmp_path, "name,gpu\nn/0,H100\ns/0,\n"), two_regions())
     assert cluster.devices.peak_flops == pytest.approx(peaks)
     text = "name,gpu,tflops,peak_tflops\nn/0,H100,200,\ns/0,,30,90\n"
-    stated = load_devices(written(tmp_path, text), two_regions())
+    stated = load_devices(write_csv(tmp_path, text), two_regions())
     assert stated.devices.peak_flops == pytest.approx((peaks[0], 9e13))
     assert stated.flops.tolist() == [2e14, 3e13]
     # who cannot compute needs none
     text = "name,gpu,tflops,can_compute\nn/0,A100,,\ns/0,,1,no\n"
-    helped = load_devices(written(tmp_path, text), two_regions())
+    helped = load_devices(write_csv(tmp_path, text), two_regions())
     assert helped.devices.peak_flops == pytest.approx((peaks[1], 1e12))
     # more than the peak in this format is of another one
-    more = load_devices(written(tmp_path, "name,gpu,tflops\nn/0,T4,90\n"), two_regions())
+    more = load_devices(write_csv(tmp_path, "name,gpu,tflops\nn/0,T4,90\n"), two_regions())
     assert more.devices.peak_flops is None
-    unknown = load_devices(written(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
+    unknown = load_devices(write_csv(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
     assert unknown.devices.peak_flops is None
 
 
 def test_interfaces_are_kept(tmp_path: Path) -> None:
-    """In the plan too; where no row names one, nothing is said of them."""
-    cluster = load_devices(written(tmp_path, "name,interface\nn/0,eth1\ns/0,\n"), two_regions())
+    """Also in the plan; omitted if no row has one."""
+    cluster = load_devices(write_csv(tmp_path, "name,interface\nn/0,eth1\ns/0,\n"), two_regions())
     assert cluster.devices.interfaces == ("eth1", "")
     found = pl.plan(cluster, tiny_workload(batch_samples=2), stages=2, stop=pl.Effort(0.1)).plan
     assert found is not None and found.cluster.devices.interfaces == ("eth1", "")
     assert pl.check(found, cluster) == []
-    none = load_devices(written(tmp_path, "name,interface\nn/0,\n"), two_regions())
+    none = load_devices(write_csv(tmp_path, "name,interface\nn/0,\n"), two_regions())
     assert none.devices.interfaces is None
-    assert none.devices == load_devices(written(tmp_path, "name\nn/0\n"), two_regions()).devices
+    assert none.devices == load_devices(write_csv(tmp_path, "name\nn/0\n"), two_regions()).devices
 
 
-def test_sites_share_a_line(tmp_path: Path) -> None:
-    """Their limit holds for every pair that leaves or enters, in plans and checker alike."""
-    path = written(
+def test_sites_share_a_link(tmp_path: Path) -> None:
+    """Its limit applies to all pairs that enter or leave the site, in plans and in the checker."""
+    path = write_csv(
         tmp_path,
         "name,tflops,site,site_upload_mbps,site_download_mbps\n"
         "n/0,1,lab,8,\nn/1,1,lab,,16\ns/0,1,,,\n",
@@ -188,17 +188,17 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     """Path, line, value and remedy."""
-    path = written(tmp_path, text)
+    path = write_csv(tmp_path, text)
     with pytest.raises(pl.NetworkError, match=message) as caught:
         load_devices(path, two_regions(), inside=INSIDE)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-def test_a_peer_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
-    """`pl.plan` does without it."""
-    path = written(tmp_path, "name,can_compute\nn/0,yes\nn/1,no\n")
+def test_device_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
+    """`pl.plan` leaves it out."""
+    path = write_csv(tmp_path, "name,can_compute\nn/0,yes\nn/1,no\n")
     from tests.conftest import tiny_workload
 
     cluster = load_devices(path, two_regions())
@@ -211,9 +211,9 @@ def test_a_peer_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
         pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1))
 
 
-def test_command_line_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three GPUs in two regions of a shipped network."""
-    path = written(tmp_path, "name,count,gpu\nOregon,2,A100\nVirginia,1,L4\n")
+def test_devices_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three GPUs in two regions of a bundled network."""
+    path = write_csv(tmp_path, "name,count,gpu\nOregon,2,A100\nVirginia,1,L4\n")
     out = tmp_path / "plan.json"
     argv = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--devices", str(path)]
     argv += ["--workload", "gpt2-tiny", "--sequence", "64", "--batch-samples", "6"]

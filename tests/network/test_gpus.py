@@ -1,4 +1,4 @@
-"""GPUs are found by the names that clouds, drivers and people give them."""
+"""GPUs are found by the names that clouds, drivers and people use."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from planner.network.gpus import CALLED, GPUS, find_gpu
     ],
 )
 def test_names_of_gpus(name: str, found: str | None) -> None:
-    """Case, blanks, dashes and vendor do not count; what may be another one is not taken."""
+    """Case, blanks, dashes and vendor are ignored; ambiguous names are rejected."""
     assert find_gpu(name) == found
 
 
-def test_where_a_gpu_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In Python, in a devices file and on the command line; near ones are offered."""
+def test_unknown_gpus_get_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In Python, in a devices file and on the command line."""
     assert pl.Devices.of_gpu("rtx 4090") == pl.Devices.of_gpu("RTX4090")
     with pytest.raises(ValueError, match=r"'A1000' is no GPU in the table \(did you mean 'A100'"):
         pl.Devices.of_gpu("A1000")

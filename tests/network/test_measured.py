@@ -1,4 +1,4 @@
-"""What other tools wrote becomes a network, or one line says why not."""
+"""Measurements of other tools become a network, or are rejected in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = Path(__file__).parents[1] / "data/measured"
 
 
 def iperf3(name: str) -> str:
-    """What iperf3 3.12 wrote between two hosts, without its intervals."""
+    """Output of iperf3 3.12 between two hosts, without its intervals."""
     return (DATA / f"iperf3_{name}.json").read_text()
 
 
@@ -32,7 +32,7 @@ def received(name: str, field: str = "sum_received") -> float:
 
 
 def test_iperf3_both_ways() -> None:
-    """Forward, --reverse and --bidir; names from what the file says, or from a table."""
+    """Forward, --reverse and --bidir; names from the file or from a table."""
     there, back = ("oregon", "tokyo.example.org"), ("tokyo.example.org", "oregon")
     assert read_iperf3(iperf3("fwd"), {}).bandwidth_bytes_per_s == {there: received("fwd")}
     assert read_iperf3(iperf3("rev"), {}).bandwidth_bytes_per_s == {back: received("rev")}
@@ -43,8 +43,8 @@ def test_iperf3_both_ways() -> None:
     assert found.latency_s == {}
 
 
-def test_iperf3_that_writes_keys_twice(tmp_path: Path) -> None:
-    """Releases 3.7 to 3.10: first the client's direction, then the server's; also behind tags."""
+def test_iperf3_with_duplicate_keys(tmp_path: Path) -> None:
+    """Releases 3.7 to 3.10: the client's direction, then the server's; also after tags."""
     text = iperf3("bidir").replace("_bidir_reverse", "")
     assert text.count('"sum_received"') == 2
     other = received("bidir", "sum_received_bidir_reverse")
@@ -70,7 +70,7 @@ def test_iperf3_that_writes_keys_twice(tmp_path: Path) -> None:
 
 
 def test_nccl_tests() -> None:
-    """The smallest message's time and the largest one's bus bandwidth, out of place."""
+    """Time of the smallest message and bus bandwidth of the largest one, out of place."""
     text = (DATA / "sendrecv.txt").read_text()
     found = read_nccl_tests(text, {"node-b": "b"})
     for ends in (("node-a", "b"), ("b", "node-a")):
@@ -114,8 +114,8 @@ def test_nccl_tests() -> None:
     assert not read_nccl_tests(ending, {}).bandwidth_bytes_per_s
 
 
-def test_nccl_tests_of_ranks_that_did_not_connect() -> None:
-    """Each measured alone, or results were wrong, or several runs are in one file."""
+def test_invalid_nccl_tests() -> None:
+    """Ranks ran separately, results were wrong, or a file has several runs."""
     text = (DATA / "sendrecv.txt").read_text()
     ranks = [line for line in text.splitlines() if "Rank" in line]
     assert len(ranks) == 2
@@ -149,7 +149,7 @@ def test_nccl_tests_of_ranks_that_did_not_connect() -> None:
 
 
 def test_rows_and_columns_of_a_matrix_are_the_same_devices() -> None:
-    """Names on one side alone, and figures over all devices, are named."""
+    """Names on one side only, and summary rows, are reported."""
     for text, said in (
         ("rtt_ms,A,B,Mean\nA,,1,1\nB,1,,1\n", "column 'Mean' is a figure over all devices"),
         ("rtt_ms,A,B\nA,,1\nB,1,\nAverage,1,1\n", "row 'Average' is a figure over all"),
@@ -170,7 +170,7 @@ def test_rows_and_columns_of_a_matrix_are_the_same_devices() -> None:
 
 
 def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One triangle alone counts for both directions, and the command says so."""
+    """One triangle counts for both directions, which the command reports."""
     upper = "rtt_ms,a,b,c\na,,10,20\nb,,,30\nc,,,\n"
     lower = "rtt_ms,a,b,c\na,0,,\nb,10,0,\nc,20,30,0\n"
     wanted = {("a", "b"): 0.005, ("a", "c"): 0.01, ("b", "c"): 0.015}
@@ -219,7 +219,7 @@ CLOUDPING_BEFORE = [
 
 
 def test_latencies_of_other_tools(tmp_path: Path) -> None:
-    """mtr says both ends; cloudping.co and nested objects are matrices."""
+    """mtr names both ends; cloudping.co and nested objects are matrices."""
     pair = {("home", "cloud.example.org"): 0.004}
     between = {("us-east-1", "eu-west-1"): 0.034, ("eu-west-1", "us-east-1"): 0.035}
     for name, text, wanted in (
@@ -255,8 +255,8 @@ def test_latencies_of_other_tools(tmp_path: Path) -> None:
         read_measured([path], bandwidth_bytes_per_s=1.0)
 
 
-def test_what_launchers_and_options_add(tmp_path: Path) -> None:
-    """Lines before and after JSON, mtr with addresses and networks, and a unit that is given."""
+def test_surrounding_text_and_options(tmp_path: Path) -> None:
+    """Lines before and after JSON, mtr with addresses and networks, and a given unit."""
     pair = {("home", "cloud.example.org"): 0.004}
     hop = "cloud.example.org          0.0%"
     for text in (
@@ -290,7 +290,7 @@ def test_what_launchers_and_options_add(tmp_path: Path) -> None:
 
 
 def test_records_with_other_columns(tmp_path: Path) -> None:
-    """The columns of all records count; names may be numbers."""
+    """Columns of all records count; names may be numbers."""
     path = tmp_path / "a.json"
     path.write_text(
         '[{"source": 1, "destination": 2, "rtt_ms": 10},'
@@ -300,8 +300,8 @@ def test_records_with_other_columns(tmp_path: Path) -> None:
     assert found.ids == ("1", "2") and found.bandwidth_bytes_per_s[0, 1] == 1e6
 
 
-def test_a_plan_reads_what_networks_reads(tmp_path: Path) -> None:
-    """Whatever the case of the suffix; what lacks one quantity says how to assume it."""
+def test_plan_reads_measurements(tmp_path: Path) -> None:
+    """With suffixes in any case; a missing quantity gets a remedy."""
     half = "bandwidth_mbps,a,b,c\na,,8,8\nb,,,8\nc,,,\n"
     (tmp_path / "net.CSV").write_text("source,destination,rtt_ms,bandwidth_mbps\na,b,10,8\n")
     assert pl.load_network(tmp_path / "net.CSV").latency_s[0, 1] == 0.005
@@ -323,7 +323,7 @@ def test_a_plan_reads_what_networks_reads(tmp_path: Path) -> None:
 
 
 def test_tables() -> None:
-    """A row a pair with either column, and matrices with the unit in their corner."""
+    """One row per pair with either column, and matrices with the unit in their corner."""
     pairs = read_table("source,destination,rtt_ms\na,b,10\nb,a,-\n")
     assert pairs.latency_s == {("a", "b"): 0.005}
     matrix = read_table("rtt_ms,a,b\na,,10\nb,12,0\n")
@@ -334,7 +334,7 @@ def test_tables() -> None:
 
 
 def test_files_complete_each_other(tmp_path: Path) -> None:
-    """A ping table and iperf3's files make a network; what is assumed is said."""
+    """A ping table and iperf3's files make a network; assumptions are reported."""
     (tmp_path / "rtt.csv").write_text("rtt_ms,a,b,c\na,,10,20\nb,10,,30\nc,20,30,\n")
     (tmp_path / "run.json").write_text(iperf3("bidir"))
     names = {"10.0.0.1": "a", "10.0.0.2": "b"}
@@ -353,8 +353,8 @@ def test_files_complete_each_other(tmp_path: Path) -> None:
     assert part.complete().ids == ("a", "b")
 
 
-def test_one_direction_stands_for_both(tmp_path: Path) -> None:
-    """Only where asked for, and where the other says nothing."""
+def test_both_ways_option(tmp_path: Path) -> None:
+    """Only on request, and only where the other direction is missing."""
     (tmp_path / "half.csv").write_text(
         "source,destination,latency_ms,bandwidth_mbps\na,b,5,8\nb,a,6,\n"
     )
@@ -515,10 +515,10 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.csv", "rtt_ms,a,b\na,,12.3 ms\n", "give the number alone"),
     ],
 )
-def test_what_is_no_measurement_is_one_line(
+def test_files_that_are_no_measurements(
     tmp_path: Path, name: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the path, and exit code 2."""
+    """One line with the path, exit code 2."""
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(NetworkError) as error:
@@ -529,8 +529,8 @@ def test_what_is_no_measurement_is_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a ping table to a network that plans read; nothing is overwritten that is read."""
+def test_networks_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a ping table to a network that plans read; inputs are not overwritten."""
     rtt, out = tmp_path / "rtt.csv", tmp_path / "net.csv"
     rtt.write_text("rtt_ms,a,b\na,,10\nb,10,\n")
     assert main(["networks", str(rtt), "--out", str(out)]) == 2
@@ -540,7 +540,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert pl.load_network(out).latency_s[0, 1] == 0.005
     assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(rtt)]) == 2
     assert main(["networks", "--out", str(out)]) == 2
-    assert "give their files" in capsys.readouterr().err
+    assert "give measurement files" in capsys.readouterr().err
     assert main(["networks", str(tmp_path / "none")]) == 2
     assert main(["networks", str(rtt), "--bandwidth-gbps", "-1"]) == 2
     assert main(["networks", str(rtt), "--bandwidth-gbps", "nan"]) == 2
@@ -551,8 +551,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert pl.load_network(out).ids == ("b", "x")
 
 
-def test_names(tmp_path: Path) -> None:
-    """Two of one address are refused."""
+def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
+    """Two names of one address."""
     path = tmp_path / "names.csv"
     path.write_text("address, name\n10.0.0.1, a\n10.0.0.2, b\n")
     assert load_names(path) == {"10.0.0.1": "a", "10.0.0.2": "b"}
@@ -567,14 +567,14 @@ def test_names(tmp_path: Path) -> None:
             load_names(path)
 
 
-def test_a_measurement_in_a_folder_is_not_written_over(
+def test_measurements_in_a_folder_are_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With ``--force`` neither; a network that was made there is."""
+    """Not even with ``--force``; a network that was made there is overwritten."""
     mine = tmp_path / "pairs.csv"
     mine.write_text("source,destination,rtt_ms\na,b,1\nb,a,2\n")
     words = ["networks", str(tmp_path), "--bandwidth-gbps", "1", "--force", "--out"]
     for name, code in (("pairs.csv", 2), ("net.csv", 0), ("net.csv", 0)):
         assert main([*words, str(tmp_path / name)]) == code
-    assert "which is read too; name another file" in capsys.readouterr().err
+    assert "which is an input; name another file" in capsys.readouterr().err
     assert mine.read_text().startswith("source,destination,rtt_ms")

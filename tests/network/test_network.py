@@ -36,15 +36,15 @@ def test_transfer_is_latency_plus_bytes_over_bandwidth(line4: Network) -> None:
         ({"ids": ["a"]}, "1 entries for 2 devices"),
     ],
 )
-def test_bad_networks_are_refused(change: dict[str, Any], message: str) -> None:
-    """With the rule, the value and the place."""
+def test_invalid_networks_are_rejected(change: dict[str, Any], message: str) -> None:
+    """With the rule, the value and the position."""
     good = {"latency_s": np.ones((2, 2)), "bandwidth_bytes_per_s": np.ones((2, 2))}
     with pytest.raises(NetworkError, match=message):
         Network(**{**good, **change})
 
 
 def test_arrays_are_frozen_and_the_callers_untouched() -> None:
-    """The caller's array keeps its diagonal, ours cannot be written."""
+    """The caller's array keeps its diagonal; ours is read-only."""
     latency = np.full((2, 2), 3.0)
     network = Network(latency, np.ones((2, 2)))
     assert latency[0, 0] == 3.0
@@ -71,7 +71,7 @@ def test_replicate_keeps_order_and_uses_intra_links(line4: Network) -> None:
 
 
 def test_symmetrised_is_the_mean_of_both_directions() -> None:
-    """Latency and bandwidth each."""
+    """Of latency and of bandwidth."""
     network = Network([[0, 1], [3, 0]], [[0, 10], [30, 0]]).symmetrised()
     assert network.latency_s[0, 1] == network.latency_s[1, 0] == 2
     assert network.bandwidth_bytes_per_s[0, 1] == 20
@@ -85,7 +85,7 @@ def test_symmetrised_is_the_mean_of_both_directions() -> None:
     )
 )
 def test_complete_drops_as_few_as_possible(case: tuple[int, set[tuple[int, int]]]) -> None:
-    """Against all subsets: the largest complete one, lexicographically first to be dropped."""
+    """Compared with all subsets: the largest complete one; ties are broken lexicographically."""
     from itertools import combinations
 
     n, missing = case
@@ -105,7 +105,7 @@ def test_complete_drops_as_few_as_possible(case: tuple[int, set[tuple[int, int]]
 
 
 def test_hash_follows_measurements_and_ids_only(line4: Network) -> None:
-    """Regions are labels, the diagonal and the sign of zero mean nothing."""
+    """Regions, the diagonal and the sign of zero do not matter."""
     same = Network(
         line4.latency_s - 0.0, line4.bandwidth_bytes_per_s, line4.ids, ["r"] * len(line4)
     )
@@ -116,8 +116,8 @@ def test_hash_follows_measurements_and_ids_only(line4: Network) -> None:
     assert line4.replace(bandwidth_bytes_per_s=faster).content_hash != line4.content_hash
 
 
-def test_what_is_no_real_number_is_refused() -> None:
-    """Text, truth values and complex numbers lose nothing silently."""
+def test_non_numeric_values_are_rejected() -> None:
+    """Text, booleans and complex numbers are not converted silently."""
     good = np.ones((2, 2))
     some: list[Any] = [
         [["1", "1"], ["1", "1"]],
@@ -133,7 +133,7 @@ def test_what_is_no_real_number_is_refused() -> None:
 
 
 def test_clusters_are_equal_to_their_copies() -> None:
-    """Whatever their fields hold; and differ where one value does."""
+    """For values of all fields; one changed value makes them different."""
     network = pl.load_network("aws4_dtfm_regional_2022")
     n = len(network)
     sites = tuple("ab"[k % 2] for k in range(n))
@@ -148,8 +148,8 @@ def test_clusters_are_equal_to_their_copies() -> None:
         assert cluster.devices != 3
 
 
-def test_one_value_for_all_devices_is_looked_at_at_once() -> None:
-    """Lists are, when it is known how many devices there are."""
+def test_scalar_device_values_are_validated_at_once() -> None:
+    """Lists are validated when the number of devices is known."""
     for bad in (-1, 0, "fast", float("nan"), 1e300):
         with pytest.raises(ValueError, match=r"devices\.flops.* is "):
             pl.Devices(bad, 16e9)

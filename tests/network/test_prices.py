@@ -1,4 +1,4 @@
-"""What bytes between regions cost: rules, providers, files."""
+"""Prices of traffic between regions: rules, providers, files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from planner.network.prices import BETWEEN_PROVIDERS, BETWEEN_REGIONS, Prices
 
 
 def network(regions: list[str]) -> pl.Network:
-    """Every pair alike."""
+    """All pairs are equal."""
     n = len(regions)
     return pl.Network(np.full((n, n), 0.01), np.full((n, n), 1e8), None, regions)
 
 
 def test_regions_and_providers() -> None:
-    """Nothing within a region; two prices beyond; by default the list's."""
+    """Free within a region; two prices beyond, by default list prices."""
     regions = ["aws:a", "aws:a", "aws:b", "gcp:a", "plain"]
     each = Prices().usd_per_byte(network(regions)) * 1e9
     assert each[0].tolist() == pytest.approx(
@@ -29,16 +29,16 @@ def test_regions_and_providers() -> None:
     assert pytest.approx(each) == each.T
 
 
-def test_the_first_rule_that_fits_counts() -> None:
-    """By name or any, in one direction, also within a region."""
+def test_first_matching_rule_applies() -> None:
+    """By name or wildcard, per direction, also within a region."""
     prices = Prices(0.5, 9.0, (("a", "b", 1.0), ("a", "*", 2.0), ("*", "*", 3.0)))
     each = prices.usd_per_byte(network(["a", "b"])) * 1e9
     assert each.tolist() == pytest.approx(np.array([[2.0, 1.0], [3.0, 3.0]]))
     assert Prices.from_dict(prices.to_dict()) == prices
 
 
-def test_a_file(tmp_path: Path) -> None:
-    """Its rows are rules in their order."""
+def test_prices_file(tmp_path: Path) -> None:
+    """Its rows are rules in order."""
     path = tmp_path / "prices.csv"
     path.write_text("from,to,usd_per_gb\nTokyo, *, 0.09\n*,Tokyo ,0.08\n")
     rules = (("Tokyo", "*", 0.09), ("*", "Tokyo", 0.08))
@@ -66,8 +66,8 @@ def test_a_file(tmp_path: Path) -> None:
         ("from,to,usd_per_gb\n,b,1\n", "line 2: from and to must name regions"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
-    """One line each, with the place."""
+def test_invalid_files(tmp_path: Path, text: str, words: str) -> None:
+    """One line each, with the position."""
     path = tmp_path / "prices.csv"
     path.write_text(text)
     with pytest.raises(pl.NetworkError, match=words):
@@ -86,14 +86,14 @@ def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
         ({"rules": [("a", "b", float("nan"))]}, "price is nan"),
     ],
 )
-def test_no_prices(fields: dict[str, Any], words: str) -> None:
+def test_invalid_prices(fields: dict[str, Any], words: str) -> None:
     """One line each."""
     with pytest.raises(ValueError, match=words):
         Prices(**fields)
 
 
 def test_gpus_have_dated_prices() -> None:
-    """Those that are offered say where and when."""
+    """With provider and date."""
     for gpu in GPUS.values():
         assert (gpu.usd_per_hour is None) == (not gpu.price_source)
     assert pl.Devices.of_gpu("V100").usd_per_hour == 3.06

@@ -1,4 +1,4 @@
-"""The log of a probe: what is read from it, and what is refused."""
+"""Log of a link probe: valid and invalid files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = {
 
 
 def finding(source: str, destination: str, rate: float, trip: float | None) -> LinkFinding:
-    """With a spread of a tenth."""
+    """A finding with a spread of a tenth."""
     trips = None if trip is None else (trip, trip, 2 * trip)
     rates = {1: (rate, 0.9 * rate, 1.1 * rate)}
     return LinkFinding(source, destination, "2026-01-02T03:04:05+00:00", rates, trips, {1024: 0.5})
@@ -38,7 +38,7 @@ FOUND = (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A file with two links and two lines."""
+    """Write a file with two links and two devices."""
     path = tmp_path / "log.jsonl"
     path.write_text(
         "".join(line + "\n" for line in (json.dumps(HEAD), *(f.to_line() for f in FOUND)))
@@ -47,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_a_log_is_a_network(log: Path) -> None:
-    """Half the median round trip, the mean of one flow; by name as any other network."""
+    """Half the median round trip, the mean rate of one flow; usable by name."""
     network = pl.load_network(log)
     assert network.ids == ("b", "a")
     np.testing.assert_allclose(network.latency_s[[0, 1], [1, 0]], [0.03, 0.02])
@@ -55,14 +55,14 @@ def test_a_log_is_a_network(log: Path) -> None:
 
 
 def test_the_last_finding_of_a_pair_counts(log: Path) -> None:
-    """As a probe that was begun again has it."""
+    """For probes that were restarted."""
     with log.open("a") as file:
         file.write(finding("a", "b", 5e6, 0.04).to_line() + "\n")
     assert pl.load_network(log).bandwidth_bytes_per_s[1, 0] == 5e6
 
 
-def test_the_command_writes_what_plans_read(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The network file with spread and dates, and devices with their lines."""
+def test_probe_command(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network file with spread and dates, and a devices file with rates."""
     net, devices = log.with_name("net.csv"), log.with_name("devices.csv")
     words = ["probe", str(log), "--out", str(net), "--devices-out", str(devices)]
     assert main(words) == 0
@@ -88,8 +88,8 @@ def test_the_command_writes_what_plans_read(log: Path, capsys: pytest.CaptureFix
         (FOUND[0].to_line().replace("0.5", "9" * 400), "not a finding"),
     ],
 )
-def test_a_damaged_log_is_one_line(log: Path, line: str, said: str) -> None:
-    """With the path."""
+def test_damaged_logs(log: Path, line: str, said: str) -> None:
+    """One line with the path."""
     with log.open("a") as file:
         file.write(line + "\n")
     with pytest.raises(NetworkError, match=said) as error:
@@ -100,8 +100,8 @@ def test_a_damaged_log_is_one_line(log: Path, line: str, said: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format": "planner.probe", "schema_version": 2}\n', "\x00\x01"]
 )
-def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    """They are no logs, or of another release."""
+def test_other_files_are_rejected(tmp_path: Path, text: str) -> None:
+    """Files that are not logs, or of another release."""
     path = tmp_path / "log.jsonl"
     path.write_text(text)
     with pytest.raises(NetworkError, match=r"log of a probe|schema_version"):

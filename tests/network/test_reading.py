@@ -1,4 +1,4 @@
-"""Files from outside are read up to a limit, or refused in one line."""
+"""External files are read up to a size limit, or rejected in one line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.utils.input_files import MOST_BYTES, parse_json, read_json, read_te
 from planner.workload.calibration import Calibration
 
 
-def test_text_without_its_mark(tmp_path: Path) -> None:
-    """And lines ending as they do."""
+def test_byte_order_mark(tmp_path: Path) -> None:
+    """It is removed, and line endings are normalised."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb")
     assert read_text(path) == "a\r\nb"
@@ -31,8 +31,8 @@ def test_text_without_its_mark(tmp_path: Path) -> None:
         (b"9" * 5000, "not JSON"),
     ],
 )
-def test_what_is_no_json_is_one_line(tmp_path: Path, data: bytes, said: str) -> None:
-    """With the path, as the error that is asked for."""
+def test_invalid_json(tmp_path: Path, data: bytes, said: str) -> None:
+    """One line with the path, as the requested exception."""
     path = tmp_path / "a.json"
     path.write_bytes(data)
     with pytest.raises(NetworkError, match=said) as error:
@@ -41,8 +41,8 @@ def test_what_is_no_json_is_one_line(tmp_path: Path, data: bytes, said: str) -> 
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '[{"x": {"a": 1, "b": 0, "a": 1}}]'])
-def test_a_key_given_twice_is_refused(tmp_path: Path, text: str) -> None:
-    """Whatever the depth, instead of taking the last one."""
+def test_duplicate_keys_are_rejected(tmp_path: Path, text: str) -> None:
+    """At any depth."""
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(NetworkError, match="an object has the key 'a' twice; keep one of them"):
@@ -52,7 +52,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path, text: str) -> None:
         parse_json('{"a": 1, "a": 2, "a": 3}', "x", second={"a": "a_2"})
 
 
-def test_every_json_reader_refuses_a_key_given_twice(
+def test_every_json_reader_rejects_duplicate_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Plans, configs, networks, path problems and calibrations."""
@@ -71,16 +71,16 @@ def test_every_json_reader_refuses_a_key_given_twice(
     assert "an object has the key 'vocab_size' twice" in capsys.readouterr().err
 
 
-def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """No more of it is read than a file may have."""
+def test_endless_files_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading stops at the size limit."""
     with pytest.raises(ValueError, match="larger than 50 MB"):
         read_text("/dev/zero")
     assert main(["check", "/dev/zero"]) == 2
     assert "larger than 50 MB" in capsys.readouterr().err
 
 
-def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
-    """One of two gigabytes, of which nothing is on disk."""
+def test_large_files_are_rejected_unread(tmp_path: Path) -> None:
+    """A sparse file of two gigabytes."""
     path = tmp_path / "plan.json"
     with path.open("wb") as file:
         file.truncate(2_000_000_000)
@@ -89,8 +89,8 @@ def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
     assert MOST_BYTES < 60_000_000, "a cycle of 60 MB is refused before it is parsed"
 
 
-def test_other_words_for_no_file(tmp_path: Path) -> None:
-    """A folder, nothing, and a name that is none."""
+def test_invalid_paths(tmp_path: Path) -> None:
+    """A folder, an empty path, and an invalid name."""
     for path in (tmp_path, tmp_path / "none", "a\0b"):
         with pytest.raises(ValueError, match=r"cannot be read|is no path"):
             read_text(path)

@@ -1,4 +1,4 @@
-"""Some devices of a cluster: each is there what it was among all."""
+"""Subsets of a cluster: devices keep their properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.network.cluster import device_limits
 from tests.conftest import random_network
 
 
-def far_friend() -> pl.Cluster:
+def cluster_with_a_fast_pair() -> pl.Cluster:
     """Devices a to d; a's fastest pair in both directions is with d."""
     rate = np.full((4, 4), 1e6)
     rate[0, 3] = rate[3, 0] = 9e6
@@ -20,9 +20,9 @@ def far_friend() -> pl.Cluster:
     return pl.Cluster(pl.Network(np.full((4, 4), 0.1), rate, list("abcd")), pl.Devices(1e9, 8e9))
 
 
-def test_limits_that_are_not_stated_stay_so_only_where_that_means_the_same() -> None:
-    """Without d, a would be as slow as its other pairs; without a and d nothing changes."""
-    whole = far_friend()
+def test_default_limits_become_explicit_if_they_would_change() -> None:
+    """Without d, a would be limited by its slower pairs; without a and d nothing changes."""
+    whole = cluster_with_a_fast_pair()
     without_d = whole.subset([0, 1, 2])
     assert without_d.upload_bytes_per_s.tolist() == [9e6, 2e6, 2e6]
     assert without_d.download_bytes_per_s.tolist() == [9e6, 2e6, 2e6]
@@ -34,7 +34,7 @@ def test_limits_that_are_not_stated_stay_so_only_where_that_means_the_same() -> 
 
 @given(st.integers(0, 99), st.sets(st.integers(0, 5), min_size=1))
 def test_a_device_keeps_its_limits(seed: int, chosen: set[int]) -> None:
-    """Whichever others stay."""
+    """For any subset."""
     whole = pl.Cluster(random_network(6, seed), pl.Devices(1e9, 8e9))
     index = sorted(chosen)
     part = whole.subset(index)
@@ -44,7 +44,7 @@ def test_a_device_keeps_its_limits(seed: int, chosen: set[int]) -> None:
 
 
 def test_every_field_goes_with_its_device() -> None:
-    """In the order asked for; sites where nobody is left are gone, unstated ones stay unstated."""
+    """In the requested order; empty sites are removed."""
     devices = pl.Devices(
         [1e9, 2e9, 3e9],
         8e9,
@@ -67,7 +67,7 @@ def test_every_field_goes_with_its_device() -> None:
 
 
 def test_pairs_that_were_not_measured_can_be_left_out() -> None:
-    """Limits come from those that were."""
+    """Default limits come from the measured pairs."""
     rate = np.full((3, 3), 1e6)
     rate[0, 2] = np.nan
     network = pl.Network(np.zeros((3, 3)), rate)

@@ -1,4 +1,4 @@
-"""Tiny clusters and workloads, and any plan on them: layouts, wirings, orders, shares."""
+"""Random tiny clusters and workloads, and random plans on them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tiny_model(layers: int, count: int, rng: np.random.Generator) -> Workload:
 
 
 def layouts(n: int, layers: int) -> Iterator[tuple[Groups, Layers]]:
-    """Every way to hold contiguous layers on disjoint groups of some of the devices."""
+    """Return every assignment of contiguous layers to disjoint groups of some devices."""
     for stages in range(1, min(n, layers) + 1):
         for stage_of in product(range(-1, stages), repeat=n):
             groups = tuple(tuple(d for d in range(n) if stage_of[d] == j) for j in range(stages))
@@ -177,7 +177,7 @@ def _group(members: tuple[int, ...], rng: np.random.Generator) -> AveragingGroup
 def _order(
     paths: Groups, n: int, room: dict[int, float], haste: str, rng: np.random.Generator
 ) -> tuple[tuple[Operation, ...], ...] | None:
-    """Operations one after the other as they can be done, each device's in that order."""
+    """Return a feasible sequence of operations and each device's part of it."""
     chains = [
         [*(("F", d) for d in path), ("H", path[-1]), *(("B", d) for d in reversed(path))]
         for path in paths

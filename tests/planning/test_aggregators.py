@@ -1,4 +1,4 @@
-"""Devices that hold no stage but sum gradients: chosen, priced, bounded and checked."""
+"""Devices without a stage that aggregate gradients: choice, prediction, bounds and checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_
 def star(
     train: int, aggregators: int, *, line: float = 1e6, help_line: float = 1e7, **devices: Any
 ) -> pl.Cluster:
-    """Trainers with thin lines, helpers with thick ones, every pair 10 ms away."""
+    """Trainers with slow links and aggregators with fast ones, all pairs 10 ms apart."""
     n = train + aggregators
     able = [True] * train + [False] * aggregators
     lines = [line] * train + [help_line] * aggregators
@@ -46,7 +46,7 @@ def star(
 
 
 def mixed(seed: int) -> pl.Cluster:
-    """Six devices and three helpers, all different."""
+    """Six devices and three aggregators, all different."""
     rng = np.random.default_rng(seed)
     n, able = 9, [True] * 6 + [False] * 3
     network = pl.Network(rng.uniform(0, 0.02, (n, n)), rng.uniform(5e5, 5e6, (n, n)))
@@ -69,8 +69,8 @@ def plan(cluster: pl.Cluster, **fields: Any) -> TrainingPlan:
     return found.plan
 
 
-def test_one_helper_takes_the_whole_sum(tmp_path: Path) -> None:
-    """Four peers send their vector once and get it once, instead of 3/2 of it either way."""
+def test_one_aggregator_sums_everything(tmp_path: Path) -> None:
+    """Four peers send and receive their vector once instead of 3/2 times."""
     cluster = star(4, 1)
     made = plan(cluster, stages=1, averaging="adaptive")
     group = made.averaging[0][0][0]
@@ -87,8 +87,8 @@ def test_one_helper_takes_the_whole_sum(tmp_path: Path) -> None:
     assert again.to_dict() == made.to_dict() and not pl.check(again, cluster)
 
 
-def test_each_helper_serves_one_stage() -> None:
-    """Two stages, two helpers: one each, since a round of both stages would wait for the other."""
+def test_each_aggregator_serves_one_stage() -> None:
+    """Two stages, two aggregators: a shared aggregator's round would wait for both stages."""
     cluster = star(8, 2)
     made = plan(cluster, stages=2, averaging="adaptive")
     assert sorted(made.averages_for.items()) == [(8, 0), (9, 1)] or sorted(
@@ -97,8 +97,8 @@ def test_each_helper_serves_one_stage() -> None:
     assert not pl.check(made, cluster)
 
 
-def test_what_does_not_help_is_left_out() -> None:
-    """A far helper, one that cannot aggregate, one beside equal shares."""
+def test_useless_aggregators_are_left_out() -> None:
+    """A distant one, one that cannot aggregate, and any with equal shares."""
     far = star(4, 1)
     latency = far.network.latency_s.copy()
     latency[4, :4] = latency[:4, 4] = 9.0
@@ -112,8 +112,8 @@ def test_what_does_not_help_is_left_out() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("fields", [{}, {"stages": 1}, {"stages": 2}, {"stages": "auto"}])
-def test_with_helpers_is_never_slower(seed: int, fields: dict[str, Any]) -> None:
-    """Beside the same devices without them; valid, and within its bound."""
+def test_aggregators_never_make_a_plan_slower(seed: int, fields: dict[str, Any]) -> None:
+    """Compared with the same devices without them; valid, and within the bound."""
     cluster, work = mixed(seed), tiny_workload(batch_samples=12)
     asked = fields | ({"averaging": "adaptive"} if fields else {})
     stop = pl.Effort(1)
@@ -128,8 +128,8 @@ def test_with_helpers_is_never_slower(seed: int, fields: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_group_as_fast_as_any_on_the_clock(seed: int) -> None:
-    """Without latency: no shares on a grid make a shorter round."""
+def test_shares_are_optimal_in_the_simulator(seed: int) -> None:
+    """Without latency, no shares on a grid make a shorter round."""
     cluster = mixed(seed)
     cluster = cluster.replace(network=cluster.network.replace(latency_s=np.zeros((9, 9))))
     links, vector = LinkResources.of(cluster), 1e6
@@ -145,7 +145,7 @@ def test_a_group_as_fast_as_any_on_the_clock(seed: int) -> None:
         assert round_s(other, vector, links) >= found * (1 - 1e-9)
 
 
-def test_bounds_know_of_helpers() -> None:
+def test_bounds_consider_aggregators() -> None:
     """A model of one layer on eight peers far apart, a helper between them.
 
     Every peer computes 3 s, sends its million bytes in 1 s and is 2 ms from the helper and back;
@@ -179,8 +179,10 @@ def test_bounds_know_of_helpers() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 2), st.integers(1, 3))
-def test_no_plan_with_helpers_is_faster(seed: int, n: int, aggregators: int, layers: int) -> None:
-    """Any cluster, model, layout, wiring, order and shares; the checker proves the same."""
+def test_no_plan_with_aggregators_beats_the_bound(
+    seed: int, n: int, aggregators: int, layers: int
+) -> None:
+    """Any cluster, model, layout, wiring, order and shares; the checker proves the same bound."""
     rng = np.random.default_rng(seed)
     whole = tiny_cluster(n + aggregators, rng)
     able = np.isin(np.arange(n + aggregators), rng.permutation(n + aggregators)[:n])
@@ -194,7 +196,7 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, aggregators: int, lay
         alone = whole_plan(cluster, work, groups, split, rng, levels=False)
         if alone is None:
             continue
-        made = with_random_helpers(alone, whole, np.flatnonzero(~able).tolist(), rng)
+        made = with_random_aggregators(alone, whole, np.flatnonzero(~able).tolist(), rng)
         assert bound is not None and bound.seconds <= made.predicted.step_s * (1 + 1e-9)
         run = Run.planned(
             compile_plan(made, LinkResources.of(made.cluster), work), [0] * 4, averages=True
@@ -209,10 +211,10 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, aggregators: int, lay
         assert not pl.check(made.replace(certificates={"step": step}))
 
 
-def with_random_helpers(
+def with_random_aggregators(
     plan: TrainingPlan, whole: pl.Cluster, aggregators: list[int], rng: np.random.Generator
 ) -> TrainingPlan:
-    """Each sums a random share, maybe all, of a random stage's gradients."""
+    """Each sums a random share of a random stage's gradients."""
     index = [whole.network.index_of(name) for name in plan.cluster.network.ids]
     cast = sorted([*index, *aggregators])
     place = {d: k for k, d in enumerate(cast)}
@@ -231,8 +233,8 @@ def with_random_helpers(
     return made.replace(predicted=simulate_cycle(made)[0])
 
 
-def test_clients_sum_nothing() -> None:
-    """Devices that cannot aggregate train and have no share, beside a helper and without one."""
+def test_devices_that_cannot_aggregate() -> None:
+    """They train and have no share, with and without an aggregator."""
     able = [False, True, True, False, True]
     for cluster in (star(4, 1, can_aggregate=able), star(5, 0, can_aggregate=able)):
         group = plan(cluster, stages=1, averaging="adaptive").averaging[0][0][0]
@@ -245,8 +247,8 @@ def test_clients_sum_nothing() -> None:
         assert any(violation.rule == "devices" for violation in pl.check(made, cluster))
 
 
-def test_rules_of_helpers() -> None:
-    """What a plan with helpers may not say."""
+def test_invalid_aggregators() -> None:
+    """Rules for plans with aggregators."""
     made = plan(star(4, 1), stages=1, averaging="adaptive")
     group = made.averaging[0][0][0]
 

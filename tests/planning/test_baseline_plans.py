@@ -1,4 +1,4 @@
-"""A plan is never slower than the simple rules that it is compared with."""
+"""A plan is never slower than its baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.workload.layers import Architecture, Family
 def cluster_of(
     seed: int, devices: int, classes: int, tight: float
 ) -> tuple[pl.Cluster, pl.Workload]:
-    """Devices of two kinds in some classes; memory for ``tight`` times what an even split needs."""
+    """Devices of two kinds in some classes, with ``tight`` times the memory of an even split."""
     rng = np.random.default_rng(seed)
     arch = Architecture(Family.LLAMA, 6, 64, 4, 2, 176, 997, 64)
     workload = pl.Workload.transformer("small", arch, batch_samples=2 * devices)
@@ -66,7 +66,7 @@ def test_no_baseline_is_faster(seed: int, devices: int, classes: int, tight: flo
 def test_straight_pipelines_are_no_slower_than_ranks_in_order(
     seed: int, devices: int, tight: float
 ) -> None:
-    """Of their own kind: any number of stages, then as many as the ranks have."""
+    """For any number of stages, and for that of the ranks."""
     cluster, workload = cluster_of(seed, devices, 2, tight)
     try:
         result = pl.plan(cluster, workload, stages="auto", stop=pl.Effort(0.1))
@@ -90,8 +90,8 @@ def test_straight_pipelines_are_no_slower_than_ranks_in_order(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_baseline_breaks_a_limit_on_what_is_in_flight(seed: int) -> None:
-    """1F1B keeps a microbatch a stage: with fewer allowed, its plans are not compared with."""
+def test_baselines_respect_the_in_flight_limit(seed: int) -> None:
+    """1F1B holds one microbatch per stage; its plans are left out if the limit is lower."""
     cluster, workload = cluster_of(seed, 6, 2, 4.0)
     result = pl.plan(cluster, workload, in_flight=2, stop=pl.Effort(0.1))
     assert result.plan is not None and result.baselines is not None
@@ -100,15 +100,15 @@ def test_no_baseline_breaks_a_limit_on_what_is_in_flight(seed: int) -> None:
         assert result.objective <= one.step_s * (1 + 1e-9)
 
 
-def test_recomputing_baselines_count_where_recomputation_is_open() -> None:
-    """Memory is short: ranks recompute in all stages, and the plan is no slower than these."""
+def test_baselines_may_recompute_if_the_plan_may() -> None:
+    """With little memory, ranks recompute in all stages, and the plan is no slower."""
     cluster, workload = cluster_of(3, 4, 2, 1.05)
     result = pl.plan(cluster, workload, stop=pl.Effort(0.2))
     assert result.objective <= min(one.step_s for one in result.baselines) * (1 + 1e-9)
 
 
-def test_stages_auto_recomputes_where_nothing_else_fits() -> None:
-    """One stage a device holds the model with recomputation alone."""
+def test_stages_auto_recomputes_if_needed() -> None:
+    """One stage per device fits only with recomputation."""
     cluster, workload = cluster_of(1, 4, 1, 4.0)
     least = max(
         stage_costs(workload, a, b, with_head=b == 6, recompute=True).need_bytes(1)

@@ -1,4 +1,4 @@
-"""Whole plans with measured compute times: searched, priced and bounded by what was measured."""
+"""Plans with measured compute times: search, prediction and bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.planning.test_joint_bound import ROUNDING, step_ends_s
 
 
 def cluster_of(n: int, flops: float = 1e9) -> pl.Cluster:
-    """Alike devices on any links."""
+    """Equal devices on any links."""
     return pl.Cluster(random_network(n), pl.Devices(flops, 16e9))
 
 
@@ -39,7 +39,7 @@ def calibration_of(
     update_s: float = 0.0,
     layers: tuple[int, int] | None = None,
 ) -> pl.Calibration:
-    """Of the devices that ``slower`` names: F, B and H are so many times as long as by FLOPs."""
+    """F, B and H of the devices in ``slower`` take a multiple of the time by FLOPs."""
     layers = layers or (0, len(workload.layers))
     held = stage_costs(workload, *layers, with_head=True)
     flops = dict(zip(cluster.network.ids, cluster.flops.tolist(), strict=True))
@@ -65,17 +65,19 @@ def calibration_of(
     )
 
 
-def asked(
+def unconstrained_request(
     cluster: pl.Cluster, workload: pl.Workload, calibration: pl.Calibration
 ) -> PlanningProblem:
-    """Everything left open."""
+    """A request without constraints."""
     return PlanningProblem.of(cluster, workload, PlanRequest(calibration=calibration), 0, {})
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
-def test_no_plan_with_measured_times_is_faster(seed: int, n: int, layers: int, count: int) -> None:
-    """Whatever F, B, H and updates take; with updates in the mean over steps."""
+def test_no_plan_beats_the_bound_with_measured_times(
+    seed: int, n: int, layers: int, count: int
+) -> None:
+    """For any F, B, H and update times."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, count, rng)
     update_s = float(rng.choice([0.0, 0.5]))
@@ -115,8 +117,8 @@ def test_no_plan_with_measured_times_is_faster(seed: int, n: int, layers: int, c
         assert whole_step_bound_s(witness, plan, bound.seconds) == bound.seconds
 
 
-def test_a_witness_says_nothing_about_faster_devices() -> None:
-    """A plan in which one operation is faster than the bound knows is not judged by it."""
+def test_witness_does_not_apply_to_faster_devices() -> None:
+    """A plan with an operation faster than the witness assumes is not compared with it."""
     rng = np.random.default_rng(0)
     cluster, workload = cluster_of(3), tiny_model(2, 4, rng)
     names = cluster.network.ids
@@ -137,8 +139,8 @@ def test_a_witness_says_nothing_about_faster_devices() -> None:
     assert proven(0.9, 1.5, 1.2) is proven(1.0, 0.9, 1.2) is proven(1.0, 1.5, 0.9) is None
 
 
-def test_the_plan_follows_what_was_measured() -> None:
-    """Half of the alike devices are a tenth as fast as stated: they are left out, or do less."""
+def test_plan_follows_measured_times() -> None:
+    """Half of the devices are a tenth as fast as stated: they are left out or do less."""
     cluster, workload = cluster_of(8, 1e6), tiny_workload(batch_samples=64)
     names = cluster.network.ids
     slower = {name: (10.0,) * 3 if d % 2 else (1.0,) * 3 for d, name in enumerate(names)}
@@ -167,17 +169,17 @@ def test_the_plan_follows_what_was_measured() -> None:
     assert plan.predicted.step_s < simulate_cycle(really)[0].step_s
 
 
-def test_devices_that_were_not_measured_are_as_fast_as_alike_ones() -> None:
-    """The one in the middle; who has none is refused with the device's name."""
+def test_unmeasured_devices_get_times_of_equal_ones() -> None:
+    """Of median speed; a device without an equal one is rejected by name."""
     cluster, workload = cluster_of(6), tiny_workload()
     names = cluster.network.ids
     slower = {names[k]: (x, x, x) for k, x in enumerate((3.0, 1.0, 2.0))}
     calibration = calibration_of(cluster, workload, slower)
-    problem = asked(cluster, workload, calibration)
+    problem = unconstrained_request(cluster, workload, calibration)
     assert problem.request.calibration is not None
     found = problem.request.calibration
     assert found.alike == (*names[3:],)
-    assert asked(cluster, workload, found).request.calibration == found
+    assert unconstrained_request(cluster, workload, found).request.calibration == found
     assert found.times[names[5]] == calibration.times[names[2]]
     times = found.compute_times(names, workload, [list(range(6))], [(0, len(workload.layers))])
     assert "3 devices taken for as fast as alike ones" in times.source
@@ -189,14 +191,14 @@ def test_devices_that_were_not_measured_are_as_fast_as_alike_ones() -> None:
     flops[4] *= 2
     other = cluster.replace(devices=replace(cluster.devices, flops=flops))
     with pytest.raises(ValueError, match=f"has no device '{names[4]}', nor another"):
-        asked(other, workload, calibration)
+        unconstrained_request(other, workload, calibration)
 
 
 @pytest.mark.parametrize(("head", "update_s"), [("last", 0.0), ("last", 0.5), ("first", 0.0)])
 def test_straight_plans_with_measured_times_have_the_bound_of_any(
     head: str, update_s: float
 ) -> None:
-    """Which the checker computes again; with the head elsewhere nothing is known."""
+    """The checker recomputes it; with the head elsewhere there is no bound."""
     cluster, work = cluster_of(4), tiny_workload()
     measured = calibration_of(
         cluster, work, dict.fromkeys(cluster.network.ids, (1.5, 1.2, 1.0)), update_s
@@ -213,7 +215,7 @@ def test_straight_plans_with_measured_times_have_the_bound_of_any(
 
 
 def test_the_best_shape_with_measured_times_has_the_bound_of_any() -> None:
-    """Of the smallest microbatches that were tried, whose multiples the others are."""
+    """For the smallest evaluated microbatch size."""
     cluster, work = cluster_of(4), tiny_workload()
     measured = calibration_of(cluster, work, dict.fromkeys(cluster.network.ids, (1.5, 1.2, 1.0)))
     result = pl.plan(cluster, work, stages="auto", calibration=measured, stop=pl.MaxIterations(20))
@@ -227,10 +229,10 @@ def test_the_best_shape_with_measured_times_has_the_bound_of_any() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stages": 2}])
-def test_a_plan_with_measured_times_is_for_the_cluster_that_was_given(
+def test_calibrated_plan_keeps_the_cluster(
     fields: dict[str, Any],
 ) -> None:
-    """Whatever its devices' FLOP/s are taken to be; of other devices it is not."""
+    """With any stated FLOP/s; other devices are rejected."""
     cluster, work = cluster_of(4), tiny_workload()
     measured = calibration_of(cluster, work, dict.fromkeys(cluster.network.ids, (2.5, 2.2, 2.0)))
     result = pl.plan(cluster, work, calibration=measured, stop=pl.MaxIterations(20), **fields)
@@ -239,13 +241,13 @@ def test_a_plan_with_measured_times_is_for_the_cluster_that_was_given(
     assert [v.where for v in pl.check(result, less)] == ["devices.memory_bytes"]
 
 
-def test_jitter_leaves_alike_devices_alike() -> None:
-    """Speeds within three hundredths are one, and the mean takes as long."""
+def test_jitter_does_not_split_device_classes() -> None:
+    """Speeds within three hundredths are equal; their mean is used."""
     cluster, workload = cluster_of(4), tiny_workload()
     slower = {
         name: (x, x, x) for name, x in zip(cluster.network.ids, (1.0, 1.01, 1.02, 1.5), strict=True)
     }
-    problem = asked(cluster, workload, calibration_of(cluster, workload, slower))
+    problem = unconstrained_request(cluster, workload, calibration_of(cluster, workload, slower))
     speeds = problem.cluster.flops / cluster.flops
     assert speeds == pytest.approx([1 / 1.01] * 3 + [1 / 1.5])
     calibration = problem.request.calibration
@@ -253,8 +255,8 @@ def test_jitter_leaves_alike_devices_alike() -> None:
     assert exact == pytest.approx([1, 1 / 1.01, 1 / 1.02, 1 / 1.5])
 
 
-def test_a_head_that_was_not_measured_is_not_free() -> None:
-    """A device that held other layers is as fast with the head as with these."""
+def test_unmeasured_head_times_are_estimated() -> None:
+    """A device is as fast with the head as with its measured layers."""
     cluster, workload = cluster_of(2), tiny_workload()
     names = cluster.network.ids
     calibration = calibration_of(
@@ -270,8 +272,8 @@ def test_a_head_that_was_not_measured_is_not_free() -> None:
     assert "the head of 1 device as fast as their layers" in last.source
 
 
-def test_a_calibration_of_something_else_is_refused() -> None:
-    """Before anything is searched."""
+def test_calibrations_of_other_workloads_are_rejected() -> None:
+    """Before the search."""
     cluster, workload = cluster_of(2), tiny_workload()
     calibration = calibration_of(cluster, workload, dict.fromkeys(cluster.network.ids, (1.0,) * 3))
     for wrong, words in (
@@ -282,8 +284,8 @@ def test_a_calibration_of_something_else_is_refused() -> None:
             pl.plan(cluster, workload, calibration=wrong, stop=pl.MaxIterations(1))
 
 
-def test_updates_follow_all_parameters() -> None:
-    """With the head where it is, and without it where it was."""
+def test_update_times_follow_parameters() -> None:
+    """With the head on its new stage, and without it on its old one."""
     cluster, workload = cluster_of(2), tiny_workload()
     names, count = cluster.network.ids, len(workload.layers)
     calibration = calibration_of(
@@ -303,8 +305,8 @@ def test_updates_follow_all_parameters() -> None:
     assert swapped.update_s == pytest.approx((rest / inner, first / (inner + head)))
 
 
-def test_a_bound_stands_on_the_fastest_operation() -> None:
-    """F ten times as fast as stated, B slower: neither the mean nor what is stated would do."""
+def test_bound_uses_the_fastest_operation() -> None:
+    """F is ten times as fast as stated and B slower: neither mean nor stated speed is a bound."""
     cluster, workload = cluster_of(3, 1e6), tiny_workload(batch_samples=8)
     slower = dict.fromkeys(cluster.network.ids, (0.1, 1.5, 0.5))
     calibration = calibration_of(cluster, workload, slower)
@@ -316,8 +318,8 @@ def test_a_bound_stands_on_the_fastest_operation() -> None:
     assert result.plan.cluster.flops == pytest.approx(1e6 * 3 / 3.1)
 
 
-def test_regions_are_compared_as_measured() -> None:
-    """The first of two alike regions was measured slower: the other does it alone sooner."""
+def test_single_regions_use_measured_times() -> None:
+    """The first of two equal regions was measured slower, so the other is the faster baseline."""
     network = regional_network([2, 2])
     cluster = pl.Cluster(network, pl.Devices(1e6, 16e9))
     workload = tiny_workload(batch_samples=8)
@@ -325,12 +327,12 @@ def test_regions_are_compared_as_measured() -> None:
         name: (10.0,) * 3 if region == network.regions[0] else (1.0,) * 3
         for name, region in zip(network.ids, network.regions, strict=True)
     }
-    problem = asked(cluster, workload, calibration_of(cluster, workload, slower))
+    problem = unconstrained_request(cluster, workload, calibration_of(cluster, workload, slower))
     assert one_region(problem).region == network.regions[-1]
 
 
-def test_a_sample_of_another_sequence_is_refused() -> None:
-    """Its FLOPs are in the file."""
+def test_another_sequence_length_is_rejected() -> None:
+    """FLOPs of a sample are in the file."""
     cluster, workload = cluster_of(2), tiny_workload()
     calibration = calibration_of(cluster, workload, dict.fromkeys(cluster.network.ids, (1.0,) * 3))
     known = replace(calibration, sample_flops=workload.forward_flops)
@@ -340,8 +342,8 @@ def test_a_sample_of_another_sequence_is_refused() -> None:
         pl.plan(cluster, workload, calibration=other, stop=pl.MaxIterations(1))
 
 
-def test_a_forged_head_is_seen() -> None:
-    """A device that is fast at H shows it in the plan's times, whatever stage it holds."""
+def test_forged_head_time_is_detected() -> None:
+    """A device's fast H shows in the plan's times on any stage."""
     rng = np.random.default_rng(0)
     cluster, workload = cluster_of(2), tiny_model(2, 4, rng)
     names = cluster.network.ids
@@ -355,8 +357,8 @@ def test_a_forged_head_is_seen() -> None:
     assert whole_step_bound_s(forged.witness, plan, forged.seconds) is None
 
 
-def test_none_is_faster_than_one_of_its_own() -> None:
-    """As many devices as there are, each with one that is as fast; of the same memory and lines."""
+def test_fastest_devices_per_operation_bound_all_plans() -> None:
+    """Replace every device by one with the fastest operations, the same memory and links."""
     fast, slow, other = (2.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 1.0, 1.0)
     between = (1.5, 1.0, 1.0, 1.0)
     known = Counter([fast, slow])

@@ -1,4 +1,4 @@
-"""Plans that clip: every kind says so, is priced so, and is found valid."""
+"""Gradient clipping in plans of every kind: stored, predicted and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_plan_clips(kind: str, tmp_path: Path) -> None:
-    """Written and read, checked, no faster than its arithmetic allows."""
+    """Saved and loaded, checked, and no faster than its arithmetic allows."""
     cluster = pl.Cluster(random_network(6, 3), pl.Devices(1e9, 16e9))
     work = tiny_workload(batch_samples=96)
     made = pl.plan(cluster, work, clip=0.5, stop=pl.MaxIterations(2), **KINDS[kind])
@@ -42,8 +42,8 @@ def test_every_kind_of_plan_clips(kind: str, tmp_path: Path) -> None:
     assert predict(free).step_s < plan.predicted.step_s if waits else predict(free).step_s > 0
 
 
-def test_clips_that_are_none() -> None:
-    """One line; not where steps in between do not average."""
+def test_invalid_clips() -> None:
+    """One line; also if some steps do not average."""
     cluster = pl.Cluster(random_network(2), pl.Devices(1e9, 16e9))
     for clip in (0, -1, "much"):
         with pytest.raises(ProblemError, match="clip is"):

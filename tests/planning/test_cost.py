@@ -1,4 +1,4 @@
-"""What plans cost, and plans that cost little."""
+"""Cost of plans, and search for cheap plans."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ DEAR = Prices(0.02e9, 0.09e9)
 
 
 def two_regions(n: int = 4) -> pl.Network:
-    """Halves that are near each other."""
+    """Two regions with fast links inside."""
     regions = ["a"] * (n // 2) + ["b"] * (n - n // 2)
     here = np.array(regions)
     near = here[:, None] == here
     return pl.Network(np.where(near, 1e-4, 0.05), np.where(near, 1e9, 1e8), None, regions)
 
 
-def priced(plan: TrainingPlan, usd_per_hour: Any = 3.6) -> TrainingPlan:
-    """With prices of devices, and its cost."""
+def with_prices(plan: TrainingPlan, usd_per_hour: Any = 3.6) -> TrainingPlan:
+    """Return the plan with prices of devices, and its cost."""
     devices = replace(plan.cluster.devices, usd_per_hour=usd_per_hour)
     cluster = pl.Cluster(plan.cluster.network, devices)
     return with_cost(plan.replace(cluster=cluster), PlanRequest(prices=DEAR))
 
 
-def test_by_hand() -> None:
+def test_cost_by_hand() -> None:
     """Pipelines a-b and a-b: activations, gradients, and half a vector each way within regions."""
-    plan = priced(make_plan([[0, 2], [1, 3]], network=two_regions()))
+    plan = with_prices(make_plan([[0, 2], [1, 3]], network=two_regions()))
     work = plan.workload
     each = work.layers[1].output_bytes * work.microbatch_samples * 4
     vector = work.gradient_bytes(plan.stage_layers, 1)
@@ -66,7 +66,7 @@ def test_by_hand() -> None:
     tokens = work.batch_samples * arch.sequence
     assert cost.usd_per_billion_tokens == pytest.approx(cost.step_usd / tokens * 1e9)
     across = make_plan([[0, 1], [2, 3]], network=two_regions())
-    every, rare = priced(across), priced(across.replace(sync=Sync(5, OuterOptimizer())))
+    every, rare = with_prices(across), with_prices(across.replace(sync=Sync(5, OuterOptimizer())))
     assert every.cost is not None and rare.cost is not None
     assert rare.cost.paid_bytes == pytest.approx(every.cost.paid_bytes / 5)
     assert with_cost(across, PlanRequest()) is across
@@ -74,8 +74,8 @@ def test_by_hand() -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 4), st.integers(1, 3))
-def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int) -> None:
-    """Any wiring, shares, levels and codec; and no plan costs less than the bound."""
+def test_checker_computes_the_same_cost(seed: int, n: int, layers: int, every: int) -> None:
+    """Any wiring, shares, hierarchy and codec; no plan is cheaper than the bound."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
     regions = [f"{rng.choice(['aws:', 'gcp:', ''])}{k}" for k in rng.integers(0, 3, n)]
@@ -119,8 +119,8 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
 
 
 def test_files_keep_the_cost() -> None:
-    """Read again as written, and not part of the hash."""
-    plan = priced(make_plan([[0, 2], [1, 3]], network=two_regions()))
+    """It is not part of the hash."""
+    plan = with_prices(make_plan([[0, 2], [1, 3]], network=two_regions()))
     again = from_dict(plan.to_dict())
     assert again.cost == plan.cost
     assert again.content_hash == plan.replace(cost=None).content_hash
@@ -131,8 +131,8 @@ def test_files_keep_the_cost() -> None:
         from_dict(data)
 
 
-def test_little_money_takes_few_devices() -> None:
-    """The cheaper region alone, where messages are dear; all, where waiting is dearer."""
+def test_cheap_plans_use_few_devices() -> None:
+    """Only the cheaper region if traffic is expensive; all devices if waiting is."""
     cluster = pl.Cluster(two_regions(8), pl.Devices(1e8, 16e9, usd_per_hour=[1.0] * 4 + [0.5] * 4))
     work = tiny_workload(batch_samples=16)
 
@@ -154,8 +154,8 @@ def test_little_money_takes_few_devices() -> None:
     assert waiting.plan.predicted.step_s <= fast.plan.predicted.step_s * 1.02
 
 
-def test_places_are_of_one_region_and_price() -> None:
-    """Only where dollars count."""
+def test_device_classes_have_one_region_and_price() -> None:
+    """Only with cost as the objective."""
     off = np.full((4, 4), 1e8)
     network = pl.Network(off * 1e-10, off, None, ["a", "a", "b", "b"])
     devices = pl.Devices(1e9, 1e9, usd_per_hour=[1.0, 1.0, 1.0, 2.0])
@@ -182,14 +182,14 @@ def test_places_are_of_one_region_and_price() -> None:
         ({"prices": 0.02}, "prices must be of type Prices"),
     ],
 )
-def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
+def test_invalid_requests(fields: dict[str, Any], words: str) -> None:
     """One line each."""
     with pytest.raises(pl.ProblemError, match=words):
         PlanRequest(**fields)
 
 
-def test_devices_that_cost_nothing() -> None:
-    """Owned ones are taken, and nothing is divided by their price."""
+def test_free_devices() -> None:
+    """They are used, and no division by their price occurs."""
     prices = [0.0, 0.0, 1.0, 1.0]
     cluster = pl.Cluster(two_regions(), pl.Devices(1e8, 16e9, usd_per_hour=prices))
     result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.3))
@@ -198,8 +198,8 @@ def test_devices_that_cost_nothing() -> None:
     assert pl.check(result) == []
 
 
-def test_a_bound_is_about_all_devices() -> None:
-    """Those of the witness; it says nothing of a plan with one that is not listed."""
+def test_cost_bound_needs_all_devices() -> None:
+    """Of the witness; it does not apply to a plan with another device."""
     cluster = pl.Cluster(two_regions(2), pl.Devices(1e8, 16e9, usd_per_hour=[2.0, 1.0]))
     result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.5))
     plan = result.plan
@@ -213,7 +213,7 @@ def test_a_bound_is_about_all_devices() -> None:
 
 
 def test_devices_need_prices() -> None:
-    """One line that says where to give them."""
+    """One line with the remedy."""
     cluster = pl.Cluster(two_regions(), pl.Devices(1e9, 16e9))
     with pytest.raises(pl.ProblemError, match="objective 'cost' needs what devices cost"):
         pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.1))

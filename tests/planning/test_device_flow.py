@@ -1,4 +1,4 @@
-"""A flow between classes as one between devices: each way keeps what the programme said."""
+"""Flow between device classes, distributed over devices without changing its totals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNTS = st.lists(
 def test_every_spread_keeps_the_flow(
     counts: list[list[int]], name: str, narrow: float, seed: int
 ) -> None:
-    """What goes through each device, and over each pair of classes; no pair is busier than all."""
+    """Through each device and pair of classes; no pair exceeds the busiest one."""
     spread = PairSpread(name)
     network = regional_network([max(1, sum(row[c] for row in counts)) for c in range(3)], seed)
     cluster = pl.Cluster(network, pl.Devices(10 ** (9 + 3 * narrow), 16e9))
@@ -67,8 +67,8 @@ def test_every_spread_keeps_the_flow(
 @pytest.mark.parametrize(
     ("spread", "pairs"), [("even", 16), ("few", 4), ("fewest", 4), ("paired", 4)]
 )
-def test_few_pairs_are_pipelines_side_by_side(spread: str, pairs: int) -> None:
-    """Four devices before and four after, and nothing that is full."""
+def test_uncongested_flow_uses_few_pairs(spread: str, pairs: int) -> None:
+    """Four devices per stage form separate pipelines."""
     network = pl.Network(np.full((8, 8), 0.001), np.full((8, 8), 1e9))
     classes = DeviceClasses.of(pl.Cluster(network, pl.Devices(1e9, 16e9)))
     layout = Layout.of([[4], [4]], [0, 2, 4], [False, False])
@@ -80,8 +80,8 @@ def test_few_pairs_are_pipelines_side_by_side(spread: str, pairs: int) -> None:
     assert np.count_nonzero(part > 1e-9) == pairs
 
 
-def test_a_full_pair_is_spread_over_more() -> None:
-    """One pair carries a quarter of the period's messages: nobody's go over one alone."""
+def test_congested_pair_is_split() -> None:
+    """A pair carries at most a quarter of the messages, so no microbatches use one pair alone."""
     network = pl.Network(np.full((8, 8), 0.001), np.full((8, 8), 1e9))
     slow = pl.Network(np.full((8, 8), 0.001), np.full((8, 8), 1e6))
     counts = {}

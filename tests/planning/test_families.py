@@ -1,4 +1,4 @@
-"""Models whose layers differ: planned, checked, kept in memory, refused where they are run."""
+"""Models with different layers: plans, checks, memory, and rejection by the executor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS = 6
 
 
 def sparse_model(**changes: Any) -> Workload:
-    """Two layers with a narrow feed-forward part, four with experts."""
+    """Two dense layers and four with experts."""
     fields: dict[str, Any] = {
         "qk_norm": True,
         "experts": Experts(16, 4, 64, dense_layers=(0, 1)),
@@ -34,26 +34,26 @@ def sparse_model(**changes: Any) -> Workload:
 
 
 def equal_devices(n: int, workload: Workload, share: float = 1.0) -> pl.Cluster:
-    """All alike; memory: that share of the whole model and its activations."""
+    """Equal devices; memory as a fraction of the whole model and its activations."""
     whole = stage_costs(workload, 0, LAYERS, with_head=True)
     return pl.Cluster(random_network(n), pl.Devices(1e10, whole.need_bytes(8) * share))
 
 
-def made(cluster: pl.Cluster, workload: Workload, **fields: Any) -> TrainingPlan:
-    """A plan that the checker has nothing against."""
+def checked_plan(cluster: pl.Cluster, workload: Workload, **fields: Any) -> TrainingPlan:
+    """Return a plan that passes the checker."""
     found = pl.plan(cluster, workload, stop=pl.MaxIterations(20), **fields).plan
     assert found is not None
     assert pl.check(found, cluster) == []
     return found
 
 
-def test_layers_of_equal_devices_follow_their_work() -> None:
-    """The slowest stage is the fastest of all splits; by number it would not be."""
+def test_layers_are_balanced_by_work() -> None:
+    """The slowest stage is optimal over all splits; an equal number of layers is not."""
     work = sparse_model()
     cluster = equal_devices(2, work)
     assert not is_uniform(cluster, work)
     assert is_uniform(cluster, sparse_model(experts=None))
-    plan = made(cluster, work, stages=2)
+    plan = checked_plan(cluster, work, stages=2)
 
     def slowest(cuts: tuple[int, ...]) -> float:
         parts = list(pairwise((0, *cuts, LAYERS)))
@@ -67,11 +67,11 @@ def test_layers_of_equal_devices_follow_their_work() -> None:
 @pytest.mark.parametrize(
     "fields", [{"stages": 3}, {"wiring": "flow"}, {"stages": 3, "path_stages": 2}, {}]
 )
-def test_plans_of_unlike_layers(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Straight, flow, skipping, and all left open: checked, bounded, written and read."""
+def test_plans_of_different_layers(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Straight, flow, skipping and unconstrained plans: checked, bounded, saved and loaded."""
     work = sparse_model()
     cluster = equal_devices(6, work, 0.6)
-    plan = made(cluster, work, **fields)
+    plan = checked_plan(cluster, work, **fields)
     bound, step_s = plan.certificates["step"].bound, plan.predicted.step_s
     assert bound is None or bound <= step_s * (1 + 1e-9)
     path = tmp_path / "plan.json"
@@ -94,7 +94,7 @@ def test_plans_of_unlike_layers(fields: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_all_experts_take_memory_and_are_averaged() -> None:
-    """What is computed is the routed share; what is stored and sent is everything."""
+    """Only routed experts compute; all are stored and averaged."""
     few, many = (
         sparse_model(experts=Experts(count, 4, 64, dense_layers=(0, 1))) for count in (16, 32)
     )
@@ -108,7 +108,7 @@ def test_all_experts_take_memory_and_are_averaged() -> None:
 
 @pytest.mark.parametrize("fields", [{"stages": 3}, {"stages": 3, "head": "first"}, {}])
 def test_a_tied_head_elsewhere_has_a_copy(fields: dict[str, Any]) -> None:
-    """It takes memory and is averaged there; with the embedding on the same stage there is one."""
+    """It needs memory and is averaged, unless the embedding is on the same stage."""
     work = sparse_model(tied=True)
     matrix = 61 * 64
     assert work.tied_parameters == matrix
@@ -118,19 +118,19 @@ def test_a_tied_head_elsewhere_has_a_copy(fields: dict[str, Any]) -> None:
     assert there.state_bytes - bare.state_bytes == 16.0 * matrix
     assert there.gradient_bytes - bare.gradient_bytes == 4.0 * matrix
     assert here == stage_costs(work.replace(tied_parameters=0), 0, LAYERS, with_head=True)
-    plan = made(equal_devices(6, work, 0.6), work, **fields)
+    plan = checked_plan(equal_devices(6, work, 0.6), work, **fields)
     assert len(plan.stage_layers) > 1
     split, head = plan.stage_layers, plan.head_stage
     copied = sum(work.gradient_bytes(split, head)) / 4.0 - work.parameters
     assert copied == (matrix if head > 0 else 0)
 
 
-def test_what_cannot_be_run_is_refused_first(
+def test_unsupported_models_are_rejected_before_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, before any process starts."""
     work = sparse_model()
-    plan = made(equal_devices(2, work), work, stages=2)
+    plan = checked_plan(equal_devices(2, work), work, stages=2)
     path = tmp_path / "plan.json"
     pl.save_plan(plan, path)
     assert main(["run", str(path), "--steps", "1"]) == 2
@@ -140,21 +140,21 @@ def test_what_cannot_be_run_is_refused_first(
 
 
 def test_checkpoints_of_older_releases_are_of_the_same_model() -> None:
-    """What an architecture got later is not said where it says nothing."""
+    """New fields of the architecture are omitted at their default."""
     from planner.executor.checkpoint.reshard import description
 
     work = Workload.preset("llama-50m", batch_samples=8)
-    plan = made(pl.Cluster(random_network(2), pl.Devices(1e12, 1e11)), work, stages=2)
+    plan = checked_plan(pl.Cluster(random_network(2), pl.Devices(1e12, 1e11)), work, stages=2)
     assert not {"qk_norm", "experts", "priced_only", "full_layers"} & set(
         description(plan)["model"]
     )
     with_norms = sparse_model(experts=None)
-    plan = made(equal_devices(2, with_norms), with_norms, stages=2)
+    plan = checked_plan(equal_devices(2, with_norms), with_norms, stages=2)
     assert description(plan)["model"]["qk_norm"] is True
 
 
-def test_a_plan_says_what_its_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is stored and what a token meets; why it is to plan only."""
+def test_plan_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stored and active parameters, and why it is for planning only."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED["mistralai/Mixtral-8x7B-v0.1"].config))
     words = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--gpu", "H200", "--stages", "8"]

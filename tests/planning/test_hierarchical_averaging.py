@@ -1,4 +1,4 @@
-"""Averaging in two levels where devices share a site's line: built, estimated, planned, checked."""
+"""Hierarchical averaging for devices that share a site's link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.interpreted
 
 
 def nodes(sizes: list[int], *, line: float = 1e7, inside: float = 1e9, **more: Any) -> pl.Cluster:
-    """Machines of some devices each, which share a line."""
+    """Machines with several devices that share a link."""
     node = np.repeat(np.arange(len(sizes)), sizes)
     same = node[:, None] == node
     network = pl.Network(np.where(same, 1e-5, 1e-3), np.where(same, inside, line))
@@ -42,7 +42,7 @@ def nodes(sizes: list[int], *, line: float = 1e7, inside: float = 1e9, **more: A
     return pl.Cluster(network, pl.Devices(1e11, 16e9, **(fields | more)))
 
 
-def test_a_line_carries_one_vector_each_way() -> None:
+def test_shared_link_carries_one_vector_each_way() -> None:
     """Four machines of four: 2 x 3/4 of the vector instead of 2 x 4 x 12/16."""
     cluster = nodes([4, 4, 4, 4])
     links, vector = LinkResources.of(cluster), 1e8
@@ -56,8 +56,8 @@ def test_a_line_carries_one_vector_each_way() -> None:
     assert rounds_s(rounds, vector, links) == pytest.approx(1.5 * vector / 1e7 + within, rel=1e-3)
 
 
-def test_where_nothing_is_won() -> None:
-    """No lines, one site, one device each, nobody who sums; what asks for something else."""
+def test_cases_without_hierarchy() -> None:
+    """No shared links, one site, one device per site, no aggregator, or another request."""
     cluster = nodes([2, 2, 1])
     bare = cluster.replace(devices=pl.Devices(1e11, 16e9))
     assert has_hierarchy(cluster) and not has_hierarchy(bare)
@@ -81,7 +81,7 @@ def test_where_nothing_is_won() -> None:
 def test_the_estimate_is_no_less_than_the_rounds(
     row: list[int], line: float, inside: float, codec: Codec, mute: set[int]
 ) -> None:
-    """Which also have other shares; it is at most that of equal shares in one round."""
+    """It is at most that of equal shares in one round."""
     sums = [k // 4 not in mute for k in range(4 * len(row))]
     cluster = nodes([4] * len(row), line=line, inside=inside, can_aggregate=sums)
     classes = DeviceClasses.of(cluster)
@@ -101,8 +101,8 @@ def test_the_estimate_is_no_less_than_the_rounds(
         assert found <= rounds_s(equal, 1e7, links, codec) * (1 + 1e-9)
 
 
-def test_lines_of_those_who_sum_for_others() -> None:
-    """The first of three machines sums alone: its line carries four vectors, the others' two."""
+def test_links_of_aggregating_sites() -> None:
+    """The first of three machines aggregates alone: its link carries four vectors, others two."""
     cluster = nodes([2, 2, 2], can_aggregate=[True, True, False, False, False, False])
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
@@ -114,8 +114,8 @@ def test_lines_of_those_who_sum_for_others() -> None:
     assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
 
 
-def test_a_plan_of_machines(tmp_path: Path) -> None:
-    """Averages in two levels, is saved, read, checked, and its bound proven; edits are found."""
+def test_plan_with_hierarchical_averaging(tmp_path: Path) -> None:
+    """Saved, loaded, checked, with a verified bound; modifications are detected."""
     # with less to compute one machine alone would be faster
     cluster = nodes([3, 2, 2])
     work = tiny_workload(batch_samples=16384, microbatch_samples=512)
@@ -141,8 +141,8 @@ def test_a_plan_of_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stages": 2}, {"stages": 1, "codec": "int8"}])
-def test_straight_plans_of_machines(fields: dict[str, Any]) -> None:
-    """With adaptive shares, whose bound knows that a stage's devices end apart."""
+def test_straight_plans_with_hierarchical_averaging(fields: dict[str, Any]) -> None:
+    """With adaptive shares, whose bound allows devices of a stage to end at different times."""
     cluster, work = nodes([4, 2, 2]), tiny_workload(batch_samples=32)
     result = pl.plan(cluster, work, stop=pl.MaxIterations(3), averaging="adaptive", **fields)
     assert result.plan is not None and pl.check(result.plan, cluster) == []

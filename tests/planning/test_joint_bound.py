@@ -1,4 +1,4 @@
-"""No plan's step beats the bound that holds for all plans."""
+"""The bound on the step time of all plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ ROUNDING = 1 + 1e-9
 def every_layout(
     seed: int, n: int, layers: int, count: int, most: int = 60, in_sites: float = 0.3
 ) -> tuple[float, StepBound | None, StepBound | None]:
-    """The least step over the bound among many plans, and the bounds of two requests."""
+    """Return the smallest ratio of step to bound over many plans, and the bounds of two "
+    "requests."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
@@ -71,7 +72,7 @@ def every_layout(
 
 
 def step_ends_s(plan: TrainingPlan) -> list[float]:
-    """Of the four steps from rest that the clock looks at."""
+    """Return the ends of the four steps that the simulator evaluates."""
     program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
     ends = Run.planned(program, [0] * 4, averages=True).times.step_end
     return ends.tolist()  # type: ignore[no-any-return]
@@ -85,15 +86,15 @@ def test_all_layouts_of_three_devices(seed: int) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
-def test_no_plan_is_faster(seed: int, n: int, layers: int, count: int) -> None:
+def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> None:
     """Any cluster, model, layout, wiring, order, recomputation, shares and codec."""
     every_layout(seed, n, layers, count)
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(3, 6), st.integers(1, 3), st.integers(1, 4))
-def test_no_plan_in_two_levels_is_faster(seed: int, n: int, layers: int, count: int) -> None:
-    """Where devices share sites' lines."""
+def test_no_hierarchical_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> None:
+    """For devices that share their sites' links."""
     every_layout(seed, n, layers, count, in_sites=1.0)
 
 
@@ -112,11 +113,13 @@ def two() -> tuple[pl.Cluster, pl.Workload, TrainingPlan]:
     paths = tuple((0, 1 + b % 2) for b in range(8))
     first = [("F", b) for b in range(8)] + [("B", b) for b in range(8)]
     others = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
-    plan = hand_made(cluster, workload, ((0,), (1, 2)), ((0, 1), (1, 2)), paths, [first, *others])
+    plan = equal_share_plan(
+        cluster, workload, ((0,), (1, 2)), ((0, 1), (1, 2)), paths, [first, *others]
+    )
     return cluster, workload, plan
 
 
-def hand_made(
+def equal_share_plan(
     cluster: pl.Cluster,
     workload: pl.Workload,
     groups: Groups,
@@ -124,7 +127,7 @@ def hand_made(
     paths: Groups,
     order: list[list[Operation]],
 ) -> TrainingPlan:
-    """Equal shares, predicted."""
+    """Return a plan with equal shares and its prediction."""
     plan = TrainingPlan(
         cluster=cluster,
         network_name="by hand",
@@ -142,7 +145,7 @@ def hand_made(
 
 
 def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -> None:
-    """Stage 0 has no time to lose in the long run; it may have done F before a single step."""
+    """Stage 0 is never idle over many steps; before a single step it may have done F."""
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload)
     assert plan.predicted.step_s == pytest.approx(4.5, rel=1e-3)
@@ -151,10 +154,10 @@ def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -
     assert proven(bound, plan)
 
 
-def test_memory_limits_what_is_done_ahead(
+def test_memory_limits_early_forward_passes(
     two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
 ) -> None:
-    """Room for two microbatches leaves six F of stage 0 for after T."""
+    """Memory for two microbatches leaves six F of stage 0 for later."""
     cluster, workload, _ = two
     small = workload.replace(state_bytes_per_parameter=0.0)
     tight = cluster.replace(devices=pl.Devices(100.0, 2.0))
@@ -166,7 +169,7 @@ def test_memory_limits_what_is_done_ahead(
 def test_wrong_formulas_are_caught(
     two: tuple[pl.Cluster, pl.Workload, TrainingPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bound that takes B for 3 F is above a plan's step, and its witness does not prove it."""
+    """A bound with B = 3 F exceeds a plan's step time, and its witness does not prove it."""
     cluster, workload, plan = two
     monkeypatch.setattr(costs, "BACKWARD_TO_FORWARD", 3.0)
     bound = joint_bound(cluster, workload)
@@ -175,21 +178,21 @@ def test_wrong_formulas_are_caught(
 
 
 def proven(bound: StepBound, plan: TrainingPlan) -> bool:
-    """Whether the checker finds the bound, through a file, in its witness."""
+    """Whether the checker recomputes the bound from its witness, after saving and loading."""
     assert bound.witness is not None
     witness = json.loads(json.dumps(bound.witness))
     return whole_step_bound_s(witness, plan, bound.seconds) == bound.seconds
 
 
-def test_one_stage_is_as_good_as_its_bound() -> None:
-    """Two devices that average: computing and a round, both by hand; then with a wrong round."""
+def test_bound_is_tight_for_one_stage() -> None:
+    """Two devices that average: computing and one round, by hand; then with a wrong round."""
     network = pl.Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
     cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
     nothing = Layer("nothing", 0, 0.0, 1.0, 0.0)
     workload = pl.Workload("one", nothing, (Layer("only", 500, 100.0, 1.0, 1.0),), nothing, 8)
     order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
     paths = tuple((b % 2,) for b in range(8))
-    plan = hand_made(cluster, workload, ((0, 1),), ((0, 1),), paths, order)
+    plan = equal_share_plan(cluster, workload, ((0, 1),), ((0, 1),), paths, order)
     bound = joint_bound(cluster, workload)
     # 4 x 3 s, 2000 bytes each way, there and back
     assert plan.predicted.step_s == pytest.approx(12 + 2 + 1)
@@ -202,8 +205,8 @@ def test_one_stage_is_as_good_as_its_bound() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.booleans())
-def test_the_checker_finds_the_same(seed: int, n: int, layers: int, recomputes: bool) -> None:
-    """For plans on any of the devices; a raised bound is cut to what the witness proves."""
+def test_checker_recomputes_the_bound(seed: int, n: int, layers: int, recomputes: bool) -> None:
+    """For plans on any devices; a raised bound is reduced to what the witness proves."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 4, rng)
     bound = joint_bound(cluster, workload, recomputes=recomputes)
@@ -218,7 +221,7 @@ def test_the_checker_finds_the_same(seed: int, n: int, layers: int, recomputes: 
 
 
 def with_certificate(plan: TrainingPlan, bound: StepBound, seconds: float) -> TrainingPlan:
-    """As `planner.plan` would store it."""
+    """Return the plan with the certificate of `planner.plan`."""
     step_s = plan.predicted.step_s
     gap = relative_gap(step_s, seconds)
     certificate = Certificate(
@@ -227,10 +230,10 @@ def with_certificate(plan: TrainingPlan, bound: StepBound, seconds: float) -> Tr
     return plan.replace(certificates={"step": certificate})
 
 
-def test_plans_with_raised_bounds_are_refused(
+def test_plans_with_raised_bounds_are_rejected(
     two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
 ) -> None:
-    """Through a plan file and `planner check`."""
+    """In a plan file, by `planner check`."""
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload)
     assert bound is not None
@@ -242,7 +245,7 @@ def test_plans_with_raised_bounds_are_refused(
 def test_witnesses_of_other_plans_prove_nothing(
     two: tuple[pl.Cluster, pl.Workload, TrainingPlan],
 ) -> None:
-    """Other devices, other links, another batch, recomputation, rare averaging; or malformed."""
+    """Other devices, links, batch, recomputation or interval; or malformed."""
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload, recomputes=False)
     assert bound is not None and bound.witness is not None
@@ -298,7 +301,7 @@ def test_larger_microbatches_keep_the_bound_of_single_samples() -> None:
 
 
 def test_layers_without_parameters() -> None:
-    """Their rounds send nothing, so that messages may leave during the way there and back."""
+    """Their rounds send nothing, so messages may use the links meanwhile."""
     network = pl.Network(np.array([[0, 0, 0], [0, 0, 5], [0, 5, 0.0]]), np.full((3, 3), 10.0))
     cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
     stem, layer = Layer("stem", 0, 0.0, 50.0, 0.0), Layer("layer", 0, 1.0, 50.0, 0.0)
@@ -312,14 +315,14 @@ def test_layers_without_parameters() -> None:
 
 
 def test_nothing_fits() -> None:
-    """No bound where no memory holds any layer."""
+    """There is no bound if no device can hold a layer."""
     rng = np.random.default_rng(0)
     cluster = pl.Cluster(tiny_cluster(3, rng).network, pl.Devices(1.0, 1e-3))
     assert joint_bound(cluster, tiny_model(2, 2, rng)) is None
 
 
 def test_more_devices_lower_the_bound() -> None:
-    """And the basis says what it stands on."""
+    """The certificate states its basis."""
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     workload = pl.Workload.preset("gpt3-1.3b")
     found = []

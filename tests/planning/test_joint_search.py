@@ -1,4 +1,4 @@
-"""Plans with every decision open: valid, the same every time, better than fixed shapes."""
+"""Plans without constraints: valid, deterministic, and better than fixed shapes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.planning.test_layouts import model, regions
 def planned(
     cluster: pl.Cluster, workload: pl.Workload, effort: float, seed: int = 0
 ) -> pl.Result[TrainingPlan]:
-    """Without anything fixed."""
+    """Return a plan without constraints."""
     return pl.plan(cluster, workload, stop=pl.Effort(effort), seed=seed)
 
 
 def test_two_regions_far_from_each_other() -> None:
-    """The far device is left out, and a plan with all of them would be slowdown."""
+    """The distant device is left out, since plans with it are slower."""
     latency = np.full((5, 5), 0.001)
     latency[4, :4] = latency[:4, 4] = 2.0
     np.fill_diagonal(latency, 0.0)
@@ -44,8 +44,8 @@ def test_two_regions_far_from_each_other() -> None:
     assert result.objective < 0.5 * everybody
 
 
-def test_one_draft_is_of_the_best_estimate() -> None:
-    """Where there is time for no more, one device alone may be by far the best."""
+def test_first_candidate_has_the_best_estimate() -> None:
+    """With minimal effort, a single device may be the best by far."""
     network = random_network(6)
     cluster = pl.Cluster(network.replace(latency_s=network.latency_s + 1), pl.Devices(1e12, 16e9))
     result = pl.plan(cluster, tiny_workload(batch_samples=24), stop=pl.MaxIterations(1))
@@ -53,7 +53,7 @@ def test_one_draft_is_of_the_best_estimate() -> None:
 
 
 def test_never_slower_than_one_region_alone() -> None:
-    """Two fast devices in one place, five others far away, and little effort."""
+    """Two fast devices in one region, five distant ones, and little effort."""
     latency = np.full((6, 6), 0.06)
     bandwidth = np.full((6, 6), 300e6 / 8)
     far = pl.Network(latency, bandwidth, [*"abcdef"])
@@ -72,7 +72,7 @@ def test_never_slower_than_one_region_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_never_slower_than_equal_stages(seed: int) -> None:
-    """With the same effort as each fixed number of stages, on three regions."""
+    """With the same effort as each fixed number of stages, in three regions."""
     cluster, work = regions([4, 2, 2], seed), model(6, 64)
     whole = planned(cluster, work, 3.0, seed=seed)
     assert whole.plan is not None and pl.check(whole.plan, cluster) == []
@@ -94,8 +94,8 @@ FIXED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("seeds", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_fixing_a_decision_hardly_ever_beats_leaving_it_open(seeds: int) -> None:
-    """By over 2% in at most one of twenty cases, with the same counted effort."""
+def test_constraints_rarely_improve_the_search(seeds: int) -> None:
+    """By over 2% in at most one of twenty cases, with the same effort."""
     better = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -116,8 +116,8 @@ def test_fixing_a_decision_hardly_ever_beats_leaving_it_open(seeds: int) -> None
 
 
 @pytest.mark.parametrize("name", ["three stages", "even layers", "no recomputation"])
-def test_what_is_fixed_stays(name: str) -> None:
-    """Whatever the search would like."""
+def test_constraints_are_respected(name: str) -> None:
+    """Even if the search would choose otherwise."""
     plan = pl.plan(regions([2, 2]), model(6, 64), stop=pl.Effort(0.5), **FIXED[name]).plan
     assert plan is not None and pl.check(plan) == []
     if name == "three stages":
@@ -129,7 +129,7 @@ def test_what_is_fixed_stays(name: str) -> None:
 
 
 def test_small_devices_are_left_out() -> None:
-    """Several classes hold nothing at all: the search begins without them."""
+    """The search starts without classes that cannot hold a layer."""
     cluster = regions([1, 1, 1, 1]).replace(
         devices=pl.Devices(1e12, np.array([1e9, 1e5, 1e5, 2e5]))
     )
@@ -138,8 +138,8 @@ def test_small_devices_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("client", [0, 3])
-def test_a_client_is_left_out_where_shares_must_be_equal(client: int) -> None:
-    """Whichever of the devices it is, and no worse than without it."""
+def test_device_that_cannot_aggregate_is_left_out_for_equal_shares(client: int) -> None:
+    """Wherever it is in the cluster; the plan is as good as without it."""
     network = pl.Network(np.full((4, 4), 0.01), np.full((4, 4), 1e8))
     sums = np.arange(4) != client
     cluster = pl.Cluster(network, pl.Devices(1e12, 1e9, can_aggregate=sums))
@@ -152,14 +152,14 @@ def test_a_client_is_left_out_where_shares_must_be_equal(client: int) -> None:
 
 
 def test_same_seed_same_plan() -> None:
-    """Under a limit that counts work."""
+    """With an effort limit."""
     found = [planned(regions([3, 3]), model(), 1.0, seed=5).plan for _ in range(2)]
     assert found[0] is not None and found[1] is not None
     assert found[0].content_hash == found[1].content_hash
 
 
-def test_memory_asks_for_recomputation() -> None:
-    """Links are so long that what is in flight does not fit, unless activations are made again."""
+def test_memory_requires_recomputation() -> None:
+    """Latency is so high that activations in flight do not fit otherwise."""
     cluster = regions([2, 2], seed=3, memory_bytes=4.4e7)
     result = planned(cluster, model(4, 64), 1.0)
     assert result.plan is not None and any(result.plan.recompute)
@@ -169,8 +169,8 @@ def test_memory_asks_for_recomputation() -> None:
         assert result.objective <= other.objective
 
 
-def test_one_device_does_all() -> None:
-    """Nothing to send, nothing to average: computing alone, exactly."""
+def test_one_device() -> None:
+    """No messages, no averaging: exactly the compute time."""
     cluster = pl.Cluster(pl.Network(np.zeros((1, 1)), np.zeros((1, 1))), pl.Devices(1e12, 1e9))
     work = model(2, 4)
     result = planned(cluster, work, 0.1)
@@ -178,8 +178,8 @@ def test_one_device_does_all() -> None:
     assert result.objective == pytest.approx(4 * flops / 1e12)
 
 
-def test_what_cannot_be_planned() -> None:
-    """Too little memory anywhere; devices that do not compute."""
+def test_infeasible_problems() -> None:
+    """Too little memory on every device; devices that do not compute."""
     with pytest.raises(pl.ProblemError, match="no layout fits the devices' memory"):
         planned(regions([2, 2], memory_bytes=1e5), model(), 0.1)
     cluster = regions([2, 1])
@@ -198,7 +198,7 @@ def test_devices_without_gpu_hold_no_stage() -> None:
 
 
 def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
-    """Unequal stages of a tiny transformer, microbatches from every device to every other."""
+    """Unequal stages of a tiny transformer, microbatches between all pairs of devices."""
     # so slow that computing, not the way, decides
     cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
     work = tiny_workload(batch_samples=12)
@@ -208,15 +208,15 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
 
 
 def test_a_flow_splits_and_joins() -> None:
-    """Some microbatches of one device go to different ones, and one device gets from several."""
+    """A device sends to several devices, and another receives from several."""
     plan = flow_plan([[2, 0, 0], [0, 1, 1]], [0, 2, 4])
     assert pl.check(plan) == []
     pairs = set(plan.schedules[0].paths)
     assert len(pairs) > 2
 
 
-def test_a_flow_plan_is_written_and_read(tmp_path: object) -> None:
-    """Bit for bit."""
+def test_flow_plan_round_trip(tmp_path: object) -> None:
+    """Bit by bit."""
     plan = flow_plan([[1, 0, 1], [1, 0, 0], [0, 1, 0]], [0, 1, 3, 4])
     path = f"{tmp_path}/plan.json"
     pl.save_plan(plan, path)
@@ -226,7 +226,7 @@ def test_a_flow_plan_is_written_and_read(tmp_path: object) -> None:
 
 
 def test_hundreds_of_devices_within_a_counted_effort() -> None:
-    """One round of the search is enough for a valid plan that most devices take part in."""
+    """One round of the search gives a valid plan that uses most devices."""
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     big = network.replicate(
         dict.fromkeys(network.ids, 64), intra_latency_s=0.001, intra_bandwidth_bytes_per_s=2.5e8
@@ -239,8 +239,8 @@ def test_hundreds_of_devices_within_a_counted_effort() -> None:
     assert pl.check(result, cluster) == []
 
 
-def test_stochastic_wiring_is_the_flow_that_devices_begin_with() -> None:
-    """The same plan but for its wiring, and valid."""
+def test_stochastic_wiring_starts_from_the_flow_plan() -> None:
+    """The same plan except for the wiring, and valid."""
     cluster, work = regions([2, 1, 1], seed=2), model(6, 24)
     routing = Routing(0.3)
     fields: dict[str, Any] = {"stages": 2, "stop": pl.Effort(0.3)}
@@ -253,7 +253,7 @@ def test_stochastic_wiring_is_the_flow_that_devices_begin_with() -> None:
 
 
 def test_a_device_without_microbatches_holds_no_stage() -> None:
-    """One of them was in a stage, and only averaged with it: 3.043 s instead of 3.034."""
+    """Such a device only averaged with its stage: 3.043 s instead of 3.034 s."""
     cluster = pl.Cluster(pl.load_network("aws10_dtfm_code_2022"), pl.Devices(3e9, 16e9))
     work = pl.Workload.preset("gpt2-tiny", batch_samples=8, sequence=128)
     result = pl.plan(cluster, work, stop=pl.Effort(2), seed=1)
@@ -264,8 +264,8 @@ def test_a_device_without_microbatches_holds_no_stage() -> None:
 
 @pytest.mark.parametrize("seed", range(6, 10))
 @pytest.mark.parametrize("batch", [4, 12])
-def test_who_chooses_begins_with_a_part_for_each(seed: int, batch: int) -> None:
-    """Also where the fastest flow leaves a device of a stage without microbatches."""
+def test_stochastic_wiring_starts_with_all_devices(seed: int, batch: int) -> None:
+    """Even if the fastest flow leaves a device without microbatches."""
     cluster = pl.Cluster(random_network(6, seed), pl.Devices(1e9, 16e9))
     asked: dict[str, Any] = {"wiring": "stochastic", "stages": 1 + seed % 2}
     work = tiny_workload(batch_samples=batch)
@@ -275,20 +275,20 @@ def test_who_chooses_begins_with_a_part_for_each(seed: int, batch: int) -> None:
 
 
 class InterruptedAtOnce(pl.MaxIterations):
-    """Ctrl-C at the first look."""
+    """Stopping criterion that is interrupted at its first evaluation."""
 
     def reason(self, run: StopRun) -> str | None:
         raise KeyboardInterrupt
 
 
-def test_who_interrupts_before_anything_was_found_is_told_nothing_else() -> None:
-    """Least of all that memory holds no layout."""
+def test_early_interrupt_is_not_reported_as_infeasible() -> None:
+    """In particular not as too little memory."""
     with pytest.raises(KeyboardInterrupt):
         pl.plan(regions([2, 2], memory_bytes=1e5), model(), stop=InterruptedAtOnce(20))
 
 
-def test_one_device_alone_is_looked_at_with_little_effort() -> None:
-    """Where regions have several, and links are too slow for any two."""
+def test_single_devices_are_evaluated_with_little_effort() -> None:
+    """In regions with several devices and slow links."""
     n = 8
     latency = np.full((n, n), 0.2)
     np.fill_diagonal(latency, 0.0)

@@ -1,4 +1,4 @@
-"""Places, the estimate of a layout, and its search: against enumeration where they are small."""
+"""Device classes, layout estimates and layout search, compared with enumeration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STARTS = (InitialLayout.NEIGHBOURS, InitialLayout.SPREAD, InitialLayout.SUBSET)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
-    """Regions of alike devices with random links between them."""
+    """Regions of equal devices with random links between them."""
     rng = np.random.default_rng(seed)
     place = np.repeat(np.arange(len(sizes)), sizes)
     latency = rng.uniform(0.01, 0.2, (len(sizes),) * 2)
@@ -45,7 +45,7 @@ def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Clust
 
 
 def model(layers: int = 4, batch: int = 16) -> Workload:
-    """Layers of different size."""
+    """Layers of different sizes."""
     rng = np.random.default_rng(1)
     parts = [
         Layer(f"layer {k}", int(rng.integers(1, 9) * 1e5), rng.uniform(1, 4) * 1e10, 1e6, 4e6)
@@ -55,7 +55,7 @@ def model(layers: int = 4, batch: int = 16) -> Workload:
     return Workload("test", stem, tuple(parts), head, batch_samples=batch)
 
 
-def test_places_are_devices_that_nothing_tells_apart() -> None:
+def test_device_classes() -> None:
     """Two regions; one device of the first is faster, one of the second cannot compute."""
     cluster = regions([3, 2])
     fast = np.array([1e12, 2e12, 1e12, 1e12, 1e12])
@@ -70,8 +70,8 @@ def test_places_are_devices_that_nothing_tells_apart() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 10**6))
-def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], seed: int) -> None:
-    """The estimate's shares can be carried out, and equal ones are among them."""
+def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], seed: int) -> None:
+    """Its shares are feasible, and equal shares are among the candidates."""
     cluster = regions([3, 3, 3], seed)
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
@@ -88,8 +88,8 @@ def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], see
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6))
-def test_rooms_are_those_of_the_costs(seed: int) -> None:
-    """Of every stage of a random split, with and without recomputation."""
+def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
+    """For every stage of a random split, with and without recomputation."""
     rng = np.random.default_rng(seed)
     cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
     classes = DeviceClasses.of(cluster)
@@ -105,7 +105,7 @@ def test_rooms_are_those_of_the_costs(seed: int) -> None:
 
 
 def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:
-    """All numbers of devices of every place on every stage, and all cuts."""
+    """Return all numbers of devices of each class on each stage, with all splits."""
     for stages in range(1, layers + 1):
         rows = [range(size + 1) for size in classes.size.tolist()]
         columns = [list(itertools.product(*rows)) for _ in range(stages)]
@@ -118,7 +118,7 @@ def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_search_finds_the_least_estimate(seed: int) -> None:
+def test_search_finds_the_lowest_estimate(seed: int) -> None:
     """Three layers over two regions of two and one device."""
     classes, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
     search = LayoutSearch(classes, work, seed=seed)
@@ -130,7 +130,7 @@ def test_the_search_finds_the_least_estimate(seed: int) -> None:
 
 
 def test_the_same_seed_finds_the_same_layouts() -> None:
-    """And they use no device twice."""
+    """No device is used twice."""
     classes, work = DeviceClasses.of(regions([4, 3, 5])), model(6, 48)
     found = []
     for _ in range(2):
@@ -146,10 +146,10 @@ def test_the_same_seed_finds_the_same_layouts() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.5, 1.5), st.sampled_from([1, 5]), st.booleans())
-def test_an_estimate_that_is_cut_short_was_above_the_limit(
+def test_truncated_estimates_exceed_the_limit(
     seed: int, part: float, every: int, delayed: bool
 ) -> None:
-    """It is exact up to the limit; what recomputes may be less than it seemed at first."""
+    """Estimates are exact up to the limit."""
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
@@ -171,8 +171,8 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
-def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
-    """Also where a stage before it was left without devices; what is given stays."""
+def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> None:
+    """Also after a stage lost all its devices; constraints are kept."""
     rng = np.random.default_rng(seed)
     classes, stages = DeviceClasses.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
     work = model(5)
@@ -216,8 +216,8 @@ def test_other_seeds_find_layouts_as_good() -> None:
         ("aws10_dtfm_code_2022/llama-1.5b", 12.662),
     ],
 )
-def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
-    """Of twelve or ten: 16.2 and 13.4 s are where those who begin with all devices may stay."""
+def test_few_close_regions_are_found(name: str, least: float) -> None:
+    """Searches that start with all devices would stop at 16.2 s and 13.4 s."""
     instance, found = catalogue()[name], []
     for seed in range(2):
         search = LayoutSearch(DeviceClasses.of(instance.cluster()), instance.model(), seed=seed)
@@ -226,8 +226,8 @@ def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
     assert max(found) <= 1.02 * least
 
 
-def test_nothing_is_found_where_nothing_fits() -> None:
-    """A layer needs more than any device has."""
+def test_infeasible_layers() -> None:
+    """A layer needs more memory than any device has."""
     search = LayoutSearch(DeviceClasses.of(regions([2, 2], memory_bytes=1e5)), model())
     search.run(MaxIterations(10**9).start(), 5_000)
     assert search.ranked() == []

@@ -1,4 +1,4 @@
-"""`planner average --out`: the solution of an averaging as a plan."""
+"""`planner average --out`: a plan from an averaging solution."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_a_plan_with_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert data["objective"] == pytest.approx(1 / plan.predicted.step_s)
 
 
-def test_what_is_missing_is_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rule, value and remedy."""
     peers = tmp_path / "peers.csv"
     peers.write_text(PEERS)
@@ -68,7 +66,7 @@ def test_what_is_missing_is_said_in_one_line(
 
 @given(st.integers(0, 10**6))
 def test_steps_are_as_fast_as_the_solution(seed: int) -> None:
-    """But for whole samples: one more on some peer at most. Plans are valid."""
+    """Up to one more whole sample on a peer. Plans are valid."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 6))
     computes = (rng.random(n) < 0.7).tolist()

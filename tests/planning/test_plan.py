@@ -1,4 +1,4 @@
-"""Plans made end to end by the solvers, against the checker and the bound."""
+"""Plans of the solvers, compared with the checker and the bound."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STOP = pl.MaxIterations(200)
 
 
 def cluster_of(n: int, seed: int = 0) -> pl.Cluster:
-    """Heterogeneous links, equal devices."""
+    """Different links, equal devices."""
     return pl.Cluster(random_network(n, seed), pl.Devices(1e9, 16e9))
 
 
 def test_plan_is_valid_and_states_its_certificates() -> None:
-    """Objective is the predicted step time, both parts have a certificate."""
+    """The objective is the predicted step time; both parts have a certificate."""
     result = pl.plan(cluster_of(8), tiny_workload(), stages=4, stop=STOP, seed=3)
     assert pl.check(result) == []
     assert result.plan is not None
@@ -47,7 +47,7 @@ def test_plan_is_valid_and_states_its_certificates() -> None:
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    """Decisions, not times."""
+    """The same decisions; running times differ."""
     first, second = (
         pl.plan(cluster_of(8), tiny_workload(), stages=4, stop=STOP, seed=1).plan for _ in range(2)
     )
@@ -77,7 +77,7 @@ def test_step_bound_holds_for_every_placement(
 
 
 def test_better_than_random_placement() -> None:
-    """Two sites: pipelines across, groups inside, or the reverse; random mixes them."""
+    """Two sites: pipelines across and groups inside, or the reverse."""
     network = pl.load_network("aws4_dtfm_regional_2022").replicate(
         dict.fromkeys(("California", "Ohio", "Oregon", "Virginia"), 4),
         intra_latency_s=0.001,
@@ -93,8 +93,8 @@ def test_better_than_random_placement() -> None:
     assert result.objective < 0.5 * drawn.mean_step_s
 
 
-def test_random_placements_that_memory_does_not_hold_are_counted_apart() -> None:
-    """Two of four devices hold the smaller stage only; or none holds the larger one."""
+def test_infeasible_random_placements_are_counted() -> None:
+    """Two of four devices can hold the smaller stage only, or none the larger one."""
     workload = tiny_workload()
     problem = PlanningProblem(cluster_of(4), workload, pl.PlanRequest(stages=2))
     shape = shape_of(problem)
@@ -122,13 +122,13 @@ def test_random_placements_that_memory_does_not_hold_are_counted_apart() -> None
         ({"stages": 4, "method": "guess"}, "guess"),
     ],
 )
-def test_requests_that_do_not_fit(change: dict[str, Any], message: str) -> None:
+def test_infeasible_requests(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         pl.plan(cluster_of(8), tiny_workload(), stop=STOP, **change)
 
 
-def test_batches_that_do_not_fit() -> None:
+def test_infeasible_batches() -> None:
     """Too few microbatches, or a remainder."""
     with pytest.raises(ValueError, match="leave some of the 8 pipelines idle"):
         pl.plan(cluster_of(8), tiny_workload(batch_samples=4), stages=1, stop=STOP)
@@ -137,7 +137,7 @@ def test_batches_that_do_not_fit() -> None:
         pl.plan(cluster_of(8), odd, stages=4, stop=STOP)
 
 
-def test_memory_is_respected_or_refused() -> None:
+def test_memory_limits() -> None:
     """Less memory means fewer microbatches in flight; too little is an error with the numbers."""
     workload = tiny_workload()
     stages = split_costs(workload, ((0, 2), (2, 4)), 1)
@@ -161,8 +161,8 @@ def test_memory_is_respected_or_refused() -> None:
     assert again.plan is not None and all(again.plan.recompute) and pl.check(again.plan) == []
 
 
-def test_auto_takes_the_fastest_shape_and_shows_the_table() -> None:
-    """Every other row is slower or refused, and rows agree with planning them alone."""
+def test_auto_chooses_the_fastest_shape() -> None:
+    """Other rows of the table are slower or rejected, and equal separate plans."""
     workload = tiny_workload(batch_samples=16)
     result = pl.plan(cluster_of(8), workload, stages="auto", stop=STOP)
     assert result.plan is not None
@@ -200,8 +200,8 @@ def test_layers_follow_the_devices_speed() -> None:
     assert equal.plan.stage_layers == ((0, 2), (2, 4))
 
 
-def test_unlike_devices_are_not_mixed_in_a_stage() -> None:
-    """On a flat network fast and slow devices get stages of their own."""
+def test_stages_have_equal_devices() -> None:
+    """On a uniform network, fast and slow devices get separate stages."""
     flops = np.tile([1e9, 4e9], 4)
     network = pl.Network(np.zeros((8, 8)), np.full((8, 8), 1e15))
     workload = tiny_workload(batch_samples=16)
@@ -213,8 +213,8 @@ def test_unlike_devices_are_not_mixed_in_a_stage() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(0, 10_000))
-def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
-    """Against every way to cut eight layers."""
+def test_balanced_split_is_optimal(stages: int, seed: int) -> None:
+    """Compared with all splits of eight layers."""
     from itertools import combinations
 
     from planner.planning.layer_split import balanced_split
@@ -244,7 +244,7 @@ def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
 
 
 def test_adaptive_shares_spare_slow_uplinks() -> None:
-    """Two peers have a tenth of the others' upload: they sum less, and averaging is faster."""
+    """Two peers with a tenth of the upload sum less, and averaging is faster."""
     network = pl.Network(np.zeros((4, 4)), np.full((4, 4), 1e9))
     devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=[1e7, 1e7, 1e6, 1e6])
     cluster = pl.Cluster(network, devices)
@@ -260,8 +260,8 @@ def test_adaptive_shares_spare_slow_uplinks() -> None:
     assert adaptive.predicted.averaging_s < 0.8 * equal.predicted.averaging_s
 
 
-def test_rounds_and_codec_reach_the_plan() -> None:
-    """Two rounds of pairs, a quarter of the bytes; sizes that cannot mix are refused."""
+def test_rounds_and_codec() -> None:
+    """Two rounds of pairs, a quarter of the bytes; group sizes that cannot mix are rejected."""
     cluster = cluster_of(4)
     result = pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2, codec="int8")
     assert result.plan is not None
@@ -281,12 +281,12 @@ QUICK = pl.MaxIterations(4)
 
 
 def skipping_plan(cluster: pl.Cluster, **changes: object) -> pl.Result[pl.TrainingPlan]:
-    """Six devices, three of four stages a path, every third iteration full."""
+    """Six devices, three of four stages per path, every third iteration full."""
     return pl.plan(cluster, tiny_workload(), **{**SKIPPING, "stop": QUICK, **changes})  # type: ignore[arg-type]
 
 
 def symmetric_cluster(n: int, seed: int = 0) -> pl.Cluster:
-    """Both directions of a link alike, as SkipPipe assumes."""
+    """Equal links in both directions, as SkipPipe assumes."""
     return pl.Cluster(random_network(n, seed).symmetrised(), pl.Devices(1e9, 16e9))
 
 
@@ -316,8 +316,8 @@ def test_skipping_plan_follows_skippipe() -> None:
     assert result.bound is not None and 0 < result.bound <= result.objective
 
 
-def test_skipping_plan_is_what_the_path_solver_found() -> None:
-    """Its compute times exactly, its makespan where transfers follow its rule, its bound."""
+def test_skipping_plan_equals_the_path_solution() -> None:
+    """Same compute times and bound, and the same makespan under the solver's transfer model."""
     cluster = symmetric_cluster(6, 3)
     # in the order of the method, which takes no effort
     fixed: dict[str, Any] = {"full_every": 0, "stage_layers": "even", "path_method": "no-tc2"}
@@ -438,7 +438,7 @@ def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
         ({"in_flight": 0}, "in_flight is 0; it must be at least 1"),
     ],
 )
-def test_skipping_requests_that_do_not_fit(change: dict[str, Any], message: str) -> None:
+def test_infeasible_skipping_requests(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         skipping_plan(cluster_of(6), **change)
@@ -476,8 +476,8 @@ def test_checker_recomputes_the_cycle() -> None:
         assert rule in {v.rule for v in pl.check(wrong)}
 
 
-def test_measured_times_serve_paths_too() -> None:
-    """A calibration's seconds are those of plan and paths alike; then no bound is claimed."""
+def test_calibrated_skipping_plan() -> None:
+    """Plan and paths use the measured times; no bound is claimed."""
     cluster, workload = symmetric_cluster(6), tiny_workload()
     ids = cluster.network.ids
     seconds = {"forward_s": 0.5, "backward_s": 0.75, "head_s": 0.125, "update_s": 0.0}
@@ -502,14 +502,14 @@ def test_measured_times_serve_paths_too() -> None:
 
 
 def test_the_same_seed_gives_the_same_skipping_plan() -> None:
-    """Decisions of arrangement and paths."""
+    """Same assignment and paths."""
     plans = [skipping_plan(cluster_of(6), seed=2).plan for _ in range(2)]
     assert plans[0] is not None and plans[1] is not None
     assert plans[0].content_hash == plans[1].content_hash
 
 
 def test_predictions_on_this_machine_follow_the_cycle() -> None:
-    """One number an iteration of the cycle: its own schedule's."""
+    """One prediction per iteration of the cycle, for its schedule."""
     from planner.simulator.host_prediction import executable_workload, predict_on_host
 
     cluster = symmetric_cluster(6)
@@ -547,7 +547,7 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
 
 @dataclass(frozen=True)
 class InterruptedExchanges(pl.MaxIterations):
-    """Ctrl-C while unlike devices are exchanged."""
+    """Stopping criterion interrupted while devices are exchanged."""
 
     def reason(self, run: StopRun) -> str | None:
         if run.steps_per_effort == TRIALS_PER_EFFORT and run.iterations > 0:
@@ -558,8 +558,8 @@ class InterruptedExchanges(pl.MaxIterations):
         return self
 
 
-def test_interrupted_exchanges_end_the_whole_plan() -> None:
-    """The plan so far, valid; with ``auto`` no further shape is begun."""
+def test_interrupt_during_exchanges() -> None:
+    """Returns a valid plan; with ``auto`` no further shape is searched."""
     cluster = pl.Cluster(random_network(8), pl.Devices(np.tile([1e9, 4e9], 4), 16e9))
     stop = InterruptedExchanges(20)
     for stages in (2, "auto"):

@@ -1,4 +1,4 @@
-"""Consecutive ranks against grids written by hand and against pricing everything."""
+"""Ranks in order, compared with hand-written grids and with full enumeration."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from tests.conftest import random_network, regional_network, tiny_workload
 WORDS = 2003
 
 
-def question_of(
+def problem_of(
     n: int, seed: int = 0, memory: float = 16e9, words: int = 61, **fields: object
 ) -> PlanningProblem:
-    """Every pair different, devices alike, two microbatches a device."""
+    """Different pairs, equal devices, two microbatches per device."""
     cluster = pl.Cluster(random_network(n, seed), pl.Devices(1e9, memory))
     workload = tiny_workload(batch_samples=2 * n, words=words)
     return PlanningProblem(cluster, workload, PlanRequest(**fields))  # type: ignore[arg-type]
 
 
 def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
-    """A device a letter, its region; rates inside regions, 1e6 bytes/s and 50 ms between."""
+    """One device per letter, which is its region; 1e6 bytes/s within and 50 ms between regions."""
     n = len(names)
     latency, bandwidth = np.full((n, n), 0.05), np.full((n, n), 1e6)
     for i, a in enumerate(names):
@@ -58,15 +58,15 @@ def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
     return pl.Network(latency, bandwidth, ids, list(names))
 
 
-def best(found: RanksByRegion) -> BaselinePlan:
-    """Of the two ways."""
+def best_order(found: RanksByRegion) -> BaselinePlan:
+    """Return the better of both orders."""
     return found.best[1]
 
 
-def by_hand(
+def simulated_step_s(
     problem: PlanningProblem, size: int, order: OperationOrder, grid: list[list[int]]
 ) -> float:
-    """The clock's step of one grid."""
+    """Return the simulated step time of one grid."""
     asked = PlanningProblem(
         problem.cluster,
         problem.workload.replace(microbatch_samples=size),
@@ -77,14 +77,14 @@ def by_hand(
 
 
 def test_region_by_region() -> None:
-    """Regions as they first appear; without regions as the file has them."""
+    """Regions in order of appearance; without regions, the file's order."""
     network = regions_of("abacb", dict.fromkeys("abc", 1e9))
     assert region_order(network) == (0, 2, 1, 4, 3)
     assert region_order(random_network(3)) == (0, 1, 2)
 
 
 def test_which_ranks_hold_which_stage() -> None:
-    """Rows are pipelines: neighbours average, or neighbours form a pipeline."""
+    """Rows are pipelines; neighbours either average or form a pipeline."""
     ranks = (5, 0, 1, 2, 3, 4)
     assert ranks_grid(ranks, 2, Outermost.PIPELINE).tolist() == [[5, 2], [0, 3], [1, 4]]
     assert ranks_grid(ranks, 2, Outermost.DATA).tolist() == [[5, 0], [1, 2], [3, 4]]
@@ -93,7 +93,7 @@ def test_which_ranks_hold_which_stage() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_best_of_all_grids_written_by_hand(seed: int) -> None:
     """Four devices: 1, 2 and 4 stages, microbatches of 1 to 8 samples, both orders."""
-    problem = question_of(4, seed)
+    problem = problem_of(4, seed)
     grids = {
         Outermost.PIPELINE: ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]),
         Outermost.DATA: ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]),
@@ -102,7 +102,9 @@ def test_best_of_all_grids_written_by_hand(seed: int) -> None:
     tried = 0
     for kind, plan in ((Outermost.PIPELINE, found.pipeline), (Outermost.DATA, found.data)):
         steps = {
-            (len(grid[0]), len(grid), size, str(order)): by_hand(problem, size, order, grid)
+            (len(grid[0]), len(grid), size, str(order)): simulated_step_s(
+                problem, size, order, grid
+            )
             for grid in grids[kind]
             for size in (1, 2, 4, 8)
             if 8 // size >= len(grid)
@@ -117,7 +119,7 @@ def test_best_of_all_grids_written_by_hand(seed: int) -> None:
     assert tally.priced + tally.excluded == tried
     assert tally.excluded > 0 and tally.refused == tally.left_out == 0
     assert found.pipeline is not None and found.data is not None
-    assert best(found).step_s == min(found.pipeline.step_s, found.data.step_s)
+    assert best_order(found).step_s == min(found.pipeline.step_s, found.data.step_s)
 
 
 @settings(max_examples=20)
@@ -137,7 +139,7 @@ def test_no_order_beats_the_bound(
     group_size: int | None,
     averaging: str,
 ) -> None:
-    """Unlike devices, an odd microbatch, all grids."""
+    """Different devices, an odd microbatch size, all grids."""
     stages, pipelines = shape_
     rng = np.random.default_rng(seed)
     network = pl.Network(rng.uniform(0.005, 0.25, (4, 4)), 10 ** rng.uniform(4, 7, (4, 4)))
@@ -153,65 +155,65 @@ def test_no_order_beats_the_bound(
         assert placement_bound_s(problem, shape, assignment) <= step_s * (1 + 1e-9)
 
 
-def test_the_bound_is_met_where_nothing_waits() -> None:
-    """One device alone: its operations and nothing else."""
-    problem = question_of(1, stages=1)
+def test_bound_is_tight_for_one_device() -> None:
+    """Only its operations take time."""
+    problem = problem_of(1, stages=1)
     shape = shape_of(problem)
     assignment = AssignmentPlan.of_grid([[0]])
     step_s = straight_plan(problem, shape, assignment).predicted.step_s
     assert placement_bound_s(problem, shape, assignment) == pytest.approx(step_s)
 
 
-def test_asked_size_averaging_and_recomputation_stay() -> None:
-    """The shape, the order and what goes with them are left aside."""
-    asked = question_of(4, schedule="gpipe", stages=2, pipelines=2, microbatch_samples=1)
+def test_requested_settings_are_kept() -> None:
+    """Except shape, order and what depends on them."""
+    asked = problem_of(4, schedule="gpipe", stages=2, pipelines=2, microbatch_samples=1)
     found = ranks_by_region(asked)
-    assert best(found).microbatch_samples == 1
-    twice = ranks_by_region(question_of(4, stages="auto", recompute="all"))
-    assert best(twice).recompute
-    assert best(twice).step_s > best(ranks_by_region(question_of(4))).step_s
+    assert best_order(found).microbatch_samples == 1
+    twice = ranks_by_region(problem_of(4, stages="auto", recompute="all"))
+    assert best_order(twice).recompute
+    assert best_order(twice).step_s > best_order(ranks_by_region(problem_of(4))).step_s
 
 
 @pytest.mark.parametrize("wiring", ["flow", "stochastic"])
 def test_a_plan_of_any_wiring_is_compared(wiring: str) -> None:
-    """Ranks are straight whatever was asked for."""
-    asked, usual = question_of(4, wiring=wiring), question_of(4)
-    assert best(ranks_by_region(asked)).step_s == best(ranks_by_region(usual)).step_s
+    """Ranks are straight for any requested wiring."""
+    asked, usual = problem_of(4, wiring=wiring), problem_of(4)
+    assert best_order(ranks_by_region(asked)).step_s == best_order(ranks_by_region(usual)).step_s
 
 
 def test_recomputation_where_memory_is_short() -> None:
-    """What does not fit keeps its stages' inputs only, then it is refused."""
+    """Plans that do not fit recompute first, and are rejected if that does not help."""
     # with so many words the logits are more than the activations that B computes again
     workload = tiny_workload(words=WORDS)
     (keeps,), (again,) = (split_costs(workload, ((0, 4),), 0, (r,)) for r in (False, True))
     memory = again.need_bytes(1)
     assert memory < keeps.need_bytes(1)
     roomy, short = (
-        ranks_by_region(question_of(1, memory=have, words=WORDS, microbatch_samples=1))
+        ranks_by_region(problem_of(1, memory=have, words=WORDS, microbatch_samples=1))
         for have in (keeps.need_bytes(1), memory)
     )
-    assert not best(roomy).recompute and best(short).recompute
-    assert best(short).step_s > best(roomy).step_s
+    assert not best_order(roomy).recompute and best_order(short).recompute
+    assert best_order(short).step_s > best_order(roomy).step_s
     with pytest.raises(ProblemError, match="GB for its state and one microbatch"):
-        ranks_by_region(question_of(1, memory=memory - 1, words=WORDS, microbatch_samples=1))
+        ranks_by_region(problem_of(1, memory=memory - 1, words=WORDS, microbatch_samples=1))
 
 
-def test_layers_follow_unlike_devices() -> None:
-    """The split is the balanced one, and the result says so."""
+def test_layers_are_balanced_for_different_devices() -> None:
+    """The result states it."""
     cluster = pl.Cluster(random_network(2), pl.Devices([1e9, 3e9], 16e9))
     problem = PlanningProblem(cluster, tiny_workload(), PlanRequest(microbatch_samples=1))
     found = ranks_by_region(problem)
-    assert best(found).balanced and not best(ranks_by_region(question_of(2))).balanced
+    assert best_order(found).balanced and not best_order(ranks_by_region(problem_of(2))).balanced
     request = PlanRequest(stages=2, stage_layers=((0, 1), (1, 4)))
     fixed = PlanningProblem(cluster, tiny_workload(), request)
     grid = AssignmentPlan.of_grid([[0, 1]])
     step_s = straight_plan(fixed, shape_of(fixed), grid).predicted.step_s
-    assert best(found).step_s <= step_s
+    assert best_order(found).step_s <= step_s
 
 
 def test_nothing_fits() -> None:
     """One line with the numbers, for all devices and for one region."""
-    problem = question_of(4, memory=1e5)
+    problem = problem_of(4, memory=1e5)
     for ask in (ranks_by_region, one_region, lambda q: dtfm_rule(q, pl.MaxIterations(1))):
         with pytest.raises(ProblemError, match="GB for its state and one microbatch") as caught:
             ask(problem)
@@ -223,17 +225,17 @@ def test_nothing_fits() -> None:
         )
 
 
-def test_groups_that_give_no_exact_mean() -> None:
-    """Five devices in groups of three cannot average: refused with the reason, whoever asks."""
-    problem = question_of(5, group_size=3)
+def test_groups_without_an_exact_mean() -> None:
+    """Five devices in groups of three cannot average: rejected with the reason."""
+    problem = problem_of(5, group_size=3)
     for ask in (ranks_by_region, lambda q: dtfm_rule(q, pl.MaxIterations(20))):
         with pytest.raises(ProblemError, match="groups of 3 do not give 5 devices"):
             ask(problem)
-    assert ranks_by_region(question_of(5, group_size=5)).tally.refused == 0
+    assert ranks_by_region(problem_of(5, group_size=5)).tally.refused == 0
 
 
 def test_one_region_alone() -> None:
-    """The region with the fast links wins, however far down the file it is."""
+    """The region with the fastest links is chosen, wherever it is in the file."""
     rates = {"a": 1e6, "b": 1e6, "c": 1e8}
     network = regions_of("aabbcc", rates)
     problem = PlanningProblem(
@@ -242,7 +244,7 @@ def test_one_region_alone() -> None:
     found = one_region(problem)
     assert found.region == "c" and found.plan.devices == 2
     alone = PlanningProblem(problem.cluster.subset([4, 5]), problem.workload, problem.request)
-    assert found.plan.step_s == best(ranks_by_region(alone)).step_s
+    assert found.plan.step_s == best_order(ranks_by_region(alone)).step_s
     # a and b differ in name only: the first stands for both
     both = one_region(
         PlanningProblem(problem.cluster.subset([0, 1, 2, 3]), problem.workload, problem.request)
@@ -255,7 +257,7 @@ def test_one_region_alone() -> None:
 
 
 def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
-    """Over slow links the fastest one does it alone, and is named so."""
+    """Over slow links the fastest device works alone, and the result names it."""
     network = regions_of("aaaabb", {"a": 1e3, "b": 1e3})
     devices = pl.Devices([1e9, 1e9, 3e9, 1e9, 1e9, 1e9], 16e9)
     found = one_region(
@@ -265,35 +267,35 @@ def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
     assert found.plan.plan().cluster.flops.tolist() == [3e9]
 
 
-def test_limited_work_says_what_was_left_out() -> None:
-    """One of each way is priced whatever it costs; the rest may be better, and is counted."""
-    problem = question_of(4)
+def test_limited_effort_counts_skipped_candidates() -> None:
+    """One candidate of each order is always evaluated."""
+    problem = problem_of(4)
     some, every = ranks_by_region(problem, 0), ranks_by_region(problem)
     assert some.tally.priced == 2 and some.tally.left_out > 0
     assert every.tally.left_out == 0
-    assert best(some).step_s >= best(every).step_s
+    assert best_order(some).step_s >= best_order(every).step_s
 
 
-def test_when_it_is_over_one_of_each_is_enough() -> None:
-    """What was not looked at is counted."""
-    problem = question_of(4)
+def test_time_limit_counts_skipped_candidates() -> None:
+    """One candidate of each order is always evaluated."""
+    problem = problem_of(4)
     some, every = ranks_by_region(problem, over=lambda: True), ranks_by_region(problem)
     assert some.tally.priced == 1 and some.tally.left_out > 0
-    assert best(some).step_s >= best(every).step_s
+    assert best_order(some).step_s >= best_order(every).step_s
     tallies = [sum(vars(found.tally).values()) for found in (some, every)]
     assert tallies[0] <= tallies[1]
 
 
-def test_the_same_question_the_same_answer() -> None:
+def test_results_are_deterministic() -> None:
     """Field by field."""
-    assert ranks_by_region(question_of(8, 3)) == ranks_by_region(question_of(8, 3))
+    assert ranks_by_region(problem_of(8, 3)) == ranks_by_region(problem_of(8, 3))
     stop = pl.MaxIterations(20)
-    assert dtfm_rule(question_of(8, 3), stop) == dtfm_rule(question_of(8, 3), stop)
+    assert dtfm_rule(problem_of(8, 3), stop) == dtfm_rule(problem_of(8, 3), stop)
 
 
-def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
-    """Eq. 1 of every shape, by solving each to the end; its own step is what the clock says."""
-    problem = question_of(4, 1)
+def test_dtfm_minimises_its_cost_not_the_step_time() -> None:
+    """Eq. 1 of every shape, solved to optimality; the step time is simulated."""
+    problem = problem_of(4, 1)
     stop = pl.MaxIterations(500)
     found = dtfm_rule(problem, stop)
     costs = {}
@@ -309,7 +311,7 @@ def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
 
 
 def test_layouts_of_ranks_are_those_of_the_grids() -> None:
-    """By place, whoever of a place it is; devices that cannot compute have no rank."""
+    """By device class; devices that cannot compute have no rank."""
     able = [True] * 5 + [False] + [True] * 3
     network = regional_network((3, 3, 3))
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
@@ -325,9 +327,9 @@ def test_layouts_of_ranks_are_those_of_the_grids() -> None:
             assert row == tuple(np.isin(grid[:, j], m).sum() for m in classes.members)
 
 
-def test_ranks_go_on_to_the_nearest_device() -> None:
-    """Ten orders or as many as there are devices, and the best of them is priced."""
-    problem = question_of(6, 1)
+def test_nearest_neighbour_orders() -> None:
+    """At most ten orders; the best one is evaluated."""
+    problem = problem_of(6, 1)
     orders = nearest_orders(problem, 10)
     assert len(orders) == 6 and all(sorted(one) == list(range(6)) for one in orders)
     network = problem.cluster.network
@@ -337,5 +339,5 @@ def test_ranks_go_on_to_the_nearest_device() -> None:
         for k in range(1, 6):
             away = [way[one[k - 1], d] + way[d, one[k - 1]] for d in one[k:]]
             assert away[0] == min(away)
-    best, tally = ranks_by_neighbour(problem)
-    assert tally.priced > 0 and best.step_s < np.inf
+    best_order, tally = ranks_by_neighbour(problem)
+    assert tally.priced > 0 and best_order.step_s < np.inf

@@ -1,4 +1,4 @@
-"""Plans whose stages keep their inputs and run F again."""
+"""Plans whose stages keep only their inputs and recompute activations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.conftest import random_network, tiny_workload
 STOP = pl.MaxIterations(5)
 
 
-def planned(cluster: pl.Cluster, workload: pl.Workload | None = None, **fields: Any) -> Any:
-    """A plan that passes the checker, also once it was in a file."""
+def checked_plan(cluster: pl.Cluster, workload: pl.Workload | None = None, **fields: Any) -> Any:
+    """Return a plan that passes the checker, also after loading."""
     made = pl.plan(cluster, workload or tiny_workload(), stop=STOP, **fields)
     assert made.plan is not None
     assert pl.check(made) == []
@@ -37,17 +37,17 @@ def planned(cluster: pl.Cluster, workload: pl.Workload | None = None, **fields: 
 
 
 def cluster_of(n: int, memory: float = 16e9) -> pl.Cluster:
-    """Devices that compute slowly, far from each other."""
+    """Slow devices that are far apart."""
     return pl.Cluster(random_network(n), pl.Devices(1e7, memory))
 
 
-def test_chosen_stages_take_a_forward_pass_more() -> None:
-    """All, one, or none: the rest of the plan's times stays."""
+def test_recomputing_stages_need_another_forward_pass() -> None:
+    """All, one, or none; other times do not change."""
     cluster = cluster_of(4)
-    plain = planned(cluster, stages=4).plan
+    plain = checked_plan(cluster, stages=4).plan
     assert plain.recompute == (False,) * 4
     for asked, does in (("all", (True,) * 4), ([2], (False, False, True, False))):
-        plan = planned(cluster, stages=4, recompute=asked).plan
+        plan = checked_plan(cluster, stages=4, recompute=asked).plan
         assert plan.recompute == does
         assert plan.compute_times.source == FROM_FLOPS
         for d, j in plan.stage_of.items():
@@ -58,12 +58,12 @@ def test_chosen_stages_take_a_forward_pass_more() -> None:
 
 
 def test_memory_holds_more_microbatches() -> None:
-    """A device too small for two microbatches of activations holds all inputs."""
+    """A device that cannot hold two microbatches of activations holds all inputs."""
     workload = tiny_workload()
     whole = stage_costs(workload, 2, 4, with_head=True)
     cluster = cluster_of(2, whole.need_bytes(1) + whole.saved_bytes / 2)
-    few = planned(cluster, workload, stages=2).plan
-    many = planned(cluster, workload, stages=2, recompute="all").plan
+    few = checked_plan(cluster, workload, stages=2).plan
+    many = checked_plan(cluster, workload, stages=2, recompute="all").plan
     assert few.schedules[0].most_live()[few.assignment.groups[1][0]] == 1
     shape = shape_of(PlanningProblem(cluster, workload, PlanRequest(stages=2, recompute="all")))
     room = memory_room(cluster, workload, shape, many.assignment.groups)
@@ -71,11 +71,11 @@ def test_memory_holds_more_microbatches() -> None:
     assert all(room[d] >= held for d, held in enumerate(many.schedules[0].most_live()))
 
 
-def test_the_checker_counts_memory_and_times_itself() -> None:
-    """What a plan says it recomputes decides what it may hold and how long B takes."""
+def test_checker_recomputes_memory_and_times() -> None:
+    """From the plan's recomputing stages."""
     workload = tiny_workload()
     need = stage_costs(workload, 2, 4, with_head=True, recompute=True).need_bytes(8)
-    made = planned(cluster_of(2, need), workload, stages=2, recompute="all", schedule="gpipe")
+    made = checked_plan(cluster_of(2, need), workload, stages=2, recompute="all", schedule="gpipe")
     plan = made.plan
     assert plan.schedules[0].most_live() == [8, 8]
     assert {v.rule for v in pl.check(plan.replace(recompute=(False, False)))} >= {"memory", "FLOPs"}
@@ -84,8 +84,8 @@ def test_the_checker_counts_memory_and_times_itself() -> None:
     }
 
 
-def test_kept_inputs_are_not_coded_for_the_checker_either() -> None:
-    """int4 on the wire does not make memory hold more."""
+def test_stored_inputs_are_not_encoded_in_the_checker() -> None:
+    """int4 messages do not reduce stored inputs."""
     workload, costs = tiny_workload(), []
     for codec in ("none", "int4"):
         coded = workload.with_boundary_codec(codec)
@@ -96,7 +96,7 @@ def test_kept_inputs_are_not_coded_for_the_checker_either() -> None:
     assert costs[0].scratch_bytes - costs[1].scratch_bytes == pytest.approx(messages)
     need = costs[1].need_bytes(8)
     fields: dict[str, Any] = {"stages": 2, "recompute": "all", "schedule": "gpipe"}
-    plan = planned(cluster_of(2, need * 1.000001), boundary_codec="int4", **fields).plan
+    plan = checked_plan(cluster_of(2, need * 1.000001), boundary_codec="int4", **fields).plan
     devices = replace(plan.cluster.devices, memory_bytes=need * 0.999)
     tight = plan.replace(cluster=plan.cluster.replace(devices=devices))
     assert {v.rule for v in pl.check(tight)} == {"memory"}
@@ -105,7 +105,7 @@ def test_kept_inputs_are_not_coded_for_the_checker_either() -> None:
 @pytest.mark.parametrize("head", ["first", "last"])
 @pytest.mark.parametrize("does", [(True, True), (True, False), (False, True)])
 def test_bounds_hold_and_are_recomputed(head: str, does: tuple[bool, bool]) -> None:
-    """For every placement in two pipelines of two stages; a lower one without recomputation."""
+    """For every placement in two pipelines of two stages; lower without recomputation."""
     cluster, stages = cluster_of(4), [j for j in (0, 1) if does[j]]
     request = PlanRequest(stages=2, head=head, recompute=stages)
     problem = PlanningProblem(cluster, tiny_workload(), request)
@@ -116,16 +116,16 @@ def test_bounds_hold_and_are_recomputed(head: str, does: tuple[bool, bool]) -> N
     for grid in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [2, 1]], [[3, 1], [2, 0]]):
         made = straight_plan(problem, shape, AssignmentPlan.of_grid(grid))
         assert bound <= made.predicted.step_s
-    step = planned(cluster, stages=2, head=head, recompute=stages).plan.certificates["step"]
+    step = checked_plan(cluster, stages=2, head=head, recompute=stages).plan.certificates["step"]
     assert step.bound == pytest.approx(bound, rel=1e-6)
     assert step.witness["shapes"][0]["recompute"] == list(does)
 
 
 def test_a_plan_cannot_claim_the_bound_of_one_that_recomputes() -> None:
-    """The other way round it can: that bound is only lower."""
+    """The reverse is valid, since that bound is lower."""
     cluster = cluster_of(2)
-    plain = planned(cluster, stages=2).plan
-    slow = planned(cluster, stages=2, recompute="all").plan
+    plain = checked_plan(cluster, stages=2).plan
+    slow = checked_plan(cluster, stages=2, recompute="all").plan
 
     def claiming(plan: pl.TrainingPlan, step: Any) -> set[str]:
         parts = {"step": replace(plan.certificates["step"], bound=step.bound, witness=step.witness)}
@@ -138,18 +138,18 @@ def test_a_plan_cannot_claim_the_bound_of_one_that_recomputes() -> None:
     assert "bound" in claiming(slow, replace(slow.certificates["step"], witness=short))
 
 
-def test_every_shape_that_is_tried_recomputes() -> None:
-    """With ``auto``, where numbers of stages are refused for shapes that lack them."""
+def test_stages_auto_with_recomputation() -> None:
+    """Shapes without the listed stages are rejected."""
     cluster = cluster_of(4)
-    made = planned(cluster, tiny_workload(batch_samples=16), stages="auto", recompute="all")
+    made = checked_plan(cluster, tiny_workload(batch_samples=16), stages="auto", recompute="all")
     assert all(made.plan.recompute)
-    some = planned(cluster, tiny_workload(batch_samples=16), stages="auto", recompute=[1])
+    some = checked_plan(cluster, tiny_workload(batch_samples=16), stages="auto", recompute=[1])
     refused = {c.stages for c in some.candidates if "recompute names stage 1" in c.refused}
     assert refused == {1}
 
 
 def test_layers_follow_devices_and_recomputation() -> None:
-    """A stage that does a third more work gets fewer layers; all splits are tried here."""
+    """A stage with a third more work gets fewer layers; compared with all splits."""
     workload = tiny_workload()
     cluster, groups, does = cluster_of(2), [[0], [1]], (True, False)
 
@@ -163,7 +163,7 @@ def test_layers_follow_devices_and_recomputation() -> None:
     found = balanced_split(cluster, workload, groups, 1, does)
     assert found[0][1] == min(range(1, 4), key=slowest)
     unlike = pl.Cluster(cluster.network, pl.Devices([1e7, 2e7], 16e9))
-    assert planned(unlike, stages=2, recompute=[0]).plan.recompute == (True, False)
+    assert checked_plan(unlike, stages=2, recompute=[0]).plan.recompute == (True, False)
 
 
 @pytest.mark.parametrize(("recompute", "full_every"), list(product(["all", [0, 2]], [0, 3])))
@@ -175,12 +175,12 @@ def test_paths_that_skip_stages_recompute_too(recompute: Any, full_every: int) -
         "full_every": full_every,
         "recompute": recompute,
     }
-    plan = planned(cluster_of(4), tiny_workload(batch_samples=6), **fields).plan
+    plan = checked_plan(cluster_of(4), tiny_workload(batch_samples=6), **fields).plan
     assert plan.recompute == ((True,) * 3 if recompute == "all" else (True, False, True))
     workload = tiny_workload(batch_samples=6)
     kept = stage_costs(workload, 0, 2, with_head=True, recompute=True)
     tight = cluster_of(4, kept.need_bytes(2))
-    assert planned(tight, workload, **fields | {"recompute": "all"}).plan is not None
+    assert checked_plan(tight, workload, **fields | {"recompute": "all"}).plan is not None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_paths_that_skip_stages_recompute_too(recompute: Any, full_every: int) -
         ("some", "recompute must list numbers of stages, or be 'all' or 'none', found 'some'"),
     ],
 )
-def test_stages_that_are_none(recompute: Any, message: str) -> None:
+def test_invalid_stages(recompute: Any, message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         pl.plan(cluster_of(4), tiny_workload(), stages=4, recompute=recompute, stop=STOP)

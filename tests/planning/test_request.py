@@ -1,4 +1,4 @@
-"""`PlanRequest`: frozen, validated, the same whether given whole or by field."""
+"""`PlanRequest`: frozen, validated, and equal whether given whole or by field."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.conftest import random_network, tiny_workload
 
 
 def cluster_of(n: int) -> pl.Cluster:
-    """Equal devices on unlike links."""
+    """Equal devices on different links."""
     return pl.Cluster(random_network(n), pl.Devices(1e9, 16e9))
 
 
-def test_fields_replace_those_of_the_request() -> None:
-    """One way or the other, the same plan."""
+def test_keyword_arguments_replace_fields() -> None:
+    """Both ways give the same plan."""
     request = pl.PlanRequest(stages=2, schedule="gpipe", codec="int8")
     stop = pl.MaxIterations(20)
     given = pl.plan(cluster_of(4), tiny_workload(), request=request, stop=stop).plan
@@ -38,7 +38,7 @@ def test_fields_replace_those_of_the_request() -> None:
 
 
 def test_layers_and_microbatches_can_be_fixed() -> None:
-    """They are decisions too."""
+    """As further decisions."""
     fixed = pl.plan(
         cluster_of(4),
         tiny_workload(),
@@ -121,14 +121,14 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ),
     ],
 )
-def test_requests_that_can_be_none(change: dict[str, Any], message: str) -> None:
+def test_invalid_requests(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         pl.plan(cluster_of(4), tiny_workload(), stop=pl.MaxIterations(1), **change)
 
 
-def test_arguments_of_another_type() -> None:
-    """Named in one line."""
+def test_arguments_of_wrong_types() -> None:
+    """Reported in one line."""
     stop = pl.MaxIterations(1)
     with pytest.raises(ValueError, match="cluster must be of type Cluster"):
         pl.plan(random_network(4), tiny_workload(), stages=2, stop=stop)  # type: ignore[arg-type]
@@ -143,8 +143,8 @@ def test_arguments_of_another_type() -> None:
 @pytest.mark.parametrize(
     ("codec", "bits"), [("fp16", 16), ("int8", 8 + 32 / 1024), ("int4", 4.03125)]
 )
-def test_boundary_codecs_are_priced(codec: str, bits: float, tmp_path: Path) -> None:
-    """Messages of 4-byte values shrink, memory does not; the plan file keeps it."""
+def test_boundary_codecs_shrink_messages(codec: str, bits: float, tmp_path: Path) -> None:
+    """Memory does not change; the plan file stores the codec."""
     cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9))
     plain, coded = (
         pl.plan(

@@ -1,4 +1,4 @@
-"""SAILOR's rule: stages within regions, along the widest order, by its own estimate."""
+"""SAILOR's rule: stages within regions along the widest order, by its own estimate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import random_network, regional_network, tiny_workload
 
 
 def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> PlanningProblem:
-    """Regions of some devices each, unlike links between them."""
+    """Regions with several devices and different links between them."""
     fields: dict[str, object] = {"flops": 1e9, "memory_bytes": 16e9} | devices
     cluster = pl.Cluster(regional_network(sizes, seed), pl.Devices(**fields))  # type: ignore[arg-type]
     return PlanningProblem.of(cluster, tiny_workload(), PlanRequest(), 0, {})
@@ -27,7 +27,7 @@ def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> PlanningPr
 @settings(max_examples=20)
 @given(st.integers(0, 100), st.integers(2, 5))
 def test_each_set_of_regions_has_its_widest_order(seed: int, count: int) -> None:
-    """Against all permutations."""
+    """Compared with all permutations."""
     bandwidth = random_network(count, seed).bandwidth_bytes_per_s
     wide = np.minimum(bandwidth, bandwidth.T)
 
@@ -43,7 +43,7 @@ def test_each_set_of_regions_has_its_widest_order(seed: int, count: int) -> None
 
 
 def test_stages_stay_within_regions() -> None:
-    """Of equal width; a region with too few devices left is passed over."""
+    """Of equal width; regions with too few remaining devices are skipped."""
     problem = regions_of([5, 3])
     regions = problem.cluster.network.regions
     grids = list(_grids([range(5), range(5, 8)], _costs(problem), problem))
@@ -56,7 +56,7 @@ def test_stages_stay_within_regions() -> None:
 
 
 def test_the_estimate_by_hand() -> None:
-    """Two stages of two: compute, messages, the slowest once more a microbatch, the ring."""
+    """Two stages of two: compute, messages, slowest stage per microbatch, ring all-reduce."""
     problem = regions_of([2, 2])
     costs = _costs(problem)[2]
     grid = np.array([[0, 2], [1, 3]])
@@ -71,8 +71,8 @@ def test_the_estimate_by_hand() -> None:
     assert _estimate_s(grid, costs, problem) == pytest.approx(by_hand)
 
 
-def test_the_least_estimate_is_taken_and_priced() -> None:
-    """Deterministic; a plan of its own question on fewer devices."""
+def test_lowest_estimate_is_simulated() -> None:
+    """Deterministic; a plan on fewer devices."""
     problem = regions_of([4, 2, 3])
     found = sailor_rule(problem)
     assert found == sailor_rule(problem)
@@ -81,7 +81,7 @@ def test_the_least_estimate_is_taken_and_priced() -> None:
     assert best.objective is not None and best.objective <= found.plan.step_s * 1.02
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_infeasible_requests_are_rejected() -> None:
     """In one line."""
     small = regions_of([2, 2], memory_bytes=1e3)
     with pytest.raises(ProblemError, match="no shape of SAILOR's rule fits"):

@@ -1,4 +1,4 @@
-"""Plans that average gradients within regions every step, and parameters between them every H."""
+"""Two-frequency averaging: gradients within regions every step, parameters between them every H."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
-from tests.planning.test_joint_bound import hand_made
+from tests.planning.test_joint_bound import equal_share_plan
 from tests.planning.test_layouts import model
 from tests.simulator.reference import Reference
 
@@ -52,7 +52,7 @@ RARE = Sync(5, OuterOptimizer())
 
 
 def two_by_two(**changes: Any) -> TrainingPlan:
-    """Four peers of one stage in two regions, on two clocks."""
+    """Four peers of one stage in two regions, with two-frequency averaging."""
     plan = make_plan([[0], [1], [2], [3]], network=regional_network([2, 2]))
     rounds = levels([(0, 1), (2, 3)], (0.25, 0.75), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=RARE)
@@ -60,7 +60,7 @@ def two_by_two(**changes: Any) -> TrainingPlan:
 
 
 def test_rounds_of_uneven_regions() -> None:
-    """Within each; as many slices between as the smallest has; each device gets the others."""
+    """Within each region; between them, as many slices as the smallest has devices."""
     cluster = pl.Cluster(regional_network([3, 2, 2]), pl.Devices(1e9, 16e9))
     links, vector = LinkResources.of(cluster), 4e8
     made = averaging_rounds(
@@ -80,8 +80,8 @@ def test_rounds_of_uneven_regions() -> None:
     assert len(one) == 1 and {group.phase for group in one[0]} == {Phase.WITHIN}
 
 
-def test_who_cannot_sum_holds_no_slice() -> None:
-    """One of three, the second of two, and one that is alone; nobody of a region is refused."""
+def test_devices_that_cannot_aggregate_own_no_slice() -> None:
+    """A region without any aggregating device is rejected."""
     network = regional_network([3, 2, 1])
     sums = [True, False, False, False, True, False]
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_aggregate=sums))
@@ -125,8 +125,8 @@ def test_a_step_by_hand() -> None:
     )
 
 
-def on_two_clocks(seed: int, n: int, layers: int, every: int) -> TrainingPlan | None:
-    """Any layout of devices in up to three regions."""
+def with_two_frequencies(seed: int, n: int, layers: int, every: int) -> TrainingPlan | None:
+    """Draw a layout of devices in up to three regions."""
     rng = np.random.default_rng(seed)
     cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
     tried = list(layouts(n, layers))
@@ -137,7 +137,7 @@ def on_two_clocks(seed: int, n: int, layers: int, every: int) -> TrainingPlan | 
 
 
 def regions(n: int, rng: np.random.Generator) -> pl.Cluster:
-    """A tiny cluster whose devices lie in up to three regions."""
+    """A tiny cluster in up to three regions."""
     cluster = tiny_cluster(n, rng)
     names = [f"region {k}" for k in rng.integers(0, 3, n)]
     return cluster.replace(network=cluster.network.replace(regions=names))
@@ -145,11 +145,12 @@ def regions(n: int, rng: np.random.Generator) -> pl.Cluster:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 3), st.integers(2, 6))
-def test_clock_and_checker_as_the_reference_has_it(
+def test_simulator_and_checker_match_the_reference(
     seed: int, n: int, layers: int, every: int
 ) -> None:
-    """The mean of chains of steps that average within only, and of such that do all."""
-    plan = on_two_clocks(seed, n, layers, every)
+    """Mean of consecutive steps that average within regions, and of steps that average "
+    "everything."""
+    plan = with_two_frequencies(seed, n, layers, every)
     if plan is None:
         return
     ends = {}
@@ -169,10 +170,8 @@ PERIODS = 3
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3), st.integers(2, 3))
-def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
-    seed: int, n: int, layers: int, every: int
-) -> None:
-    """In periods as they are, one after the other; the checker proves the same bound."""
+def test_no_plan_beats_the_bound_over_a_period(seed: int, n: int, layers: int, every: int) -> None:
+    """Over consecutive periods; the checker proves the same bound."""
     rng = np.random.default_rng(seed)
     cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
@@ -211,14 +210,16 @@ def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
         assert whole_step_bound_s(witness, one.replace(sync=rare.sync), bound.seconds) is None
 
 
-def test_a_device_a_region_is_as_good_as_its_bound() -> None:
-    """12 s of work a step; in every other one 2,000 bytes each way, and 1 s there and back."""
+def test_bound_is_tight_for_one_device_per_region() -> None:
+    """12 s of work per step; every other step adds 2,000 bytes each way and 1 s of latency."""
     network = pl.Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
     cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
     nothing = Layer("nothing", 0, 0.0, 1.0, 0.0)
     work = Workload("one", nothing, (Layer("only", 500, 100.0, 1.0, 1.0),), nothing, 8)
     order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
-    plan = hand_made(cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order)
+    plan = equal_share_plan(
+        cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order
+    )
     rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
     bound = joint_bound(cluster, work, every=2, two_frequency=True)
@@ -238,7 +239,7 @@ def _vector(plan: TrainingPlan, stage: int) -> float:
 @settings(max_examples=8)
 @given(st.integers(0, 1000), st.sampled_from([(2, 2), (1, 4)]), st.integers(2, 5))
 def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every: int) -> None:
-    """Of all grids of four devices in two regions, and of each by itself."""
+    """For all grids of four devices in two regions."""
     stages, pipelines = shape_
     cluster = pl.Cluster(regional_network([2, 2], seed), pl.Devices(1e9, 16e9))
     request = pl.PlanRequest(stages=stages, sync_every=every, within="region")
@@ -262,7 +263,7 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
     ],
 )
 def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Whole and straight, through a file; a plan on one clock is another one."""
+    """Unconstrained and straight, from a file; a plan with one frequency has another hash."""
     cluster = pl.Cluster(regional_network([3, 2]), pl.Devices(1e8, 16e9, usd_per_hour=1.0))
     cluster = cluster.subset(range(4)) if "averaging" in fields else cluster
     work = tiny_workload(batch_samples=16)
@@ -286,8 +287,8 @@ def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
         assert len(rounds[0]) == len(here)
 
 
-def test_a_region_on_two_clocks_is_slower_than_devices_by_themselves() -> None:
-    """It averages more; far less than all every step."""
+def test_step_time_is_between_local_sgd_and_averaging_every_step() -> None:
+    """It averages more than local SGD and less than averaging everything."""
     cluster = pl.Cluster(regional_network([2, 2], 3), pl.Devices(1e8, 16e9))
     work = tiny_workload(batch_samples=16)
     usual: dict[str, Any] = {"stages": 1, "wiring": "flow"}
@@ -301,8 +302,8 @@ def test_a_region_on_two_clocks_is_slower_than_devices_by_themselves() -> None:
     assert alone < took_s(sync_every=50, within="region") < each
 
 
-def test_altered_plans_are_found() -> None:
-    """Other shares within, a slice not exchanged, a region twice, sums instead of rounds."""
+def test_modified_plans_are_rejected() -> None:
+    """Other shares within, a missing slice, a duplicate region, sums instead of rounds."""
     plan = make_plan([[k] for k in range(5)], network=regional_network([3, 2]))
     plan = plan.replace(averaging=(levels([(0, 1, 2), (3, 4)], (0.25, 0.75), Phase.WITHIN),))
     plan = plan.replace(sync=RARE)
@@ -331,8 +332,8 @@ def test_altered_plans_are_found() -> None:
         ({"clip": 1.0}, "averaging.clip"),
     ],
 )
-def test_what_goes_without(change: dict[str, Any], words: str) -> None:
-    """Plans in memory and in files."""
+def test_unsupported_combinations(change: dict[str, Any], words: str) -> None:
+    """In memory and in files."""
     plan = two_by_two(**change)
     with pytest.raises(PlanError, match=words):
         from_dict(plan.to_dict())
@@ -340,7 +341,7 @@ def test_what_goes_without(change: dict[str, Any], words: str) -> None:
 
 
 def test_all_stages_or_none() -> None:
-    """A stage whose devices average within their regions beside one where all do every H."""
+    """A stage with averaging within regions beside one without is rejected."""
     plan = make_plan([[0, 1], [2, 3]], network=regional_network([2, 2])).replace(sync=RARE)
     mine = levels([(0,), (2,)], (0.5, 0.5), Phase.WITHIN)
     with pytest.raises(
@@ -357,10 +358,10 @@ def test_all_stages_or_none() -> None:
     st.sampled_from(list(Codec)),
     st.booleans(),
 )
-def test_the_estimate_is_that_of_the_rounds(
+def test_estimate_is_at_least_the_rounds_time(
     row: list[int], seed: int, codec: Codec, equal: bool
 ) -> None:
-    """No less, as shares may be better; regions by themselves without lines that they share."""
+    """Shares may be better; for regions without shared links it is equal."""
     cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
     classes = DeviceClasses.of(cluster, by_region=True)
     search = LayoutSearch(classes, model())
@@ -396,7 +397,7 @@ def test_the_estimate_is_that_of_the_rounds(
         ),
     ],
 )
-def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
+def test_invalid_requests(fields: dict[str, Any], words: str) -> None:
     """One line each."""
     with pytest.raises(pl.ProblemError, match=words):
         pl.PlanRequest(**fields)
@@ -404,8 +405,8 @@ def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("objective", ["time", "cost"])
 @pytest.mark.parametrize("averaging", ["equal", "adaptive"])
-def test_regions_where_nobody_sums(objective: str, averaging: str) -> None:
-    """Stages of such devices alone take for ever, also in dollars."""
+def test_regions_without_aggregating_devices(objective: str, averaging: str) -> None:
+    """Their estimated time and cost are infinite."""
     sums = [True, True, False, False]
     devices = pl.Devices(1e8, 16e9, can_aggregate=sums, usd_per_hour=1.0)
     cluster = pl.Cluster(regional_network([1, 3]), devices)
@@ -419,15 +420,15 @@ def test_regions_where_nobody_sums(objective: str, averaging: str) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "words"), [([3], "one region"), ([1, 1], "for each device")])
-def test_regions_that_make_no_difference(sizes: list[int], words: str) -> None:
-    """All in one, or each by itself."""
+def test_trivial_regions(sizes: list[int], words: str) -> None:
+    """All devices in one region, or one device per region."""
     cluster = pl.Cluster(regional_network(sizes), pl.Devices(1e8, 16e9))
     with pytest.raises(pl.ProblemError, match=words):
         pl.plan(cluster, tiny_workload(), sync_every=2, within="region", stop=pl.Effort(0.1))
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Planned, priced otherwise, simulated and checked; refused in a line."""
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned, simulated and checked; invalid requests take one line."""
     out = tmp_path / "plan.json"
     words = [
         *("plan", "--network", "aws8_dtfm_worldwide_2022", "--devices-per-region", "2"),

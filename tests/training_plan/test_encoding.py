@@ -1,4 +1,4 @@
-"""What a plan file writes once: every number comes back bit by bit."""
+"""Compact encoding of plan files: every number is restored bit by bit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.conftest import make_plan, random_network, tiny_workload
 
 
 def through_json(data: Any) -> Any:
-    """Written and read."""
+    """Encode and decode."""
     return json.loads(json.dumps(data, allow_nan=False))
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> pl.Network:
-    """Two to seven devices, of few different links, so that some are alike."""
+    """Two to seven devices with few different links, so that some are equal."""
     n = draw(st.integers(2, 7))
     kind = draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     table = np.array(draw(st.lists(st.sampled_from([0.0, 0.1, 0.3]), min_size=9, max_size=9)))
@@ -44,8 +44,8 @@ def networks(draw: st.DrawFn) -> pl.Network:
 
 
 @given(networks())
-def test_alike_devices_can_be_exchanged_and_others_not(network: pl.Network) -> None:
-    """By exchanging every two of them."""
+def test_device_classes_are_interchangeable_devices(network: pl.Network) -> None:
+    """Checked by exchanging every pair."""
     arrays = (network.latency_s, network.bandwidth_bytes_per_s)
     classes = alike_devices(*arrays)
     assert sorted(d for members in classes for d in members) == list(range(len(network)))
@@ -59,15 +59,15 @@ def test_alike_devices_can_be_exchanged_and_others_not(network: pl.Network) -> N
 
 
 @given(networks())
-def test_networks_come_back(network: pl.Network) -> None:
+def test_networks_round_trip(network: pl.Network) -> None:
     """With the same hash, which covers every bit."""
     again = network_of(through_json(network_fields(network)))
     assert again.content_hash == network.content_hash
     assert again.regions == network.regions
 
 
-def test_alike_devices_are_stored_once() -> None:
-    """Three in each of four regions, one more that is measured on its own."""
+def test_equal_devices_are_stored_once() -> None:
+    """Three in each of four regions, and one that differs."""
     regions = random_network(4)
     many = regions.replicate(
         dict.fromkeys(regions.ids, 3), intra_latency_s=1e-3, intra_bandwidth_bytes_per_s=1 / 3
@@ -81,15 +81,15 @@ def test_alike_devices_are_stored_once() -> None:
     assert fields["latency_s"][4][4] is None
 
 
-def test_a_pair_in_its_two_directions_is_not_alike() -> None:
-    """Two devices with unlike links between them are two classes."""
+def test_asymmetric_pair_has_two_classes() -> None:
+    """Two devices with different links in both directions."""
     network = pl.Network([[0, 1], [2, 0]], [[0, 5], [5, 0]])
     assert network_fields(network)["class_of"] == [0, 1]
     assert network_of(network_fields(network)).latency_s.tolist() == [[0, 1], [2, 0]]
 
 
-def test_devices_come_back_by_kind() -> None:
-    """Figures, limits and sites; sites' lines stay by site."""
+def test_devices_round_trip() -> None:
+    """Properties, limits and sites; shared links by site."""
     devices = pl.Devices(
         [1e12, 1 / 3, 1e12, 1e12],
         16e9,
@@ -116,14 +116,14 @@ OPERATIONS = st.tuples(st.sampled_from("FHB"), st.integers(0, 12))
     st.lists(OPERATIONS, max_size=20),
     st.fixed_dictionaries({kind: st.sets(st.integers(0, 12)).map(sorted) for kind in "FHB"}),
 )
-def test_orders_come_back(operations: Any, visits: Any) -> None:
-    """Also those that make no sense, so that the rules can say what is wrong with them."""
+def test_orders_round_trip(operations: Any, visits: Any) -> None:
+    """Also invalid ones, so that validation can report them."""
     text = order_text(operations, visits)
     assert order_of(text, visits, "here") == tuple(operations)
 
 
-def test_orders_say_only_what_is_out_of_turn() -> None:
-    """A device that sees every third microbatch."""
+def test_orders_store_deviations_only() -> None:
+    """A device with every third microbatch."""
     own = [1, 4, 7]
     visits = {"F": own, "H": [], "B": own}
     turns = [("F", 1), ("F", 4), ("B", 1), ("F", 7), ("B", 4), ("B", 7)]
@@ -133,15 +133,15 @@ def test_orders_say_only_what_is_out_of_turn() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1))
-def test_paths_come_back(paths: Any) -> None:
-    """Each route is there once."""
+def test_paths_round_trip(paths: Any) -> None:
+    """Each route is stored once."""
     fields = through_json(route_fields(paths))
     assert len({tuple(route) for route in fields["routes"]}) == len(fields["routes"])
     assert paths_of(fields, "here") == tuple(paths)
 
 
 def test_files_grow_with_classes_not_with_pairs() -> None:
-    """Four times the devices and microbatches of eight regions: less than five times the file."""
+    """Four times the devices and microbatches in eight regions: less than five times the size."""
     regions = random_network(8)
 
     def size(each: int) -> int:
@@ -157,8 +157,8 @@ def test_files_grow_with_classes_not_with_pairs() -> None:
     assert size(16) < 5 * size(4)
 
 
-def test_what_a_device_lacks_and_costs_is_kept() -> None:
-    """Abilities and prices come back; where all are able and no price is known, nothing is said."""
+def test_abilities_and_prices_round_trip() -> None:
+    """Omitted if all devices are able and prices are unknown."""
     plain = pl.Devices(1e9, 1e9).broadcast(3)
     assert not {"can_compute", "can_aggregate", "usd_per_hour"} & set(device_fields(plain))
     devices = pl.Devices(

@@ -1,4 +1,4 @@
-"""Parts of a plan of wrong kinds end in one line."""
+"""Parts of a plan with values of wrong types are rejected in one line."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
     ],
 )
 def test_wrong_plans(changes: dict[str, Any], message: str) -> None:
-    """The same for the plan that holds them."""
+    """The same for whole plans."""
     with pytest.raises(PlanError, match=re.escape(message)):
         make_plan([[0, 3], [2, 1]]).replace(**changes)
 
 
-def test_lists_and_numpys_numbers_become_plain(tmp_path: Path) -> None:
-    """In the file, in the hash, and out of reach of whoever gave them."""
+def test_values_are_converted_and_copied(tmp_path: Path) -> None:
+    """In the file and in the hash; later changes by the caller have no effect."""
     plan = make_plan([[0, 3], [2, 1]])
     old, group, cycle = plan.schedules[0], plan.averaging[0][0][0], [np.int64(0)]
     given: dict[str, Any] = {
@@ -143,8 +143,8 @@ def test_lists_and_numpys_numbers_become_plain(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.json") == plan
 
 
-def test_shares_that_are_whole_numbers(tmp_path: Path) -> None:
-    """Are the same in a file."""
+def test_integer_shares_equal_floats(tmp_path: Path) -> None:
+    """They are the same in a file."""
     plan = make_plan([[0, 3], [2, 1]])
     one = AveragingGroup(plan.assignment.groups[0], (1, 0), (True, True))
     other = plan.replace(averaging=(((one,),), plan.averaging[1]))
@@ -152,7 +152,7 @@ def test_shares_that_are_whole_numbers(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.json") == other
 
 
-def test_numbers_that_files_cannot_hold(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_not_saved(tmp_path: Path) -> None:
     """Nothing is written."""
     plan = make_plan([[0, 3], [2, 1]])
     step = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", float("nan"), 0)
@@ -161,7 +161,7 @@ def test_numbers_that_files_cannot_hold(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_that_contradicts_itself_has_a_picture() -> None:
-    """In a notebook, while it is being made."""
+def test_invalid_plan_has_html() -> None:
+    """In a notebook, while it is being built."""
     plan = make_plan([[0, 3], [2, 1]]).replace(recompute=(True,))
     assert "<td>1</td>" in plan._repr_html_()

@@ -1,4 +1,4 @@
-"""A plan without lost devices: others of their stages do their microbatches, all come once."""
+"""Plans without lost devices: others of their stages take over all microbatches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ GRID = [[0, 1, 2], [3, 4, 5]]
 
 
 @st.composite
-def parts(draw: st.DrawFn, count: int) -> tuple[float, ...]:
-    """That sum to 1, some of them 0."""
+def random_shares(draw: st.DrawFn, count: int) -> tuple[float, ...]:
+    """Shares that sum to 1, some of them 0."""
     weights = [draw(st.integers(0, 3)) for _ in range(count)]
     found = np.array(weights) / sum(weights) if any(weights) else np.eye(count)[0]
     return tuple(found)
@@ -35,7 +35,7 @@ def parts(draw: st.DrawFn, count: int) -> tuple[float, ...]:
 
 @st.composite
 def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]]:
-    """Any paths through the stages, any shares, several schedules; and who is lost."""
+    """Draw paths, shares, schedules and lost devices."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     grid = [[k * stages + j for j in range(stages)] for k in range(pipelines)]
     tied = tied and draw(st.booleans())
@@ -58,7 +58,7 @@ def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]
     averaging = []
     for j in range(len(plan.averaging)):
         group = plan.averaged_by(j)
-        shares = draw(parts(len(group)))
+        shares = draw(random_shares(len(group)))
         averaging.append(((AveragingGroup(group, shares, (True,) * len(group)),),))
     flags = tuple(k % len(schedules) for k in range(draw(st.integers(1, 3))))
     plan = plan.replace(schedules=tuple(schedules), averaging=tuple(averaging), cycle=flags)
@@ -72,7 +72,7 @@ def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]
 @settings(max_examples=60)
 @given(plans())
 def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set[str]]) -> None:
-    """Who is there does what it did; the rest is done once, by the stage, within what it held."""
+    """Remaining devices keep their work; the rest is done once within their memory use."""
     plan, lost = drawn
     made = remove_devices(plan, lost)
     ids, left = plan.cluster.network.ids, made.cluster.network.ids
@@ -96,7 +96,7 @@ def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set
 
 
 def test_by_hand() -> None:
-    """Two pipelines of three: the other device of the stage does all, one after the other."""
+    """Two pipelines of three: the other device of the stage does all microbatches."""
     plan = make_plan(GRID, schedule="1f1b")
     made = remove_devices(plan, ["4"])
     assert made.assignment.groups == ((0, 3), (1,), (2, 4)) and made.assignment.grid is None
@@ -108,8 +108,9 @@ def test_by_hand() -> None:
     assert remove_devices(made, ["0"]).schedules == remove_devices(plan, ["0", "4"]).schedules
 
 
-def test_the_faster_one_takes_more() -> None:
-    """Three of a stage, one twice as fast: of the lost one's 4 it does those it is done with."""
+def test_faster_device_takes_more() -> None:
+    """One of two remaining devices is twice as fast: 4 microbatches go to the one that is free
+    first."""
     plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=12))
     flops = np.array([1e12, 1e12, 2e12])
     cluster = Cluster(plan.cluster.network, replace(plan.cluster.devices, flops=flops))
@@ -122,7 +123,8 @@ def test_the_faster_one_takes_more() -> None:
 
 
 def test_shares_keep_their_proportions() -> None:
-    """A helper stays, who cannot sum gets nothing to sum, two levels become one round."""
+    """Aggregators stay, devices that cannot aggregate get no share, hierarchical averaging becomes
+    one round."""
     plan = make_plan([[0], [1], [2], [3]])
     stage = AveragingGroup((0, 1, 2, 3), (0.1, 0.2, 0.3, 0.4), (True,) * 4)
     made = remove_devices(plan.replace(averaging=(((stage,),),)), ["3"])
@@ -138,13 +140,13 @@ def test_shares_keep_their_proportions() -> None:
 
 @st.composite
 def in_regions(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
-    """The same on two clocks: gradients within some regions, their changes between them."""
+    """The same with two-frequency averaging in some regions."""
     plan, lost = draw(plans(tied=False))
     averaging = []
     for group in plan.assignment.groups:
         ends = sorted(draw(st.sets(st.integers(1, len(group) - 1), max_size=2)))
         sites = [group[a:b] for a, b in pairwise([0, *ends, len(group)])]
-        rounds = levels(sites, draw(parts(len(sites))), Phase.WITHIN)
+        rounds = levels(sites, draw(random_shares(len(sites))), Phase.WITHIN)
         averaging.append(rounds if len(sites) > 1 else rounds[:1])
     plan = plan.replace(averaging=tuple(averaging), sync=Sync(5, OuterOptimizer()), clip=None)
     assert list(contradictions(plan)) == []
@@ -154,7 +156,7 @@ def in_regions(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
 @settings(max_examples=60)
 @given(in_regions())
 def test_regions_stay(drawn: tuple[TrainingPlan, set[str]]) -> None:
-    """Who averaged in every step does, and no others; every change reaches all who are left."""
+    """The same devices average in every step; every change reaches all remaining devices."""
     plan, lost = drawn
     made = remove_devices(plan, lost)
     ids, left = plan.cluster.network.ids, made.cluster.network.ids
@@ -169,7 +171,7 @@ def test_regions_stay(drawn: tuple[TrainingPlan, set[str]]) -> None:
 
 
 def test_parts_of_regions_keep_their_proportions() -> None:
-    """Three regions that sum 0.1, 0.3 and 0.6; one is lost, and one has a device that cannot."""
+    """Three regions with shares 0.1, 0.3 and 0.6, one of which is lost."""
     plan = make_plan([[d] for d in range(6)], workload=tiny_workload(batch_samples=6))
     rounds = levels([(0, 1), (2, 3), (4, 5)], (0.1, 0.3, 0.6), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(5, OuterOptimizer()))
@@ -199,15 +201,15 @@ def test_parts_of_regions_keep_their_proportions() -> None:
         (["9"], "the plan has no device '9'"),
     ],
 )
-def test_what_cannot_be(lost: list[str], message: str) -> None:
+def test_infeasible_removals(lost: list[str], message: str) -> None:
     """One line each."""
     with pytest.raises(PlanError) as caught:
         remove_devices(make_plan(GRID), lost)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_delayed_in_every_step_is_refused() -> None:
-    """Before anything runs."""
+def test_delayed_averaging_in_every_step_is_rejected() -> None:
+    """Before the run."""
     require_elastic(make_plan(GRID))
     sync = Sync(1, OuterOptimizer(), delayed=True)
     with pytest.raises(PlanError, match="found every_steps 1, so that") as caught:
@@ -215,8 +217,8 @@ def test_delayed_in_every_step_is_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_checkpoints_within_a_period_are_refused() -> None:
-    """After a loss no plan that lies in a file could go on from them."""
+def test_checkpoints_within_a_period_are_rejected() -> None:
+    """After a loss, no plan could resume from them."""
     plan = make_plan(GRID).replace(sync=Sync(5))
     require_elastic(plan)
     require_elastic(plan, 100)
@@ -228,8 +230,8 @@ def test_checkpoints_within_a_period_are_refused() -> None:
         require_elastic(delayed, 100)
 
 
-def test_swaps_are_refused() -> None:
-    """Stages out of order may lock up where devices hold no more than they did."""
+def test_swaps_are_rejected() -> None:
+    """Swapped stages may deadlock within the same memory use."""
     plan = make_plan(GRID)
     (schedule,) = plan.schedules
     swapped = replace(schedule, paths=((0, 2, 1), *schedule.paths[1:]))

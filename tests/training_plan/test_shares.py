@@ -1,4 +1,4 @@
-"""Whole-number parts of the vector."""
+"""Division of a vector into whole-number parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.training_plan.shares import integer_parts, share_ranges
     st.integers(1, 10**9),
 )
 def test_parts_sum_to_the_length(shares: Any, length: Any) -> None:
-    """Who has no share gets nothing."""
+    """Zero shares get nothing."""
     parts = integer_parts(shares, length)
     assert parts.sum() == length
     assert (parts >= 0).all() and not parts[np.array(shares) == 0].any()
@@ -43,7 +43,7 @@ def test_largest_remainder_stays_within_one_of_the_quota() -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01),
 )
 def test_ranges_cover_the_vector_within_one_of_the_shares(length: Any, raw: Any) -> None:
-    """Also where there are more shares than values."""
+    """Also with more shares than values."""
     shares = [x / sum(raw) for x in raw]
     ranges = share_ranges(length, shares)
     assert [i for part in ranges for i in range(*part)] == list(range(length))
@@ -52,12 +52,12 @@ def test_ranges_cover_the_vector_within_one_of_the_shares(length: Any, raw: Any)
 
 
 def test_only_ratios_count() -> None:
-    """Even where the sum is no float any more."""
+    """Also if the sum overflows."""
     assert integer_parts([1e308, 1e308], 6).tolist() == [3, 3]
 
 
-def test_empty_parts_are_no_reason_to_drop_their_shares() -> None:
-    """2.5 of 5 values is never 5."""
+def test_empty_parts_keep_their_shares() -> None:
+    """2.5 of 5 values never becomes 5."""
     assert integer_parts([0.5, *[0.05] * 10], 5).tolist() == [3, 1, 1, *[0] * 8]
 
 
@@ -71,7 +71,7 @@ def test_empty_parts_are_no_reason_to_drop_their_shares() -> None:
         ([1, 1], "8", "length is '8'; it must be a whole number"),
     ],
 )
-def test_bad_input(shares: Any, length: Any, message: str) -> None:
-    """Named with rule and value."""
+def test_invalid_shares(shares: Any, length: Any, message: str) -> None:
+    """Rule and value."""
     with pytest.raises(ValueError, match=message):
         integer_parts(shares, length)

@@ -1,4 +1,4 @@
-"""Plans whose first and last stage average the matrix that embedding and head share."""
+"""Plans whose first and last stage average the matrix shared by embedding and head."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,8 @@ def tied_plan() -> TrainingPlan:
     return make_plan(GRID, workload=tiny_workload(tied=True))
 
 
-def test_what_is_averaged_apart() -> None:
-    """The matrix is in neither stage's vector, and all devices of both average it."""
+def test_tied_matrix_is_averaged_separately() -> None:
+    """It is in neither stage's vector, and all devices of both stages average it."""
     plan = tied_plan()
     work = plan.workload
     assert work.architecture is not None
@@ -43,8 +43,8 @@ def test_what_is_averaged_apart() -> None:
     assert problem.gradient_bytes == own[0] - each
 
 
-def test_averaging_is_that_of_a_stage_and_of_both() -> None:
-    """From rest the step is no longer than pipeline and averaging, one after the other."""
+def test_averaging_time_includes_the_tied_matrix() -> None:
+    """On an idle system, a step takes at most pipeline plus averaging time."""
     plan = tied_plan()
     parts = plan.predicted
     assert parts.step_s <= (parts.pipeline_s + parts.averaging_s) * (1 + 1e-9)
@@ -54,16 +54,16 @@ def test_averaging_is_that_of_a_stage_and_of_both() -> None:
 
 
 @pytest.mark.parametrize("grid", [[[0], [1]], [[0, 1]]])
-def test_one_stage_needs_none(grid: list[list[int]]) -> None:
-    """Nor does a head that is with the embedding."""
+def test_one_stage_needs_no_tied_averaging(grid: list[list[int]]) -> None:
+    """Nor does a head on the embedding's stage."""
     head = "last" if len(grid[0]) == 1 else "first"
     plan = make_plan(grid, workload=tiny_workload(tied=True), head=head)
     assert not plan.averages_tied and not plan.must_average_tied
     assert pl.check(plan) == []
 
 
-def test_it_comes_back(tmp_path: Path) -> None:
-    """From a file, where it is a field of its own; one without it is another plan."""
+def test_file_round_trip(tmp_path: Path) -> None:
+    """A field of its own; a plan without it has another hash."""
     plan = tied_plan()
     save_plan(plan, tmp_path / "plan.json")
     again = load_plan(tmp_path / "plan.json")
@@ -102,12 +102,12 @@ def _with_tied(*groups: AveragingGroup) -> dict[str, Any]:
     ],
 )
 def test_contradictions(changes: dict[str, Any], message: str) -> None:
-    """Each is told with its field."""
+    """Reported with their field."""
     assert message in next(iter(contradictions(tied_plan().replace(**changes))))
 
 
 def test_an_architecture_that_is_not_tied_shares_nothing() -> None:
-    """Whatever is said of parameters."""
+    """Regardless of parameter counts."""
     plan = tied_plan()
     arch = plan.workload.architecture
     assert arch is not None
@@ -117,10 +117,10 @@ def test_an_architecture_that_is_not_tied_shares_nothing() -> None:
     )
 
 
-def test_a_plan_that_is_priced_alone_says_so(
+def test_plan_without_tied_averaging_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two stages that do not average what they share: valid, and no run takes it."""
+    """It is valid, but cannot be executed."""
     plan = tied_plan()
     for given, said in ((plan, False), (plan.replace(averaging=plan.averaging[:2]), True)):
         priced = given.replace(predicted=predict(given))

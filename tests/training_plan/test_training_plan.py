@@ -1,4 +1,4 @@
-"""The plan file: round trip, hashes, and one clear line for every kind of damage."""
+"""Plan file: round trip, hashes, and one line for every kind of damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIXTURE = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    """A valid plan of 2 x 2 devices as it stands in its file."""
+    """Return a valid plan of 2 x 2 devices as JSON data."""
     read: dict[str, Any] = json.loads(json.dumps(make_plan(GRID).to_dict()))
     return read
 
@@ -53,8 +53,8 @@ def test_round_trip_gives_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
-def test_outer_steps_come_back(tmp_path: Path) -> None:
-    """Delayed or not; not delayed a file, and its hash, say nothing of it."""
+def test_outer_steps_round_trip(tmp_path: Path) -> None:
+    """The field is omitted unless averaging is delayed."""
     for delayed in (False, True):
         plan = make_plan([[0, 3], [2, 1]]).replace(sync=Sync(50, OuterOptimizer(), delayed))
         save_plan(plan, tmp_path / "plan.json")
@@ -65,7 +65,7 @@ def test_outer_steps_come_back(tmp_path: Path) -> None:
 
 
 def test_content_hash_covers_inputs_and_decisions_only() -> None:
-    """Not versions, predictions or certificates; seeds and schedules yes."""
+    """Versions, predictions and certificates do not matter; seeds and schedules do."""
     plan = make_plan(GRID)
     assert plan.replace(package_version="9").content_hash == plan.content_hash
     assert plan.replace(certificates={}).content_hash == plan.content_hash
@@ -75,7 +75,7 @@ def test_content_hash_covers_inputs_and_decisions_only() -> None:
 
 
 def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of one field, the path as in error messages."""
+    """Change one field, given by its path in error messages."""
 
     def change(document: dict[str, Any]) -> None:
         *steps, last = path.replace("[", ".[").split(".")
@@ -91,7 +91,7 @@ def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def rerouted(route: list[int]) -> Callable[[dict[str, Any]], None]:
-    """Another first route; orders, which would not follow it, are empty."""
+    """Change the first route and clear the order, which depends on it."""
 
     def change(document: dict[str, Any]) -> None:
         schedule = document["paths"]["schedules"][0]
@@ -236,8 +236,8 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_named(case: str, document: dict[str, Any], tmp_path: Path) -> None:
-    """One line that names file, field, value and remedy."""
+def test_damage_is_reported(case: str, document: dict[str, Any], tmp_path: Path) -> None:
+    """One line with file, field, value and remedy."""
     damaged = copy.deepcopy(document)
     change, message = DAMAGE[case]
     change(damaged)
@@ -251,8 +251,8 @@ def test_damage_is_named(case: str, document: dict[str, Any], tmp_path: Path) ->
     assert ";" in text
 
 
-def test_files_that_are_no_plan(tmp_path: Path) -> None:
-    """Not there, not JSON, not an object."""
+def test_files_that_are_not_plans(tmp_path: Path) -> None:
+    """Missing, not JSON, not an object."""
     with pytest.raises(PlanError, match="cannot be read"):
         load_plan(tmp_path / "none.json")
     path = tmp_path / "plan.json"
@@ -265,7 +265,7 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 
 
 def paths_of(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document."""
+    """Return the path of every entry of a document."""
     found = [here]
     if isinstance(value, (dict, list)):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -285,7 +285,7 @@ JUNK = st.sampled_from(
 def test_own_validator_agrees_with_jsonschema(
     place: tuple[Any, ...], junk: Any, action: str
 ) -> None:
-    """On documents with one random change anywhere."""
+    """For documents with one random change."""
     shape = schema.load_schema("plan")
     changed = copy.deepcopy(SMALL)
     if not place:
@@ -308,13 +308,13 @@ def test_own_validator_agrees_with_jsonschema(
 
 
 def test_the_schema_itself_is_valid() -> None:
-    """And the plan passes it."""
+    """The plan matches it."""
     jsonschema.Draft202012Validator.check_schema(schema.load_schema("plan"))
     jsonschema.Draft202012Validator(schema.load_schema("plan")).validate(SMALL)
 
 
 def test_a_node_needs_numpy_only_to_read_a_plan(tmp_path: Path) -> None:
-    """Loading, checking and simulating work without the others, with the same times."""
+    """Loading, checking and simulating work without other packages, with the same times."""
     import subprocess
     import sys
 
@@ -334,14 +334,14 @@ def test_a_node_needs_numpy_only_to_read_a_plan(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_plans_are_values() -> None:
-    """from_dict of to_dict is equal in content."""
+def test_dictionary_round_trip() -> None:
+    """``from_dict(to_dict())`` is equal in content."""
     plan = make_plan(GRID)
     assert from_dict(json.loads(json.dumps(plan.to_dict()))).to_dict() == plan.to_dict()
 
 
 def test_every_schedule_must_run_and_keep_the_head() -> None:
-    """A second schedule that deadlocks, or puts the head elsewhere, is refused too."""
+    """A second schedule that deadlocks or moves the head is rejected."""
     from planner.training_plan.schedule import Schedule
     from planner.training_plan.validation import contradictions
 
@@ -358,7 +358,7 @@ def test_every_schedule_must_run_and_keep_the_head() -> None:
 
 
 def test_hash_does_not_depend_on_spelling() -> None:
-    """Names of files and whole numbers written as floats mean nothing."""
+    """File names, and whole numbers written as floats, do not matter."""
     plan = make_plan(GRID)
     assert plan.replace(network_name="/x/a.csv").content_hash == plan.content_hash
     whole = plan.workload.replace(state_bytes_per_parameter=16)
@@ -366,8 +366,8 @@ def test_hash_does_not_depend_on_spelling() -> None:
     assert from_dict(plan.replace(workload=whole).to_dict())
 
 
-def test_readme_has_no_gaps() -> None:
-    """No placeholder is left, and what it links to exists."""
+def test_readme_is_complete() -> None:
+    """It has no placeholders, and its links exist."""
     import re
 
     root = Path(__file__).parents[2]
@@ -379,7 +379,7 @@ def test_readme_has_no_gaps() -> None:
 
 
 def test_stochastic_wiring_is_written_and_read(tmp_path: Path) -> None:
-    """How routers choose is part of the decisions; a fixed wiring says nothing of it."""
+    """Routing parameters are stored; fixed wiring has none."""
     fixed = make_plan([[0, 3], [2, 1]])
     routed = fixed.replace(wiring="stochastic", routing=Routing(0.25, "work"))  # type: ignore[arg-type]
     save_plan(routed, tmp_path / "plan.json")
@@ -395,8 +395,8 @@ def test_stochastic_wiring_is_written_and_read(tmp_path: Path) -> None:
         from_dict(data)
 
 
-def test_what_stochastic_wiring_cannot_begin_with() -> None:
-    """Skipped stages, several schedules, and a device that no path has."""
+def test_invalid_stochastic_wiring() -> None:
+    """Skipped stages, several schedules, and a device without a path."""
     plan = make_plan([[0, 3], [2, 1]]).replace(wiring="stochastic")
     assert list(contradictions(plan)) == []
     two = plan.replace(schedules=plan.schedules * 2)
@@ -413,7 +413,7 @@ def test_what_stochastic_wiring_cannot_begin_with() -> None:
 
 
 def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> TrainingPlan:
-    """The plan with other paths, one microbatch after the other."""
+    """Return the plan with other paths, one microbatch after another."""
     (schedule,) = plan.schedules
     bare = Schedule("paths", schedule.head, paths, ())
     order: list[list[tuple[str, int]]] = [[] for _ in schedule.order]
@@ -424,7 +424,7 @@ def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> Traini
 
 
 def test_a_plan_is_equal_to_its_copy(tmp_path: Path) -> None:
-    """Written and read, or copied; another one is not."""
+    """After loading or copying; other plans differ."""
     plan = make_plan([[0, 1], [2, 3]])
     save_plan(plan, tmp_path / "plan.json")
     again = load_plan(tmp_path / "plan.json")

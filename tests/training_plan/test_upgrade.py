@@ -1,4 +1,4 @@
-"""Files of schema 1 are read; tests/data has one as the release before wrote it."""
+"""Upgrade of schema 1 files; tests/data has one written by that release."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ OLD = Path(__file__).parents[1] / "data" / "plan_schema1.json"
 
 @pytest.fixture
 def document() -> dict[str, Any]:
-    """As it stands in the file."""
+    """Return the file's data."""
     read: dict[str, Any] = json.loads(OLD.read_text())
     return read
 
 
 def rehashed(document: dict[str, Any]) -> dict[str, Any]:
-    """With a hash that fits, as if that release had written it so."""
+    """Return the data with a matching hash."""
     content = {name: document[name] for name in HASHED}
     content["network"] = {k: v for k, v in content["network"].items() if k != "name"}
     return {**document, "content_hash": hash_of(content)}
 
 
 def test_old_plans_are_read_and_pass_the_checker(document: dict[str, Any], tmp_path: Path) -> None:
-    """Every number is the same, and what schema 1 could not say has its default."""
+    """Numbers are the same, and new fields have their defaults."""
     plan = pl.load_plan(OLD)
     assert pl.check(plan) == []
     assert plan.recompute == (False, False) and plan.left_out == ()
@@ -50,8 +50,8 @@ def test_old_plans_are_read_and_pass_the_checker(document: dict[str, Any], tmp_p
     assert again.predicted == plan.predicted
 
 
-def test_old_plans_that_were_changed_are_refused(document: dict[str, Any]) -> None:
-    """Their own hash says so."""
+def test_modified_old_plans_are_rejected(document: dict[str, Any]) -> None:
+    """By their own hash."""
     assert rehashed(document) == document
     document["devices"]["flops"][0] *= 2
     with pytest.raises(PlanError, match=r"content_hash: is 5473c4ff76ff\.\.\. but"):
@@ -69,10 +69,8 @@ def test_old_plans_that_were_changed_are_refused(document: dict[str, Any]) -> No
         ({"sync": {}}, "sync.every_steps: is missing"),
     ],
 )
-def test_what_only_looks_like_one(
-    change: dict[str, Any], message: str, document: dict[str, Any]
-) -> None:
-    """One line, whatever is in it."""
+def test_invalid_old_plans(change: dict[str, Any], message: str, document: dict[str, Any]) -> None:
+    """One line for any content."""
     document |= change
     if document["network"] is not None:
         document = rehashed(document)

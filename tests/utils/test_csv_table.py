@@ -1,4 +1,4 @@
-"""Every CSV reader refuses what could be read in two ways, in one line."""
+"""CSV readers reject ambiguous files in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = "name,samples_per_s,upload_mbps,download_mbps\n"
 
 
 def load_devices(path: Path) -> Any:
-    """A devices file on a network of two."""
+    """Read a devices file for a network of two."""
     network = Network([[0, 1], [1, 0]], [[0, 1], [1, 0]], ["a", "b"])
     return pl.load_devices(path, network)
 
@@ -71,7 +71,7 @@ def test_rows_columns_and_separators(tmp_path: Path, name: str) -> None:
                 load(path)
 
 
-def test_case_03_decimal_commas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decimal_commas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """12,50 in two cells is not read as 12."""
     from planner.cli.main import main
 
@@ -84,8 +84,8 @@ def test_case_03_decimal_commas(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_what_to_do_with_cells_that_are_too_many() -> None:
-    """Decimal commas are named where numbers are split; spreadsheets' first line is left out."""
+def test_rows_with_too_many_cells() -> None:
+    """Decimal commas are suspected in split numbers; a spreadsheet's separator line is skipped."""
     for row, said in (
         ("Oslo,12,5", "write decimals with a point"),
         ("Oslo,12,", "take out the comma at its end"),
@@ -99,7 +99,7 @@ def test_what_to_do_with_cells_that_are_too_many() -> None:
 
 
 def test_blanks_empty_columns_and_lines() -> None:
-    """Blanks around cells do not count, and neither do columns without a name and a value."""
+    """Blanks around cells, empty columns and empty lines are ignored."""
     table = parse_csv('a, b ,,\n\n1, "x, y" ,,\n,,,\n2,,,\n')
     assert table.columns == ("a", "b")
     assert [(row.line, row.cells) for row in table.rows] == [
@@ -111,8 +111,8 @@ def test_blanks_empty_columns_and_lines() -> None:
         parse_csv("a,,\n1,2,3\n")
 
 
-def test_numbers_and_what_to_write_instead() -> None:
-    """A number as programs write it; decimal commas and units are named."""
+def test_invalid_numbers_get_a_remedy() -> None:
+    """Decimal commas and units are named."""
     assert [number_in(text) for text in ("1", "-1.5", ".5", "2.", "1e-05", "+3E2")] == [
         *(1.0, -1.5, 0.5, 2.0, 1e-5, 300.0),
     ]
@@ -148,10 +148,8 @@ def test_numbers_and_what_to_write_instead() -> None:
         ("a,b,1e40,1", "line 2: latency_ms is '1e40'; in SI units it must be 0 or 1e-30 to 1e+30"),
     ],
 )
-def test_values_are_named_as_the_user_wrote_them(
-    tmp_path: Path, name: str, row: str, said: str
-) -> None:
-    """Column, line and unit of the file."""
+def test_errors_quote_the_users_value(tmp_path: Path, name: str, row: str, said: str) -> None:
+    """With column, line and unit of the file."""
     path = tmp_path / "net.csv"
     path.write_text(f"{PAIRS}{row}\n")
     with pytest.raises(pl.NetworkError) as caught:
@@ -160,7 +158,7 @@ def test_values_are_named_as_the_user_wrote_them(
 
 
 def test_peers_with_blanks_and_a_negative_rate(tmp_path: Path) -> None:
-    """Blanks after commas are no part of names; a rate is named with its line and unit."""
+    """Blanks after commas are removed; a negative rate is reported with line and unit."""
     path = tmp_path / "peers.csv"
     path.write_text("name, samples_per_s, upload_mbps, download_mbps\na, 1, 8, 16\nb , 2, 8, 8\n")
     peers = load_peers(path)

@@ -1,4 +1,4 @@
-"""Names in any script in pictures: fonts that have their letters, or a line that says so."""
+"""Names in any script in figures: fonts with their glyphs, or a warning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LACKED = "東京"
 
 
 def figure(text: str) -> Figure:
-    """With one text."""
+    """A figure with one text."""
     made = Figure(figsize=(1, 1))
     made.text(0.5, 0.5, text)
     return made
@@ -27,7 +27,7 @@ def figure(text: str) -> Figure:
 def test_letters_come_from_the_first_font_that_has_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """And texts that need none keep theirs."""
+    """Texts that need no other font keep theirs."""
     monkeypatch.setattr(fonts, "_others", lambda own: [FONTS / "cmr10.ttf", OTHER])
     letter = min(c for c in fonts._has(OTHER) - fonts._has(OWN) if c > "\ue000")
     made = figure(f"a{letter}")
@@ -39,10 +39,8 @@ def test_letters_come_from_the_first_font_that_has_them(
     assert not [w for w in recwarn if "font" in str(w.message)]
 
 
-def test_letters_that_no_font_has_are_told_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Not once a letter."""
+def test_missing_glyphs_are_reported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In one warning for all of them."""
     monkeypatch.setattr(fonts, "_others", lambda own: [OTHER])
     with pytest.warns(fonts.MissingGlyphs, match=r"東京|京東") as told:
         write_picture(tmp_path / "a.png", figure(LACKED), dpi=50)
@@ -50,14 +48,14 @@ def test_letters_that_no_font_has_are_told_once(
     assert (tmp_path / "a.png").stat().st_size > 0
 
 
-def test_fonts_that_cannot_be_read_have_no_letters(tmp_path: Path) -> None:
-    """They are passed over."""
+def test_unreadable_fonts_are_skipped(tmp_path: Path) -> None:
+    """Without an error."""
     (tmp_path / "bad.ttf").write_text("no font")
     assert fonts._has(tmp_path / "bad.ttf") == frozenset()
 
 
 def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> None:
-    """Boxes all look the same."""
+    """Placeholder boxes would all be equal."""
     if not any(set(LACKED) <= fonts._has(path) for path in fonts._others(OWN)):
         pytest.skip("no font here has them")
     pictures = []
@@ -67,8 +65,8 @@ def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> Non
     assert pictures[0] != pictures[1]
 
 
-def test_names_from_right_to_left_leave_their_line_in_order() -> None:
-    """Others are as they are."""
+def test_right_to_left_names_are_isolated() -> None:
+    """Other names stay as they are."""
     assert [fonts.in_line(name) for name in ("Tokyo", "東京", "a/0")] == ["Tokyo", "東京", "a/0"]
     assert fonts.in_line("دبي") == "\u200eدبي\u200e"
     assert not {c for c in fonts.in_line("דן") if c not in "דן"} - {"\u200e"}

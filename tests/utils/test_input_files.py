@@ -1,4 +1,4 @@
-"""Networks in and out of CSV, JSON, pandas and NetworkX."""
+"""Networks from and to CSV, JSON, pandas and NetworkX."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = Path(__file__).parent.parent / "data" / "networks"
 
 @given(st.integers(1, 5), st.integers(0, 10_000))
 def test_round_trips_keep_every_bit(n: int, seed: int) -> None:
-    """CSV, JSON, graph and frame; CSV needs two devices, for it has only pairs."""
+    """CSV, JSON, graph and frame; CSV needs two devices, since it stores pairs."""
     rng = np.random.default_rng(seed)
     latency, bandwidth = rng.exponential(0.1, (n, n)), rng.exponential(1e8, (n, n)) + 1
     latency[rng.random((n, n)) < 0.1] = np.nan
@@ -35,7 +35,7 @@ def test_round_trips_keep_every_bit(n: int, seed: int) -> None:
 
 
 def test_units_come_from_the_column_names() -> None:
-    """A round trip is halved, gigabits become bytes."""
+    """Round trips are halved, gigabits become bytes."""
     network = Network(
         *formats.from_csv_text("source,destination,rtt_ms,bandwidth_gbps\na,b,10,8\n")
     )
@@ -70,7 +70,7 @@ def test_frames_and_undirected_graphs() -> None:
 
 
 def test_frames_whose_devices_are_numbers() -> None:
-    """Numbers are names as texts are, in pairs and along both sides of matrices."""
+    """Numeric names work like text, in pairs and in matrices."""
     pandas = pytest.importorskip("pandas")
     pairs = pandas.DataFrame(
         {"source": [0, 7], "destination": [7, 0], "rtt_ms": [10, 20], "bandwidth_gbps": [8, 8]}
@@ -117,7 +117,7 @@ def test_frames_whose_devices_are_numbers() -> None:
         (float("inf"), "rtt_ms is inf; it must be finite"),
     ],
 )
-def test_graph_attributes_that_are_no_numbers(what: object, said: str) -> None:
+def test_non_numeric_graph_attributes(what: object, said: str) -> None:
     """One line with the edge, the attribute and its value."""
     graph: networkx.Graph[str] = networkx.Graph()
     graph.add_edge("a", "b", rtt_ms=what, bandwidth_gbps=1)
@@ -126,8 +126,8 @@ def test_graph_attributes_that_are_no_numbers(what: object, said: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [networkx.MultiGraph, networkx.MultiDiGraph])
-def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
-    """Two edges of a pair are refused as two rows are; one each way is a network."""
+def test_parallel_edges_and_other_objects(kind: type) -> None:
+    """Two edges of a pair are rejected like two rows; one per direction is valid."""
     link = {"rtt_ms": 10, "bandwidth_gbps": 1}
     graph = kind([("a", "b", link), ("a", "b", link)])
     with pytest.raises(NetworkError, match="edge 'a' to 'b' is given twice; keep one"):
@@ -149,8 +149,8 @@ def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
         ("source,destination,rtt_ms,bandwidth_mbps\nAll,a,1,1", "line 2: source 'All' is a figure"),
     ],
 )
-def test_columns_and_names_that_are_not_read(text: str, said: str) -> None:
-    """What a column probably should be called is said."""
+def test_unknown_columns_get_a_suggestion(text: str, said: str) -> None:
+    """And unknown names."""
     with pytest.raises(NetworkError, match=said):
         formats.from_csv_text(f"{text}\n")
 
@@ -177,14 +177,14 @@ def test_columns_and_names_that_are_not_read(text: str, said: str) -> None:
     ],
 )
 def test_malformed_files(file: str, message: str) -> None:
-    """One file per error; the message names the file and the fault in one line."""
+    """One file per error; one line names the file and the error."""
     with pytest.raises(NetworkError, match=message) as caught:
         Network.load(DATA / file)
     assert file in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
+def test_missing_and_unsupported_files(tmp_path: Path) -> None:
     """Path and remedy."""
     with pytest.raises(NetworkError, match="cannot be read"):
         Network.load(tmp_path / "none.csv")
@@ -192,8 +192,8 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
         Network.load(tmp_path / "none.xlsx")
 
 
-def test_save_writes_all_or_nothing(line4: Network, tmp_path: Path) -> None:
-    """No temporary file stays behind."""
+def test_save_is_atomic(line4: Network, tmp_path: Path) -> None:
+    """No temporary file is left behind."""
     for name in ("n.csv", "n.json"):
         line4.save(tmp_path / name)
         assert Network.load(tmp_path / name).content_hash == line4.content_hash

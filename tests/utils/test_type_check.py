@@ -1,4 +1,4 @@
-"""What objects are made of, against what their annotations say."""
+"""Values of dataclasses, checked against their annotations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from planner.utils.type_check import type_mismatch
 
 
 class Colour(enum.StrEnum):
-    """Of a box."""
+    """Colour of a box."""
 
     RED = "red"
 
 
 class Pair(NamedTuple):
-    """Of two."""
+    """A pair of numbers."""
 
     first: int
     second: float
@@ -31,14 +31,14 @@ class Pair(NamedTuple):
 
 @dataclass
 class Inner:
-    """Within a box."""
+    """A nested dataclass."""
 
     size: int
 
 
 @dataclass
 class Box:
-    """One field of each kind."""
+    """A dataclass with a field of each kind."""
 
     rows: tuple[tuple[int, ...], ...] = ((0, 1), (2,))
     ends: tuple[str, int] = ("F", 1)
@@ -64,7 +64,7 @@ class Box:
         {"limit": float("nan")},
     ],
 )
-def test_what_fits(changes: dict[str, Any]) -> None:
+def test_valid_values(changes: dict[str, Any]) -> None:
     """Lists for tuples of any length, and NumPy's numbers."""
     assert type_mismatch(Box(**changes), Box) is None
 
@@ -95,16 +95,16 @@ def test_what_fits(changes: dict[str, Any]) -> None:
         ({"limit": True}, ".limit", "a number"),
     ],
 )
-def test_what_does_not_fit(changes: dict[str, Any], where: str, wanted: str) -> None:
-    """The place and the rule."""
+def test_invalid_values(changes: dict[str, Any], where: str, wanted: str) -> None:
+    """Position and rule."""
     found = type_mismatch(Box(**changes), Box)
     assert found is not None
     assert (found.where, found.wanted) == (where, wanted)
     assert str(found).startswith(f"must be {wanted}, found ")
 
 
-def test_what_is_let_pass() -> None:
-    """Annotations that are not looked into."""
+def test_unchecked_annotations() -> None:
+    """Annotations that are not supported are not checked."""
     for kind in (
         NDArray[Any],
         NDArray[np.uint8],
@@ -122,14 +122,14 @@ def test_what_is_let_pass() -> None:
 
 
 def test_fields_of_dataclasses_only() -> None:
-    """Not what is given to a constructor alone, nor what a class has."""
+    """Neither constructor-only parameters nor class attributes."""
 
     @dataclass
-    class Made:
+    class Seeded:
         """From a seed."""
 
         seed: InitVar[int]
         size: int = 1
         limit: ClassVar[int] = 3
 
-    assert type_mismatch(Made(5), Made) is None
+    assert type_mismatch(Seeded(5), Seeded) is None

@@ -1,4 +1,4 @@
-"""Values of wrong kinds end in one line: rule, value, remedy."""
+"""Values of wrong types are rejected in one line: rule, value, remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NET = Network([[0, 0.1], [0.1, 0]], [[1, 1e9], [1e9, 1]])
 
 @pytest.mark.parametrize("value", [True, "2", None, 2.5, math.nan, math.inf, 0, [1]])
 def test_counts(value: Any) -> None:
-    """Whole numbers of any type, and nothing that would have to be cut."""
+    """Whole numbers of any type; fractions are not truncated."""
     assert [count("n", x) for x in (3, np.int32(3), 3.0)] == [3, 3, 3]
     with pytest.raises(ValueError, match=r"^n is .*; it must be a whole number of at least 1$"):
         count("n", value)
@@ -27,14 +27,14 @@ def test_counts(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, "2", None, math.nan, math.inf, -1, [1]])
 def test_numbers(value: Any) -> None:
-    """Finite, and not too small."""
+    """Finite, and within the limit."""
     assert real("x", np.float32(0.5), 0) == 0.5
     with pytest.raises(ValueError, match=r"^x is .*; it must be a number >= 0, finite$"):
         real("x", value, 0)
 
 
 def test_lists_and_mappings() -> None:
-    """Text counts as its letters."""
+    """Text is a list of its letters."""
     assert sequence("x", (k for k in range(2))) == (0, 1)
     assert sequence("x", "ab") == ("a", "b")
     for value in (None, 3):
@@ -45,7 +45,7 @@ def test_lists_and_mappings() -> None:
 
 
 def cluster(**changes: Any) -> Cluster:
-    """Two devices with something changed."""
+    """Two devices with a change."""
     return Cluster(NET, Devices(**{"flops": 1e12, "memory_bytes": 1e9, **changes}))
 
 
@@ -53,7 +53,7 @@ ANY: Any = None
 
 
 def anything(value: Any) -> Any:
-    """A value whose type the type checker does not know."""
+    """Return a value with a type unknown to the type checker."""
     return value
 
 
@@ -101,13 +101,13 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_networks_and_clusters(make: Callable[[], Any], message: str) -> None:
-    """Nothing ends in an error of Python's own."""
+    """Never an unrelated Python exception."""
     with pytest.raises(ValueError) as caught:
         make()
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_names_with_consecutive_numbers_are_drawn_together() -> None:
-    """Of one stem; other names stay as they are."""
+def test_name_ranges() -> None:
+    """Consecutive numbers of the same stem are merged; other names stay."""
     names = ["Oregon/0", "Tokyo", "Oregon/2", "Oregon/1", "Oregon/5", "a/b", "Oregon/07"]
     assert name_ranges(names) == ["Oregon/0-2,5", "Tokyo", "a/b", "Oregon/07"]

@@ -1,10 +1,4 @@
-"""Sizes of published models, as ``config.json`` of the named Hugging Face repository has them.
-
-With each, its parameters as they were published, in billions: all, those that a token meets, and
-those without the embedding; None: not stated. Sources: the models' cards, "Mixtral of Experts"
-(2024), "Qwen2 Technical Report" (2024), "Qwen3 Technical Report" (2025), "Gemma 2: Improving Open
-Language Models at a Practical Size" (2024), table 2, "Gemma 3 Technical Report" (2025), table 1.
-"""
+"""Sizes of published models, from ``config.json`` of the named Hugging Face repositories."""
 
 from __future__ import annotations
 

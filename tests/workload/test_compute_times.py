@@ -1,4 +1,4 @@
-"""Calibration files: scaled to other stages, and refused with one line where they are damaged."""
+"""Calibration files: scaled to other stages, and rejected in one line if damaged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def document() -> dict[str, Any]:
 
 
 def loaded(tmp_path: Path, data: Any) -> Calibration:
-    """The document through a file."""
+    """Write and load the document."""
     path = tmp_path / "times.json"
     path.write_text(json.dumps(data))
     return Calibration.load(path)
 
 
 def test_times_are_scaled_by_flops_and_samples(tmp_path: Path) -> None:
-    """Three layers instead of two, microbatches of two: F three times as long, H twice."""
+    """Three layers instead of two, microbatches of two: F takes three times as long, H twice."""
     found = loaded(tmp_path, document())
     workload = tiny_workload(microbatch_samples=2)
     times = found.compute_times(["a", "b"], workload, [[0], [1]], [(0, 3), (3, 4)])
@@ -51,8 +51,8 @@ def test_times_are_scaled_by_flops_and_samples(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path / "times.json").to_json_text() == found.to_json_text()
 
 
-def test_ranks_compute_at_once_as_there_are_cores_or_gpus(tmp_path: Path) -> None:
-    """Whole ranks, one at least; who computed on GPUs shares these."""
+def test_number_of_ranks_that_compute_in_parallel(tmp_path: Path) -> None:
+    """By cores or GPUs, at least one."""
     for software, at_once in (
         ({"cores": 8, "threads_per_rank": 3}, 2),
         ({"cores": 2, "threads_per_rank": 4}, 1),
@@ -62,7 +62,7 @@ def test_ranks_compute_at_once_as_there_are_cores_or_gpus(tmp_path: Path) -> Non
 
 
 def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
-    """Of its own stage, scaled as that is; the file knows nothing of recomputation."""
+    """Of the stage, scaled; the file does not depend on recomputation."""
     found = loaded(tmp_path, document())
     workload, groups = tiny_workload(microbatch_samples=2), [[0], [1]]
     plain = found.compute_times(["a", "b"], workload, groups, [(0, 3), (3, 4)])
@@ -89,7 +89,7 @@ def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damage_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_damage_is_reported(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     """One line with file and field."""
     with pytest.raises(ValueError, match=message) as caught:
         loaded(tmp_path, document() | change)
@@ -97,7 +97,7 @@ def test_damage_is_named(change: dict[str, Any], message: str, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
-def test_another_workload_or_device_is_refused(tmp_path: Path) -> None:
+def test_another_workload_or_device_is_rejected(tmp_path: Path) -> None:
     """And layers that the workload does not have."""
     found = loaded(tmp_path, document())
     with pytest.raises(ValueError, match="is for workload 'tiny-gpt2'"):
@@ -131,7 +131,7 @@ def test_another_workload_or_device_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_seconds_are_numbers(field: str, value: Any, message: str) -> None:
-    """Which the clock's compiled loops rely on."""
+    """The compiled simulator relies on it."""
     given = {"source": "a stopwatch", **dict.fromkeys(FIELDS, (1.0, 1.0)), field: value}
     with pytest.raises(ValueError, match=message):
         ComputeTimes(**given)

@@ -1,4 +1,4 @@
-"""What a stage costs, by hand."""
+"""Costs of a stage, computed by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def workload() -> Workload:
 
 
 def test_costs_of_both_stages() -> None:
-    """The stem goes with the first layer, the head where it runs."""
+    """The stem belongs to the first layer, the head to the stage that runs it."""
     first, last = split_costs(workload(), [(0, 1), (1, 2)], head_stage=1)
     assert first.forward_flops == 3 * 101 and last.forward_flops == 3 * 200
     assert first.head_flops == 0 and last.head_flops == 3 * 3 * 50
@@ -36,8 +36,8 @@ def test_costs_of_both_stages() -> None:
     assert first.gradient_bytes == 15 * 4 and last.gradient_bytes == 27 * 4
 
 
-def test_seconds_and_room() -> None:
-    """F once, B twice, H three times its forward; memory in whole microbatches."""
+def test_seconds_and_capacity() -> None:
+    """F, B and H take one, two and three forward passes; memory in whole microbatches."""
     last = stage_costs(workload(), 1, 2, with_head=True)
     assert last.forward_s(100.0) == 6.0
     assert last.backward_s(100.0) == 12.0
@@ -58,7 +58,7 @@ def test_seconds_and_room() -> None:
 
 
 def test_recomputation_keeps_inputs_and_runs_f_again() -> None:
-    """First stage: tokens. Last: what it was given, and what H needs of it."""
+    """First stage: tokens. Last stage: its input and what H needs."""
     first, last = split_costs(workload(), [(0, 1), (1, 2)], 1, (True, True))
     assert first.backward_flops == 3 * first.forward_flops
     assert first.backward_s(101.0) == 9.0 and first.busy_s(101.0) == 12.0
@@ -75,8 +75,8 @@ def test_recomputation_keeps_inputs_and_runs_f_again() -> None:
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
-def test_inputs_that_are_kept_are_not_coded(codec: str) -> None:
-    """However few bytes are sent."""
+def test_stored_inputs_are_not_encoded(codec: str) -> None:
+    """Regardless of the message size."""
     plain = workload().replace(architecture=None)
     coded = plain.with_boundary_codec(codec)
     kept = [
@@ -96,7 +96,7 @@ def test_inputs_that_are_kept_are_not_coded(codec: str) -> None:
         ({"boundary_ratio": "half"}, "boundary_ratio is 'half'"),
     ],
 )
-def test_ratios_that_are_none(changes: dict[str, Any], message: str) -> None:
+def test_invalid_ratios(changes: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         workload().replace(**changes)

@@ -1,4 +1,4 @@
-"""Families of models: their parameters are those of ``transformers`` and as published."""
+"""Model families: parameters are those of ``transformers`` and as published."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ GPT2: dict[str, Any] = {
 
 
 def workload_of(config: dict[str, Any], folder: Path, **changes: Any) -> Workload:
-    """Of a file."""
+    """Load a workload from a config."""
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return Workload.from_hf_config(path, **changes)
 
 
 def architecture(config: dict[str, Any], folder: Path) -> Architecture:
-    """Of a file."""
+    """Load an architecture from a config."""
     found = workload_of(config, folder).architecture
     assert found is not None
     return found
 
 
 def text_model(config: dict[str, Any], device: str) -> Any:
-    """The language model of ``transformers``."""
+    """Build the language model with ``transformers``."""
     said = transformers.AutoConfig.for_model(**config)
     said = getattr(said, "text_config", said)
     with torch.device(device):
@@ -87,13 +87,13 @@ def text_model(config: dict[str, Any], device: str) -> Any:
 
 
 def parameters(model: Any) -> int:
-    """A tied matrix counts once."""
+    """Count parameters; a tied matrix counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_of_published_models(name: str, tmp_path: Path) -> None:
-    """Those of ``transformers`` to the last one, and to the digits that were published."""
+    """Exactly those of ``transformers``, and as published up to rounding."""
     published = PUBLISHED[name]
     work = workload_of(published.config, tmp_path)
     arch = work.architecture
@@ -117,7 +117,7 @@ def test_parameters_of_published_models(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*TINY, "gpt2"])
 def test_parameters_and_flops_of_small_models(name: str, tmp_path: Path) -> None:
-    """A model of ``transformers`` is run, and the FLOPs of its matrix products are counted."""
+    """FLOPs of matrix products are counted in a run of ``transformers``."""
     from torch.utils.flop_counter import FlopCounterMode
 
     config = GPT2 if name == "gpt2" else SMALL | TINY[name]
@@ -178,8 +178,10 @@ GEMMA3: dict[str, Any] = {
         (GPT2 | {"scale_attn_weights": False}, "scale_attn_weights False"),
     ],
 )
-def test_what_can_be_planned_only(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """It is priced, survives JSON, says why it cannot be run, and has no config to export."""
+def test_models_that_are_for_planning_only(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Planned, stored as JSON, with a reason why they cannot run; no exported config."""
     work = workload_of(config, tmp_path)
     arch = work.architecture
     assert arch is not None
@@ -225,10 +227,8 @@ QWEN3_CODER: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "parameters"), [(MISTRAL, 7_248_023_552), (QWEN3_CODER, 480_154_875_392)]
 )
-def test_published_fields_that_change_nothing(
-    config: dict[str, Any], parameters: int, tmp_path: Path
-) -> None:
-    """Text generation as older releases of ``transformers`` wrote it, and notes of tools."""
+def test_irrelevant_config_fields(config: dict[str, Any], parameters: int, tmp_path: Path) -> None:
+    """Text generation settings of older ``transformers`` releases, and notes of tools."""
     notes = {
         "no_repeat_ngram_size": 0,
         "encoder_no_repeat_ngram_size": 3,
@@ -257,7 +257,7 @@ def test_published_fields_that_change_nothing(
     ],
 )
 def test_models_without_a_head_over_the_vocabulary(name: object, tmp_path: Path) -> None:
-    """Not counted with one that they do not have."""
+    """The head is not counted."""
     for given in ([name], name, ["MistralForCausalLM", name]):
         with pytest.raises(ValueError, match=f"architectures is {name!r}, whose head is not over"):
             workload_of(MISTRAL | {"architectures": given}, tmp_path)
@@ -265,8 +265,8 @@ def test_models_without_a_head_over_the_vocabulary(name: object, tmp_path: Path)
         assert workload_of(MISTRAL | {"architectures": given}, tmp_path).parameters > 7e9
 
 
-def test_the_part_that_sees_images_is_left_out(tmp_path: Path) -> None:
-    """The text part alone is planned, and the workload says so."""
+def test_vision_part_is_left_out(tmp_path: Path) -> None:
+    """Only the text model is planned, which the workload states."""
     alone = workload_of(GEMMA3["text_config"], tmp_path)
     with_images = workload_of(GEMMA3 | {"vision_config": {"hidden_size": 8}}, tmp_path)
     assert with_images.layers == alone.layers
@@ -276,13 +276,13 @@ def test_the_part_that_sees_images_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", good_configs(), ids=lambda config: str(config["model_type"]))
-def test_what_is_damaged_for_tests_is_good(config: dict[str, Any], tmp_path: Path) -> None:
-    """Of every family a file that is taken, and whose sizes are those of ``transformers``."""
+def test_undamaged_configs_are_valid(config: dict[str, Any], tmp_path: Path) -> None:
+    """A config of every family, with the sizes of ``transformers``."""
     assert {one["model_type"] for one in good_configs()} == {*MODELS, WITH_IMAGES}
     assert workload_of(config, tmp_path).parameters == parameters(text_model(config, "meta"))
 
 
-def test_windows_as_files_say_them(tmp_path: Path) -> None:
+def test_attention_windows_of_configs(tmp_path: Path) -> None:
     """By the family's rule, or by a list of layers."""
     types = ["sliding_attention", "full_attention"] * 3
     found = {
@@ -344,9 +344,7 @@ MOE = SMALL | TINY["qwen3 moe"]
         ({"model_type": ["llama"]}, "is not supported"),
     ],
 )
-def test_configs_of_families_that_are_refused(
-    config: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_configs(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     """One line that names file and field."""
     with pytest.raises(ValueError, match=message) as caught:
         workload_of(config, tmp_path)
@@ -354,7 +352,7 @@ def test_configs_of_families_that_are_refused(
     assert said.startswith(f"{tmp_path / 'config.json'}: ") and "\n" not in said
 
 
-def test_samples_of_long_models_are_short_unless_asked_for(tmp_path: Path) -> None:
+def test_default_sequence_length_is_limited(tmp_path: Path) -> None:
     """At most 8,192 tokens; the model keeps its positions."""
     config = LLAMA | {"max_position_embeddings": 131_072}
     for sequence, expected in ((None, 8192), (512, 512), (20_000, 20_000)):

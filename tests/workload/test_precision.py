@@ -1,4 +1,4 @@
-"""Formats are inputs of a plan: bytes, FLOPs and the file follow from them."""
+"""Formats are inputs of a plan and determine bytes and FLOP/s."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import make_plan, random_network, tiny_workload
 MIXED = {"compute": "fp32", "messages": "bf16"}
 
 
-def test_all_bytes_follow() -> None:
+def test_bytes_by_format() -> None:
     """Counted by hand for gpt2-tiny: 1024 tokens of 128 values, 50257 words."""
     for precision, kept, sent in (("bf16", 2, 2), ("fp32", 4, 4), (MIXED, 4, 2)):
         w = Workload.preset("gpt2-tiny", precision=precision)
@@ -48,8 +48,8 @@ def test_all_bytes_follow() -> None:
     assert half.precision.compute is Dtype.BF16
 
 
-def test_a_boundary_codec_starts_from_what_is_sent() -> None:
-    """int8 is as small either way, and what a device holds stays."""
+def test_boundary_codec_depends_on_the_message_format() -> None:
+    """int8 has the same size for both formats; memory does not change."""
     sizes = set()
     for precision in ("bf16", "fp32", MIXED):
         w = Workload.preset("gpt2-tiny", precision=precision)
@@ -60,8 +60,8 @@ def test_a_boundary_codec_starts_from_what_is_sent() -> None:
     assert sizes == {1024 * 128 * (1 + 4 / 1024)}
 
 
-def test_presets_stay_as_they_were() -> None:
-    """16-bit activations, 32-bit gradients, 16 bytes of state a parameter."""
+def test_presets_are_unchanged() -> None:
+    """16-bit activations, 32-bit gradients, 16 bytes of state per parameter."""
     for name in ("gpt3-1.3b", "albert-large", "resnet-50", "swarm-base"):
         w = Workload.preset(name)
         assert w.precision == Precision.of("bf16") == Precision()
@@ -79,15 +79,15 @@ def test_presets_stay_as_they_were() -> None:
         (3, "precision must be a mapping, found 3"),
     ],
 )
-def test_wrong_formats_are_refused(value: Any, said: str) -> None:
+def test_invalid_formats_are_rejected(value: Any, said: str) -> None:
     """One line each."""
     with pytest.raises(ValueError, match=said) as found:
         Workload.preset("gpt2-tiny", precision=value)
     assert "\n" not in str(found.value)
 
 
-def test_a_format_costs_the_time_it_takes(tmp_path: Path) -> None:
-    """A GPU's own peak for it; measured FLOP/s are taken as they are."""
+def test_flops_depend_on_the_format(tmp_path: Path) -> None:
+    """A GPU's peak for the format; measured FLOP/s stay."""
     net = random_network(2)
     for dtype, peak in (("bf16", 312e12), ("fp32", 19.5e12)):
         assert GPUS["A100"].peak(Dtype(dtype)) == peak
@@ -103,7 +103,7 @@ def test_a_format_costs_the_time_it_takes(tmp_path: Path) -> None:
 
 
 def without_precision(data: dict[str, Any]) -> dict[str, Any]:
-    """As releases before wrote it."""
+    """As written by earlier releases."""
     del data["workload"]["precision"]
     hashed = {
         name: dict(data[name]) if isinstance(data[name], dict) else data[name]
@@ -115,8 +115,8 @@ def without_precision(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_older_files_mean_what_their_bytes_say(precision: str, tmp_path: Path) -> None:
-    """They load, are held to their own hash, and say it from then on."""
+def test_formats_of_older_files(precision: str, tmp_path: Path) -> None:
+    """They are derived from bytes; the file's own hash is verified."""
     whole = tiny_workload()
     workload = Workload.transformer(
         "tiny", whole.architecture, batch_samples=8, precision=precision
@@ -134,7 +134,7 @@ def test_older_files_mean_what_their_bytes_say(precision: str, tmp_path: Path) -
 
 
 def test_formats_are_part_of_the_hash() -> None:
-    """Two plans that differ in nothing else are two plans."""
+    """Plans that differ only in formats have different hashes."""
     plan = make_plan([[0, 1]])
     other = plan.replace(workload=plan.workload.replace(precision=Precision.of("bf16")))
     assert other.content_hash != plan.content_hash

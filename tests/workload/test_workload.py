@@ -1,4 +1,4 @@
-"""Workloads against the papers' numbers."""
+"""Workloads, compared with the papers' numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planner.workload.workload import Workload
     ],
 )
 def test_parameters_are_the_papers(name: str, parameters: float, within: float) -> None:
-    """Table 1 of DiLoCo-SWARM, Table 6 of SWARM, model names elsewhere."""
+    """Table 1 of DiLoCo-SWARM, Table 6 of SWARM, otherwise model names."""
     assert Workload.preset(name).parameters == pytest.approx(parameters, rel=within)
 
 
@@ -50,7 +50,7 @@ def test_resnet_50_flops() -> None:
 
 
 def test_gpt3_stage_matches_the_dtfm_constants() -> None:
-    """Three layers of 24: 0.65 GB of gradients in the paper's round numbers, 8 MB a sample."""
+    """Three of 24 layers: 0.65 GB of gradients in the paper's rounding, 8 MB per sample."""
     w = Workload.preset("gpt3-1.3b")
     split = w.even_split(8)
     assert split[0] == (0, 3)
@@ -68,14 +68,14 @@ def test_presets_state_their_source_and_survive_json(name: str) -> None:
 
 
 def test_even_split_covers_all_layers() -> None:
-    """Longer stages first."""
+    """Longer stages come first."""
     assert Workload.preset("gpt2-tiny").even_split(3) == ((0, 2), (2, 3), (3, 4))
     with pytest.raises(ValueError, match="cannot be cut into 5 stages"):
         Workload.preset("gpt2-tiny").even_split(5)
 
 
-def test_changes_and_bad_changes() -> None:
-    """A shorter sequence shrinks activations; unknown fields are refused."""
+def test_overrides() -> None:
+    """A shorter sequence shrinks activations; unknown fields are rejected."""
     short = Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
     assert short.layers[0].output_bytes == 128 * 128 * 2
     assert short.batch_samples == 16
@@ -90,7 +90,7 @@ def test_changes_and_bad_changes() -> None:
 
 
 def test_hugging_face_configs(tmp_path: Path) -> None:
-    """GPT-2 and Llama fields; anything else is refused with its type."""
+    """GPT-2 and Llama fields; other values are rejected with their type."""
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
@@ -170,7 +170,7 @@ LLAMA_CONFIG = {
 def test_fields_of_configs(
     changes: dict[str, object], expected: dict[str, object], tmp_path: Path
 ) -> None:
-    """What is said becomes the architecture, also through a plan file and an exported config."""
+    """They become the architecture, also through a plan file and an exported config."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_CONFIG | changes))
     work = Workload.from_hf_config(path)
@@ -200,7 +200,7 @@ def test_fields_of_configs(
         ),
     ],
 )
-def test_configs_that_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_unsupported_configs(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     """One line that names file and field."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_CONFIG | changes))
@@ -210,7 +210,7 @@ def test_configs_that_are_refused(changes: dict[str, object], message: str, tmp_
 
 
 def test_gpt2_keeps_its_positions_for_shorter_samples(tmp_path: Path) -> None:
-    """The matrix is the model's, and longer samples than it has rows are refused."""
+    """The position matrix keeps its size; longer samples are rejected."""
     gpt2 = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 10, "n_positions": 32}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
@@ -225,7 +225,7 @@ def test_gpt2_keeps_its_positions_for_shorter_samples(tmp_path: Path) -> None:
 
 
 def test_architectures_of_older_plan_files_read_and_hash_as_before() -> None:
-    """Fields that came later are left out where they say nothing."""
+    """Newer fields are omitted at their default."""
     data = Workload.preset("gpt2-tiny").to_dict()["architecture"]
     assert set(data) == {
         *("kind", "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "tied")
@@ -288,8 +288,8 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("gpt2", 124_439_808), ("qwen2", 494_032_768)])
-def test_configs_as_they_are_published(name: str, parameters: int, tmp_path: Path) -> None:
-    """Nothing in them is refused, and parameters are as many as are said."""
+def test_published_configs(name: str, parameters: int, tmp_path: Path) -> None:
+    """They are accepted, with the published number of parameters."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED[name]))
     assert Workload.from_hf_config(path).parameters == parameters

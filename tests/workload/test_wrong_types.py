@@ -1,4 +1,4 @@
-"""Layers, workloads and calibrations of wrong kinds end in one line."""
+"""Layers, workloads and calibrations with values of wrong types are rejected in one line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from planner.workload.workload import Workload
 
 
 def layer(**changes: Any) -> Layer:
-    """A small layer with something changed."""
+    """A small layer with a change."""
     good = {"name": "a", "parameters": 1, "forward_flops": 1, "output_bytes": 1, "saved_bytes": 1}
     return Layer(**{**good, **changes})
 
 
 def workload(**changes: Any) -> Workload:
-    """Two layers with something changed."""
+    """Two layers with a change."""
     layers = {"stem": layer(), "layers": [layer(), layer()], "head": layer()}
     return Workload(**{"name": "w", **layers, "batch_samples": 4, **changes})
 
 
 def arch(**changes: Any) -> Architecture:
-    """A small transformer with something changed."""
+    """A small transformer with a change."""
     sizes = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 2, "ffn": 8, "vocabulary": 10}
     return Architecture(**{"kind": "gpt2", **sizes, "sequence": 4, **changes})
 
 
 def calibration(**changes: Any) -> Calibration:
-    """One device with something changed."""
+    """A calibration of one device with a change."""
     seconds = dict.fromkeys(("forward_s", "backward_s", "head_s", "update_s"), 0.1)
     good = {
         "date": "2026-01-01",
@@ -75,7 +75,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "changes", "message"), WRONG, ids=[w[2] for w in WRONG])
-def test_wrong_types_are_named(
+def test_wrong_types_are_reported(
     make: Callable[..., Any], changes: dict[str, Any], message: str
 ) -> None:
     """Rule, value, remedy."""
@@ -93,8 +93,8 @@ def test_wrong_types_are_named(
         ({"batch_samples": 2.5}, "batch_samples is 2.5"),
     ],
 )
-def test_wrong_changes_of_presets(changes: dict[str, Any], message: str) -> None:
-    """And of their names."""
+def test_invalid_overrides_of_presets(changes: dict[str, Any], message: str) -> None:
+    """And invalid preset names."""
     with pytest.raises(ValueError, match=message):
         Workload.preset("gpt2-tiny", **changes)
     name: Any = ["gpt2-tiny"]
