@@ -706,8 +706,8 @@ def test_paths_that_are_chosen_are_refused() -> None:
     [
         (None, None, ""),
         ("nccl", "nccl", ""),
-        ("nccl", None, "the link was measured with --direct nccl, the run goes by hosts"),
-        (None, "gloo", "the link was measured by hosts, the run goes with --direct gloo"),
+        ("nccl", None, "measured with --direct nccl, this run sends through host memory"),
+        (None, "gloo", "measured through host memory, this run sends with --direct gloo"),
     ],
 )
 def test_a_link_measured_another_way_is_refused(

@@ -52,10 +52,10 @@ def test_missing_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     peers.write_text(PEERS)
     out = ["--out", str(tmp_path / "plan.json")]
     for more, text in (
-        (out, "--out writes a plan for a workload; give --workload"),
+        (out, "a plan needs a workload; give --workload"),
         ([], "--batch-samples is missing; give it, or --workload"),
         (["--batch-samples", "4"], "--gradient-bytes is missing"),
-        (["--workload", "gpt2-tiny", "--gradient-bytes", "5"], "both say what is averaged"),
+        (["--workload", "gpt2-tiny", "--gradient-bytes", "5"], "both set the bytes to average"),
         (["--workload", "gpt2-tiny", "--out", str(tmp_path / "plan.txt")], "must end in .json"),
         (["--workload", "gpt2-tiny", "--microbatch-samples", "2", *out], "must be 1 in a plan"),
     ):

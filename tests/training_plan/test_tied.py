@@ -127,5 +127,5 @@ def test_plan_without_tied_averaging_is_reported(
         save_plan(priced, tmp_path / "plan.json")
         main(["check", str(tmp_path / "plan.json")])
         assert (
-            "priced alone: head and embedding share a matrix" in capsys.readouterr().out
+            "not modelled: head and embedding share a matrix" in capsys.readouterr().out
         ) is said
