@@ -215,5 +215,5 @@ def test_invalid_hosts_and_options(plan: TrainingPlan, tmp_path: Path) -> None:
     ):
         with pytest.raises(ExportError, match=said):
             export_plan(plan, "torchrun", **options)
-    with pytest.raises(ExportError, match="no format 'nonsense'; choose one of ranks"):
+    with pytest.raises(ExportError, match="unknown format 'nonsense'; choose one of ranks"):
         export_plan(plan, "nonsense")
