@@ -23,7 +23,7 @@ from planner.training_plan.model import Routing, TrainingPlan
 from planner.workload.workload import Workload
 
 MEASURED = ("aws8_dtfm_worldwide_2022", "gcp12_skippipe_2025_repaired", "skyplane_60_20220129")
-LEAST, MOST = 4, 8
+MIN_DEVICES, MAX_DEVICES = 4, 8
 """Devices: processes that two cores can serve."""
 KEPT = Routing(smoothing=0.0)
 LONGEST_S = 120.0
@@ -111,7 +111,7 @@ def _cluster(rng: Generator) -> tuple[Cluster, str]:
 def _apart(rng: Generator) -> Network:
     """A part of a measured network, its bandwidths scaled."""
     whole = load_network(str(rng.choice(MEASURED))).complete()
-    count = int(rng.integers(LEAST, MOST + 1))
+    count = int(rng.integers(MIN_DEVICES, MAX_DEVICES + 1))
     part = whole.subset(sorted(rng.choice(whole.ids, count, replace=False).tolist()))
     scale = np.exp(rng.uniform(np.log(0.5), np.log(8)))
     return part.replace(bandwidth_bytes_per_s=scale * part.bandwidth_bytes_per_s)
@@ -122,7 +122,7 @@ def _regions(rng: Generator) -> Network:
     whole = load_network("aws8_dtfm_worldwide_2022")
     chosen = rng.choice(whole.ids, int(rng.integers(2, 4)), replace=False).tolist()
     counts = dict.fromkeys(sorted(chosen), 1)
-    for _ in range(int(rng.integers(LEAST, MOST + 1)) - len(chosen)):
+    for _ in range(int(rng.integers(MIN_DEVICES, MAX_DEVICES + 1)) - len(chosen)):
         counts[str(rng.choice(chosen))] += 1
     return whole.replicate(
         counts,

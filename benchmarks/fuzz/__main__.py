@@ -1,7 +1,7 @@
 """Fuzzing: thousands of damaged inputs, each of which must be accepted or refused in one line.
 
 Inputs are mutations of valid ones, drawn from a seed. An error of this project counts as a refusal.
-Any other exception, more than `MOST_S` seconds or more than `MOST_BYTES` of memory is a finding,
+Any other exception, more than `MAX_S` seconds or more than `MAX_BYTES` of memory is a finding,
 printed with the number of the input, which ``--only`` repeats.
 """
 
@@ -32,8 +32,8 @@ from planner.bench.stamp import stamp
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
-MOST_S = 10
-MOST_BYTES = 1 << 30
+MAX_S = 10
+MAX_BYTES = 1 << 30
 COUNT = 10_000
 SHOWN = 20
 
@@ -61,12 +61,12 @@ class Tally:
         )
 
 
-def fuzz(target: Target, seed: int, numbers: Sequence[int], most_s: int = MOST_S) -> Tally:
+def fuzz(target: Target, seed: int, numbers: Sequence[int], most_s: int = MAX_S) -> Tally:
     """Try some inputs of a target."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         attempt = target.prepare(Path(folder))
-        with _memory(MOST_BYTES):
+        with _memory(MAX_BYTES):
             for number in numbers:
                 began = time.perf_counter()
                 said = _outcome(partial(attempt, np.random.default_rng([seed, number])), most_s)
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
         f"Regenerate with `python -m benchmarks.fuzz --count {args.count} --seed {args.seed}`. "
         "Taken: "
         "without an error; refused: in one line of this project's; findings: anything else, such "
-        f"as another exception, more than {MOST_S} s or {MOST_BYTES / 2**30:g} GiB.",
+        f"as another exception, more than {MAX_S} s or {MAX_BYTES / 2**30:g} GiB.",
         "",
         "| target | inputs | taken | refused | slowest, s | findings |",
         f"|{'---|' * 6}",

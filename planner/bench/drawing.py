@@ -9,7 +9,7 @@ from html import escape
 from planner.bench.summary import MethodStanding, profile
 
 WIDE, HIGH, LEFT, RIGHT, BELOW, ABOVE = 640, 260, 44, 26, 30, 10
-LEAST, MOST = 1e-4, 10.0
+MIN_GAP, MAX_GAP = 1e-4, 10.0
 """Ends of the gap axis; smaller gaps are drawn at the left end."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#999999")
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -18,7 +18,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 def profile_svg(standings: Sequence[MethodStanding]) -> str:
     """Draw one step line per method over a logarithmic gap axis."""
     marks = []
-    for tick in (LEAST, 1e-3, 1e-2, 1e-1, 1.0, MOST):
+    for tick in (MIN_GAP, 1e-3, 1e-2, 1e-1, 1.0, MAX_GAP):
         x, word = _x(tick), f"{100 * tick:g}%"
         marks.append(
             f'<line class="grid" x1="{x:.1f}" y1="{ABOVE}" x2="{x:.1f}" y2="{HIGH - BELOW}"/>'
@@ -61,7 +61,7 @@ def _stroke(number: int) -> str:
 
 
 def _x(gap: float) -> float:
-    part = math.log(min(max(gap, LEAST), MOST) / LEAST) / math.log(MOST / LEAST)
+    part = math.log(min(max(gap, MIN_GAP), MAX_GAP) / MIN_GAP) / math.log(MAX_GAP / MIN_GAP)
     return LEFT + part * (WIDE - RIGHT - LEFT)
 
 

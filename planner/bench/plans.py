@@ -16,7 +16,7 @@ from planner.planning.baselines.dtfm import dtfm_rule
 from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
-from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
+from planner.planning.baselines.search import MAX_EVENTS, BaselinePlan
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.planning.solve import plan
@@ -27,7 +27,7 @@ from planner.workload.workload import Workload
 
 VERSION = 2
 """Version of the instances; since 2, memory is modelled as in the executor."""
-EVENTS_PER_EFFORT = MOST_EVENTS / 10
+EVENTS_PER_EFFORT = MAX_EVENTS / 10
 """Simulated operations and messages of rules, per unit of effort."""
 
 
@@ -112,7 +112,7 @@ def _rule(rule: Rule) -> Any:
 
 
 def _events(effort: float) -> int:
-    return int(min(MOST_EVENTS, EVENTS_PER_EFFORT * effort))
+    return int(min(MAX_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
 def _given(found: BaselinePlan | None) -> TrainingPlan:

@@ -34,7 +34,7 @@ from planner.problems.rebalancing import RebalancingPlan, TimedMove
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes
-from planner.utils.input_files import MOST_BYTES, parse_json, read_json
+from planner.utils.input_files import MAX_BYTES, parse_json, read_json
 from planner.utils.validate import LARGEST, SMALLEST, in_safe_range, numbers, real
 
 FORMAT = "planner.solution"
@@ -149,12 +149,12 @@ def read_solution(path: Path) -> dict[str, Any]:
     if path.suffix == ".gz":
         try:
             with gzip.open(path) as file:
-                raw = file.read(MOST_BYTES + 1)
+                raw = file.read(MAX_BYTES + 1)
             text = raw.decode()
         except (OSError, EOFError, ValueError) as error:
             raise AnswerError(f"{path}: cannot be read ({error}); write it again") from None
-        if len(raw) > MOST_BYTES:
-            raise AnswerError(f"{path}: is larger than {MOST_BYTES / 1e6:g} MB; give a smaller one")
+        if len(raw) > MAX_BYTES:
+            raise AnswerError(f"{path}: is larger than {MAX_BYTES / 1e6:g} MB; give a smaller one")
         data = parse_json(text, path, error=AnswerError)
     else:
         data = read_json(path, error=AnswerError)

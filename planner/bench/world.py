@@ -23,7 +23,7 @@ from planner.network.network import Network
 
 WIDE_KM, HIGH_KM = 20_000.0, 8_000.0
 LINES_GBPS = (1.0, 2.5, 5.0, 10.0)
-FIBRE_KM_PER_S, DETOUR, LEAST_S = 200_000.0, 1.5, 1e-3
+FIBRE_KM_PER_S, DETOUR, MIN_S = 200_000.0, 1.5, 1e-3
 HALVED_S = 0.025
 INSIDE_S, INSIDE_BYTES_PER_S = 0.25e-3, 10e9 / 8
 
@@ -39,7 +39,7 @@ def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network
     line = np.array(LINES_GBPS)[rng.integers(len(LINES_GBPS), size=regions)] * 1e9 / 8
     apart = place[:, None] - place[None, :]
     far_km = np.sqrt(apart[..., 0] ** 2 + apart[..., 1] ** 2)
-    latency = np.round(LEAST_S + DETOUR * far_km / FIBRE_KM_PER_S, 6)
+    latency = np.round(MIN_S + DETOUR * far_km / FIBRE_KM_PER_S, 6)
     share = 0.6 + 0.4 * rng.random((regions, regions))
     narrow = np.minimum(line[:, None], line[None, :])
     bandwidth = np.round(narrow * share / (1 + latency / HALVED_S))

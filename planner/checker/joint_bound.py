@@ -31,7 +31,7 @@ PRECISION = 1e-9
 """Relative precision: a plan may be faster than a bound by at most this."""
 BISECTIONS = 30
 MEMORY_ROUNDING = 1e-6
-MOST_DEVICES = 100_000
+MAX_DEVICES = 100_000
 """A witness with more devices is rejected."""
 
 
@@ -40,7 +40,7 @@ def whole_step_bound_s(
 ) -> float | None:
     """The bound that a witness proves for all plans on its devices."""
     try:
-        if not _is_about(witness, plan):
+        if not _applies_to(witness, plan):
             return None
         devices = _WitnessDevices.of(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
@@ -57,7 +57,7 @@ def whole_step_bound_s(
     return low / steps
 
 
-def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
+def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
     times = plan.compute_times
     if witness.get("every_steps", 1) != plan.sync.every_steps or plan.sync.delayed:
@@ -136,7 +136,7 @@ class _WitnessDevices:
             )
             classes[key] += int(row["count"])  # type: ignore[index]
         n = sum(classes.values())
-        if n > MOST_DEVICES:
+        if n > MAX_DEVICES:
             raise ValueError("devices")
         back = np.zeros(n)
         for m, seconds in witness["return_s"]:

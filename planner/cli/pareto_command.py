@@ -25,7 +25,7 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.output import BAD_INPUT, save, show
-from planner.planning.pareto_front import NOBODY, WORTH, Front, FrontPoint, pareto
+from planner.planning.pareto_front import HOUR_VALUES, NO_INNER_AVERAGING, Front, FrontPoint, pareto
 from planner.planning.request import InnerAveraging
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
@@ -75,16 +75,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--within",
         type=_words,
-        default=[NOBODY],
+        default=[NO_INNER_AVERAGING],
         help="groups that average gradients in every step if the interval is above 1, from "
-        f"{','.join((NOBODY, *InnerAveraging))}; default none",
+        f"{','.join((NO_INNER_AVERAGING, *InnerAveraging))}; default none",
     )
     sub.add_argument(
         "--worth",
         type=_numbers,
-        default=list(WORTH),
+        default=list(HOUR_VALUES),
         help="values of an hour's wait, in the price of an hour of all devices; inf minimises time "
-        "alone; default " + ",".join(f"{one:g}" for one in WORTH),
+        "alone; default " + ",".join(f"{one:g}" for one in HOUR_VALUES),
     )
     sub.add_argument("--out", type=Path, default=Path("front"), help="output folder; default front")
     add_solver(sub, list(Method))
@@ -208,7 +208,7 @@ def _row(point: FrontPoint, file: str) -> dict[str, Any]:
         "sync_every": plan.sync.every_steps,
         "codec": str(plan.codec),
         "boundary_codec": str(plan.workload.boundary_codec),
-        "within": str(request.within or NOBODY),
+        "within": str(request.within or NO_INNER_AVERAGING),
         "hour_usd": request.hour_usd if request.objective == "cost" else None,
         "objective": str(request.objective),
         "bound": point.result.bound,
@@ -255,7 +255,7 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     kinds: dict[str, list[FrontPoint]] = {}
-    for point in sorted(points, key=lambda one: one.trains):
+    for point in sorted(points, key=lambda one: one.training_settings):
         kinds.setdefault(_kind(point), []).append(point)
     for k, (name, some) in enumerate(kinds.items()):
         some.sort(key=lambda one: one.step_s)

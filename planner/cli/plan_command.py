@@ -100,8 +100,8 @@ GROUPS = {
 
 SAVING_S, COMPARING_S, DRAWING_S = (2.0, 0.004), (3.0, 0.09), (2.0, 0.003)
 """Estimated time to save and check, to compare, and to draw: (fixed, per device) seconds."""
-MOST_COMPARING_S = 30.0
-LEAST_SEARCH = 0.5
+MAX_COMPARING_S = 30.0
+MIN_SEARCH = 0.5
 """Least fraction of the remaining time that the search gets."""
 
 
@@ -516,9 +516,9 @@ def _search_s(
         return None
     after = SAVING_S[0] + SAVING_S[1] * devices
     if random_count:
-        after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MOST_COMPARING_S)
+        after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MAX_COMPARING_S)
     after += _drawing_s(args, devices)
-    return max(left - after, LEAST_SEARCH * left)
+    return max(left - after, MIN_SEARCH * left)
 
 
 def _drawing_s(args: argparse.Namespace, devices: int) -> float:

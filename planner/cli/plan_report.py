@@ -23,7 +23,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted, name_ranges, number_ranges, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
-MOST_LINES = 3
+MAX_LINES = 3
 """Most lines for the device names of a stage; beyond, devices per region are printed."""
 SAME = 0.005
 """Relative difference below which two step times count as equal."""
@@ -332,7 +332,7 @@ def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
         layers = f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
         layers += "+head" * (stage["head"] and j < len(data["stages"]) - 1)
         names = ", ".join(name_ranges(stage["devices"]))
-        if len(names) > MOST_LINES * (WIDTH - 24):
+        if len(names) > MAX_LINES * (WIDTH - 24):
             regions = stage["regions"]
             names = ", ".join(f"{regions.count(r)} of {r}" for r in dict.fromkeys(regions))
         yield f"{j:<5}  {layers:<8}  {stage['memory']:>6.0%}", names

@@ -17,7 +17,7 @@ ABOUT = (
     "write it as a network"
 )
 EXAMPLE = "planner probe probe.jsonl --out net.csv --devices-out devices.csv"
-MOST_LINES = 12
+MAX_LINES = 12
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -59,10 +59,10 @@ def _summary(log: ProbeLog, network: Network) -> list[str]:
         f"{'slowest links':<44}{'latency':>10}{'one flow':>12}{'spread':>10}{'two flows':>12}",
     ]
     links.sort(key=lambda one: one.rates[1][0])
-    lines += [_link_line(one) for one in links[:MOST_LINES]]
+    lines += [_link_line(one) for one in links[:MAX_LINES]]
     ends = [(one, log.findings.get((one, ALL)), log.findings.get((ALL, one))) for one in log.names]
     lines += [f"{'devices in total':<44}{'upload':>10}{'download':>12}"]
-    lines += [f"{name:<44}{_mbit(up):>10}{_mbit(down):>12}" for name, up, down in ends[:MOST_LINES]]
+    lines += [f"{name:<44}{_mbit(up):>10}{_mbit(down):>12}" for name, up, down in ends[:MAX_LINES]]
     lines.append(
         "rates in Mb/s; latency: half the median round trip; spread: (highest - lowest) / mean"
     )

@@ -15,14 +15,14 @@ from planner.workload.boundary_codec import BoundaryCodec
 
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Averaging intervals, in steps, that the plan is also evaluated with."""
-MOST_INTERVALS = 4
+MAX_INTERVALS = 4
 
 
 def sync_data(plan: TrainingPlan) -> dict[str, Any]:
     """Return a plan's averaging interval, and its step time with shorter intervals; JSON-ready."""
     every, outer = plan.sync.every_steps, plan.sync.outer
     alone_s, averages_s = steps_by_averaging_s(plan)
-    other = [h for h in INTERVALS if h < every][-MOST_INTERVALS:]
+    other = [h for h in INTERVALS if h < every][-MAX_INTERVALS:]
     words = None
     if outer is not None:
         words = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"

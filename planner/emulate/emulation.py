@@ -20,7 +20,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
 
-MOST_BUSY = 0.85
+MAX_BUSY = 0.85
 """CPU utilisation above which ranks wait for CPUs instead of the network."""
 
 
@@ -53,7 +53,7 @@ class Emulation:
     def warnings(self) -> list[str]:
         """Return reasons why times may reflect this machine instead of the network."""
         found = []
-        if self.busy > MOST_BUSY:
+        if self.busy > MAX_BUSY:
             remedy = f"run with --speed {self.asked.speed / 2:g}"
             if self.asked.real_compute:
                 remedy = "plan a smaller model or fewer devices, or leave out --real-compute"

@@ -31,7 +31,7 @@ QUEUE_BYTES = 1e6
 """Queue per connection beyond twice the largest bandwidth-delay product, in bytes."""
 POOL_BYTES = 1.5e9
 """Address space for packets inside the network; only used pages take memory."""
-MOST_SLOTS = 200_000
+MAX_SLOTS = 200_000
 NICE = 5
 """Nice value of ranks, so that the switch has priority."""
 PR_SET_PDEATHSIG = 1
@@ -128,7 +128,7 @@ def _switch(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the switch's process for packets of at most ``longest`` bytes."""
     np.savez(Path(folder) / "links.npz", **links._asdict())
-    slots = int(min(MOST_SLOTS, POOL_BYTES / longest))
+    slots = int(min(MAX_SLOTS, POOL_BYTES / longest))
     given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
     (Path(folder) / "switch.json").write_text(json.dumps(given))
     switch = subprocess.Popen(

@@ -18,7 +18,7 @@ from deap import base, tools
 
 from planner.genetic.arrangement import cost_of
 from planner.genetic.data import AssignmentData
-from planner.genetic.local_search import Gain, improve_circular, improve_pairs
+from planner.genetic.local_search import Gain, circular_swap_pass, kernighan_lin_pass
 from planner.genetic.stage_order import reorder_stages
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
@@ -175,9 +175,9 @@ class Evolution:
         pp_cost, group_of = self.data.pp_cost[0], np.array(genes)
         order = self.rng.permutation(len(self.data.sizes))
         if self.params.gain is Gain.PAPER:
-            improve_circular(pp_cost, group_of, self.data.sizes, order)
+            circular_swap_pass(pp_cost, group_of, self.data.sizes, order)
         else:
-            improve_pairs(pp_cost, group_of, order)
+            kernighan_lin_pass(pp_cost, group_of, order)
         genes[:] = group_of.tolist()
 
 

@@ -126,7 +126,7 @@ def _best_kl_swap(
 
 
 @allocating_entry
-def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
+def kernighan_lin_pass(w: Floats2, group_of: Ints, order: Ints) -> None:
     """Swap once between every pair of groups if Kernighan-Lin's gain is positive.
 
     A device is moved at most once per call.
@@ -148,7 +148,7 @@ def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
 
 
 @allocating_entry
-def improve_circular(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> None:
+def circular_swap_pass(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> None:
     """Apply the best prefix of a chain of swaps by the paper's gain.
 
     The chain cycles through the groups in ``order``: each step swaps the best unlocked pair between

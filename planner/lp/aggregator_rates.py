@@ -36,7 +36,7 @@ def aggregator_rates(
         ``float[n]``, bytes per second, infinite for no limit.
     link
         ``float[n, n]``, bytes per second of ordered pairs; the diagonal is ignored.
-    helps
+    is_aggregator
         ``bool[n]``: the aggregators; the others are trainers, at least two.
     can_reduce
         ``bool[n]``: whether a device can be a reducer.

@@ -122,7 +122,7 @@ def feasible_sizes(
 
     Yields
     ------
-    tuple[SizedKnapsack, int]
+    tuple[CardinalityKnapsack, int]
         The relaxation and k.
     """
     intervals = [(min_contributors, max_contributors)]

@@ -391,9 +391,9 @@ class ContributorSearch:
         assert self.incumbent.plan is not None
         computes = self.incumbent.plan.computes
         samples = float(self.problem.samples_per_s[computes].sum())
-        max_contributors = float(self.limits.max_total_rate(computes[None, :])[0])
+        max_total_rate = float(self.limits.max_total_rate(computes[None, :])[0])
         self._require_admitted(
-            samples, max_contributors, "largest total rates of sets of contributors"
+            samples, max_total_rate, "largest total rates of sets of contributors"
         )
 
     def _check_milp(self) -> None:
@@ -496,7 +496,7 @@ def all_sets(eligible: Bools) -> Bools:
 
     Parameters
     ----------
-    able
+    eligible
         ``bool[n]``, the possible contributors.
     """
     index = np.flatnonzero(eligible)

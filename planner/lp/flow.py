@@ -237,9 +237,7 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     equality_rhs[-1] = 1.0
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:
-        row, column, value = (
-            np.concatenate([edge_share[k] for edge_share in parts]) for k in range(3)
-        )
+        row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
         return coo_array((value, (row, column)), shape=(height, slack_column + 1)).tocsr()
 
     cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches, flow.lack * microbatches]])

@@ -10,14 +10,6 @@ import numpy as np
 
 from planner.lp.flow import FlowLinearProgram, RowKind, StageFlow
 
-ABOUT = (
-    "Microbatches as a flow through stages. through_N, over_N_M: parts of all microbatches.",
-    "period: seconds in which one microbatch of all passes; lack: what pairs lack of spare time.",
-    "Minimised: period x microbatches + mean way there and back, in s. Rows: busy_N, pair_N_M and",
-    "line_K are no longer busy than the period, spare_N_M with time to spare; memory_N holds",
-    "what is in flight (Little's law, delays of the flow before); out_N and in_N keep the flow.",
-)
-
 
 def flow_model(flow: StageFlow, program: FlowLinearProgram, names: Sequence[str]) -> Any:
     """Build a PuLP model to write to a file, or to solve with another solver."""

@@ -27,10 +27,11 @@ Floats = NDArray[np.float64]
 MAX_PEERS = 100
 """Maximum number of peers: a million rows of eq. 4, a hundred megabytes."""
 ABOUT = (
-    "DeDLOC's averaging (Diskin et al. 2021, eq. 5). a_I_J: rate of what I contributes to reducer",
-    "J; g_I_J: at which reducer I returns to J; c_I: whether I contributes; xi: steps, maximised.",
-    "Rows: compute: samples of a step; average_I: what I gets in a step; sender_I_J_K: reducer I",
-    "returns to J no more than it has of K; upload_I, download_I, link_I_J: limits.",
+    "DeDLOC's averaging (Diskin et al. 2021, eq. 5). a_I_J: rate from peer I to reducer J; g_I_J:",
+    "rate of returns from reducer I to peer J; c_I: whether peer I contributes; xi: steps per",
+    "second, maximised. Constraints: compute: samples of a step; average_I: what peer I gets in a",
+    "step; sender_I_J_K: reducer I returns to J at most what it has from K; upload_I, download_I",
+    "and link_I_J: limits.",
 )
 
 

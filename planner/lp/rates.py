@@ -57,7 +57,7 @@ def satisfies_links(limits: BandwidthLimits, computes: Bools, rates: Floats) -> 
 
 
 def water_fill(caps: Floats, total: float) -> Floats:
-    """Rates ``min(cap_i, water_fill)`` that sum to ``total`` (water-filling).
+    """Rates ``min(cap_i, level)`` that sum to ``total`` (water-filling).
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class PathModel:
     options, chosen
         Paths of each microbatch, and a literal for each path; no literals for a single path.
     start
-        ``(add_microbatch, kind, device)``: start of an operation.
+        ``(microbatch, kind, device)``: start of an operation.
     """
 
     problem: PathProblem
@@ -228,23 +228,21 @@ class _ModelBuilder:
             return
         pairs = sum(math.comb(len(messages), 2) for messages in self.messages.values())
         for (u, v), messages in self.messages.items():
-            device_intervals = self.link[u][v]
-            if device_intervals > 0 and len(messages) > 1:
-                self.model.add_no_overlap(
-                    [self.link_interval(m, device_intervals) for m in messages]
-                )
+            send_ticks = self.link[u][v]
+            if send_ticks > 0 and len(messages) > 1:
+                self.model.add_no_overlap([self.link_interval(m, send_ticks) for m in messages])
             if pairs <= MAX_ORDERED_PAIRS:
                 for one, other in itertools.combinations(messages, 2):
-                    self.add_fifo_order(one, other, device_intervals)
+                    self.add_fifo_order(one, other, send_ticks)
 
-    def link_interval(self, message: _Message, device_intervals: int) -> Any:
+    def link_interval(self, message: _Message, send_ticks: int) -> Any:
         if message.present is None:
-            return self.model.new_fixed_size_interval_var(message.departs, device_intervals, "")
+            return self.model.new_fixed_size_interval_var(message.departs, send_ticks, "")
         return self.model.new_optional_fixed_size_interval_var(
-            message.departs, device_intervals, message.present, ""
+            message.departs, send_ticks, message.present, ""
         )
 
-    def add_fifo_order(self, one: _Message, other: _Message, device_intervals: int) -> None:
+    def add_fifo_order(self, one: _Message, other: _Message, send_ticks: int) -> None:
         """Messages leave in the order of their operations on the device.
 
         The order is that of starts, because rounded ends need not keep it. Operations of zero
@@ -256,9 +254,7 @@ class _ModelBuilder:
         present = [x for x in (one.present, other.present) if x is not None]
         for a, b, literal in ((one, other, first), (other, one, first.negated())):
             self.model.add(a.start + a.length <= b.start).only_enforce_if([literal, *present])
-            self.model.add(a.departs + device_intervals <= b.departs).only_enforce_if(
-                [literal, *present]
-            )
+            self.model.add(a.departs + send_ticks <= b.departs).only_enforce_if([literal, *present])
 
     def add_chain_bounds(self, b: int, options: Sequence[Path], chosen: list[Any]) -> None:
         """Add redundant bounds by both halves of the chain, which tighten the linear relaxation."""

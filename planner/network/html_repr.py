@@ -13,9 +13,9 @@ from planner.network.formats import Matrices
 from planner.utils.html import boxed, line, table
 from planner.utils.text import quantity
 
-MOST_REGIONS = 12
+MAX_REGIONS = 12
 """Largest number of rows and columns of the table."""
-MOST_KINDS = 40
+MAX_KINDS = 40
 """Largest number of kinds of devices in the table."""
 
 
@@ -24,7 +24,7 @@ def network_html(title: str, network: Matrices) -> str:
     regions = network.ids if network.regions is None else network.regions
     names = list(dict.fromkeys(regions))
     members = [[d for d, r in enumerate(regions) if r == name] for name in names]
-    shown = min(len(names), MOST_REGIONS)
+    shown = min(len(names), MAX_REGIONS)
     rows = []
     for i in range(shown):
         cells = [escape(names[i]) + (f" ({len(members[i])})" if len(members[i]) > 1 else "")]
@@ -52,9 +52,9 @@ def cluster_html(
     kinds = Counter(zip(regions, *figures.values(), strict=True))
     rows = [
         [escape(region), str(many), *map(quantity, values, figures)]
-        for (region, *values), many in list(kinds.items())[:MOST_KINDS]
+        for (region, *values), many in list(kinds.items())[:MAX_KINDS]
     ]
-    more = f"{MOST_KINDS} of {len(kinds)} kinds" if len(kinds) > MOST_KINDS else ""
+    more = f"{MAX_KINDS} of {len(kinds)} kinds" if len(kinds) > MAX_KINDS else ""
     heads = ["region", "devices", "attained", "memory"]
     return boxed(line(title), table(heads, rows), line(more), network)
 

@@ -33,9 +33,9 @@ from planner.utils.validate import (
 )
 
 Floats = NDArray[np.float64]
-MOST_NAMES = 8
+MAX_NAMES = 8
 """Largest number of device names in a message."""
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 """Largest number of devices made by `Network.replicate`: arrays of all pairs grow with the square,
 to 0.13 GB each."""
 
@@ -352,8 +352,8 @@ class Network:
             counts = np.bincount(np.ravel(left), minlength=len(self))
             devices.append(int(counts.argmax()))
             left = [pair for pair in left if devices[-1] not in pair]
-        names = ", ".join(repr(self.ids[d]) for d in devices[:MOST_NAMES])
-        names += ", ..." if len(devices) > MOST_NAMES else ""
+        names = ", ".join(repr(self.ids[d]) for d in devices[:MAX_NAMES])
+        names += ", ..." if len(devices) > MAX_NAMES else ""
         i, j = missing[0]
         return (
             f"{counted(len(missing), 'ordered pair')} {'is' if len(missing) == 1 else 'are'} not "
@@ -497,9 +497,9 @@ class Network:
         ids: list[str] = []
         for region, asked in mapping("counts", counts, error=NetworkError).items():
             size = count(f"counts of region {region!r}", asked, error=NetworkError)
-            if len(sources) + size > MOST_DEVICES:
+            if len(sources) + size > MAX_DEVICES:
                 raise NetworkError(
-                    f"counts make {len(sources) + size} devices or more, at most {MOST_DEVICES} "
+                    f"counts make {len(sources) + size} devices or more, at most {MAX_DEVICES} "
                     "are possible; give fewer"
                 )
             sources += [self.index_of(region)] * size

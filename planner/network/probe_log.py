@@ -31,7 +31,7 @@ COLUMNS = (
     "measured_at",
 )
 MBIT = 1e6 / 8
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 """Largest size of a log; a thousand devices have a million pairs."""
 
 
@@ -131,7 +131,7 @@ class ProbeLog:
     @classmethod
     def load(cls, path: str | Path) -> ProbeLog:
         """Read a log; an incomplete last line is ignored."""
-        lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
+        lines = read_text(path, error=NetworkError, most_bytes=MAX_BYTES).split("\n")
         try:
             about = parse_json(lines[0], path)
         except ValueError:

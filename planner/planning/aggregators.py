@@ -25,7 +25,7 @@ from planner.training_plan.schedule import Schedule
 from planner.training_plan.shares import shares_of
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
-LEAST_GAIN = 1e-9
+MIN_GAIN = 1e-9
 """Least relative gain of an aggregator."""
 
 
@@ -111,7 +111,7 @@ def group_with_aggregators(
     if rates.sum() <= 0:
         return None
     shares = rates / rates.sum()
-    kept = np.flatnonzero(~helps | (shares > LEAST_GAIN))
+    kept = np.flatnonzero(~helps | (shares > MIN_GAIN))
     if len(kept) == len(members):
         return None
     trains = tuple((~helps[kept]).tolist())
@@ -140,7 +140,7 @@ def _helped(
             is not None
         ]
         best = min(found, key=lambda one: one[:2], default=None)
-        if best is None or best[0] >= hopes[j] * (1 - LEAST_GAIN):
+        if best is None or best[0] >= hopes[j] * (1 - MIN_GAIN):
             del hopes[j]
             continue
         hopes[j], _, group[j] = best

@@ -26,7 +26,7 @@ def averaging_rounds(
     vector_bytes: float,
     codec: Codec = Codec.NONE,
     *,
-    levels: bool = False,
+    hierarchical: bool = False,
     two_frequency: bool = False,
 ) -> StageAveraging:
     """Rounds of one stage, to which every device contributes.
@@ -54,12 +54,14 @@ def averaging_rounds(
     if group_size is not None and len(group) > 1:
         rounds = _schedule(group, min(group_size, len(group)))
     size = vector_bytes * codec.wire_ratio
-    made = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
-    two = hierarchical_rounds(cluster, group) if levels else None
-    if two is None:
-        return made
+    one_level = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
+    hierarchical_ = hierarchical_rounds(cluster, group) if hierarchical else None
+    if hierarchical_ is None:
+        return one_level
     links = LinkResources.of(cluster)
-    return min((made, two), key=lambda one: rounds_s(one, vector_bytes, links, codec))
+    return min(
+        (one_level, hierarchical_), key=lambda one: rounds_s(one, vector_bytes, links, codec)
+    )
 
 
 def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:

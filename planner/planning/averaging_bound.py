@@ -35,7 +35,7 @@ def averaging_bound(
     vector_bytes: Sequence[float],
     *,
     equal_shares: bool,
-    helped: bool = False,
+    has_aggregators: bool = False,
 ) -> AveragingBound:
     """Bounds for one round per stage to which every device contributes.
 
@@ -58,7 +58,7 @@ def averaging_bound(
     for j, (m, vector) in enumerate(zip(sizes, vector_bytes, strict=True)):
         if m == 1:
             continue
-        if helped:
+        if has_aggregators:
             device_s[j] = vector / np.minimum(up, down)
         elif equal_shares:
             pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])
@@ -66,12 +66,12 @@ def averaging_bound(
             fullest = np.maximum(2 * vector / m / pair, 2 * (m - 1) / m * vector / line)
             device_s[j] = fullest + away[:, m - 2]
         else:
-            room = np.minimum(
+            max_line_rate = np.minimum(
                 np.minimum(up, best_out[:, : m - 1].sum(axis=1)),
                 np.minimum(down, best_in[:, : m - 1].sum(axis=1)),
             )
             # some pair with a reducer is used, and one device may be all others' reducer
-            device_s[j] = vector / room + away[:, 0]
+            device_s[j] = vector / max_line_rate + away[:, 0]
         # any group has m members, so one at least as slow as the m-th quickest of all
         stage_s[j] = np.sort(device_s[j])[m - 1]
     return AveragingBound(device_s, stage_s)

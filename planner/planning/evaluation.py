@@ -61,7 +61,7 @@ def stage_averaging(
     codec, stages = Codec(request.codec), len(groups)
     apart = not request.sync.local_steps
     sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
-    levels, two = request.may_be_hierarchical, request.within is not None
+    may_be_hierarchical, two_frequency = request.may_be_hierarchical, request.within is not None
     found = [
         (
             averaging_rounds(
@@ -71,8 +71,8 @@ def stage_averaging(
                 request.group_size,
                 size,
                 codec,
-                levels=levels,
-                two_frequency=two,
+                hierarchical=may_be_hierarchical,
+                two_frequency=two_frequency,
             ),
             size,
         )
@@ -83,7 +83,7 @@ def stage_averaging(
         try:
             # groups of a size need not come out for both
             rounds = averaging_rounds(
-                cluster, both, request.shares, None, size, codec, levels=levels
+                cluster, both, request.shares, None, size, codec, hierarchical=may_be_hierarchical
             )
         except ProblemError as error:
             raise ProblemError(

@@ -109,7 +109,7 @@ def joint_bound(
     what = ", ".join(names) or "the number, memory and latencies"
     basis = f"{what} of all devices, whatever stages they are in"
     if pool.hierarchical:
-        basis += "; for a stage in two hierarchical, from exchange to exchange"
+        basis += "; for stages that average hierarchically, from one exchange to the next"
     if pool.regions:
         basis += "; from one exchange between regions to the next"
     if measured:

@@ -146,21 +146,21 @@ class _Search:
         # compiled before the simulator starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
-        self.best: Incumbent[TrainingPlan] = Incumbent(
+        self.incumbent: Incumbent[TrainingPlan] = Incumbent(
             self.run, problem.cluster, method="layouts, flow", seed=problem.seed
         )
         if bound is not None:
-            self.best.raise_bound(*bound)
+            self.incumbent.raise_bound(*bound)
         # a mean over many steps, which the simulator puts together from some
         calibration = problem.request.calibration
         self.is_mean = problem.request.sync_every > 1 or self.objective.by_cost
         self.is_mean |= calibration is not None and calibration.updates
         self.is_stochastic = problem.request.wiring == RequestedWiring.STOCHASTIC
         self.below_bound: list[tuple[float, TrainingPlan]] = []
-        self.incumbent: CandidatePlan | None = None
+        self.best_candidate: CandidatePlan | None = None
         self.best_on_all: CandidatePlan | None = None
         self.pending: list[CandidatePlan] = []
-        self.parents: dict[int, CandidatePlan] = {}
+        self.best_by_stages: dict[int, CandidatePlan] = {}
         self.visits: dict[int, int] = {}
         self.tried: set[Layout] = set()
         self.first_error: ProblemError | None = None
@@ -180,17 +180,17 @@ class _Search:
                     break
         alternatives: tuple[Alternative, ...] = ()
         with self.run.interruptible():
-            if self.best.plan is None and not self.below_bound:
+            if self.incumbent.plan is None and not self.below_bound:
                 self._evaluate_any()
             elif not self.run.paced_by_time and self.run.reason != "interrupted":
                 self._evaluate_last()
             self._drop_idle_devices()
             alternatives = tuple(self._alternatives())
-        if self.best.plan is None:
+        if self.incumbent.plan is None:
             if not self.below_bound:
                 raise KeyboardInterrupt  # before anything that fits was found
             self._accept_below_bound()
-        result = self.best.result(exhausted="all layouts that were found")
+        result = self.incumbent.result(exhausted="all layouts that were found")
         assert result.plan is not None
         return replace(result, plan=result.plan.replace(alternatives=alternatives))
 
@@ -211,7 +211,7 @@ class _Search:
             plan = with_cost(with_aggregators(self.problem, one), self.problem.request)
             value = self.objective.of_plan(plan)
             if not self._is_below_bound(value):
-                self.best.offer(value, plan)
+                self.incumbent.offer(value, plan)
 
     def _baseline_layouts(self) -> list[Layout]:
         """Layouts of the baselines, which the search tries to improve."""
@@ -235,20 +235,20 @@ class _Search:
         The simulator looks at a few steps; without averaging, devices that are ahead leave their
         links to those behind for a while.
         """
-        bound = self.best.bound
+        bound = self.incumbent.bound
         return self.is_mean and bound is not None and value < bound
 
     def _accept_below_bound(self) -> None:
         """If nothing else was found, take the best plan below the bound, and drop the bound."""
         cluster, seed = self.problem.cluster, self.problem.seed
-        self.best = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
+        self.incumbent = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
         for value, plan in self.below_bound:
-            self.best.offer(value, plan)
+            self.incumbent.offer(value, plan)
 
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up, and variants of the best plan with one decision changed."""
         runners_up = self._runners_up()
-        best, request = self.incumbent, self.problem.request
+        best, request = self.best_candidate, self.problem.request
         for words, candidate in runners_up:
             yield self._alternative(words, candidate.value)
         if best is None or not self._may_recheck(best):
@@ -259,7 +259,7 @@ class _Search:
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
             found = self._rebuilt(best, other, request)
             value = None if found is None else found.value
-            taken = self.best.objective
+            taken = self.incumbent.objective
             if found is not None and found.value < taken * (1 - 1e-9):
                 value = self._evaluate(found)
                 if value < taken * (1 - 1e-9):
@@ -270,7 +270,7 @@ class _Search:
                         ),
                         taken,
                     )
-                    best = self.incumbent or best
+                    best = self.best_candidate or best
             yield self._alternative(words, value)
         if request.averaging is None:
             yield from self._equal_shares(best)
@@ -284,14 +284,16 @@ class _Search:
 
         Shares are optimised for averaging alone; beside other messages, others may be faster.
         """
-        plan, taken = self.best.plan, self.best.objective
-        levels = (
+        plan, taken = self.incumbent.plan, self.incumbent.objective
+        hierarchical = (
             plan is not None
             and any(map(is_hierarchical, plan.averaging))
             and not plan.two_frequency
         )
         words = (
-            ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
+            ("two levels", "one round of equal shares")
+            if hierarchical
+            else ("adaptive shares", "equal")
         )
         equal = self.problem.request.replace(averaging=ShareRule.EQUAL)
         candidate = self._rebuilt(best, best.layout, equal)
@@ -311,11 +313,11 @@ class _Search:
         """
         runners_up: list[tuple[tuple[str, str], CandidatePlan]] = []
         for _ in range(MAX_RECHECKS):
-            best = self.incumbent
+            best = self.best_candidate
             if best is None:
                 return []
             mine = len(best.layout.layers)
-            others = [candidate for k, candidate in self.parents.items() if k != mine]
+            others = [candidate for k, candidate in self.best_by_stages.items() if k != mine]
             runners_up = []
             if others:
                 one = min(others, key=lambda candidate: candidate.value)
@@ -329,10 +331,12 @@ class _Search:
             runners_up = [(words, candidate.with_next_step()) for words, candidate in runners_up]
             for _, candidate in runners_up:
                 self._update_parent(candidate, candidate.seconds)
-            better = [d for _, d in runners_up if d.value < self.best.objective * (1 - 1e-9)]
+            better = [
+                one for _, one in runners_up if one.value < self.incumbent.objective * (1 - 1e-9)
+            ]
             for candidate in better:
                 self._evaluate(candidate)
-            if self.incumbent is best:
+            if self.best_candidate is best:
                 break
         return runners_up
 
@@ -385,7 +389,7 @@ class _Search:
         candidates += self._best_unbuilt(candidates, ranks)
         self._evaluate_best(candidates)
         for _ in range(IMPROVEMENTS):
-            if not self.parents or self.run.check() is not None:
+            if not self.best_by_stages or self.run.check() is not None:
                 break
             parent = self._next_parent()
             self._evaluate_best([*self._neighbours(parent), *self._perturbed(parent)])
@@ -451,11 +455,11 @@ class _Search:
     def _next_parent(self) -> CandidatePlan:
         """The best candidate over numbers of stages, with a handicap for visits."""
         stages = min(
-            self.parents,
-            key=lambda k: self.parents[k].value * (1 + VISIT_PENALTY * self.visits[k]),
+            self.best_by_stages,
+            key=lambda k: self.best_by_stages[k].value * (1 + VISIT_PENALTY * self.visits[k]),
         )
         self.visits[stages] += 1
-        return self.parents[stages]
+        return self.best_by_stages[stages]
 
     def _neighbours(self, parent: CandidatePlan) -> list[CandidatePlan]:
         """Candidates from moves of a layout whose estimates are not much worse."""
@@ -491,7 +495,7 @@ class _Search:
                 best = candidate
                 better.append(candidate)
         if better:
-            self.parents[len(best.layout.layers)] = best
+            self.best_by_stages[len(best.layout.layers)] = best
         return better
 
     def _less_recomputation(self, layout: Layout) -> list[Layout]:
@@ -539,13 +543,15 @@ class _Search:
         if self._idle(best) == 0 and (known is None or best.value < known.value):
             self.best_on_all = best
         stages = len(layout.layers)
-        if stages not in self.parents or best.value < self.parents[stages].value:
-            self.parents[stages], self.visits[stages] = best, 0
+        if stages not in self.best_by_stages or best.value < self.best_by_stages[stages].value:
+            self.best_by_stages[stages], self.visits[stages] = best, 0
         return best
 
     def _is_promising(self, candidate: CandidatePlan, most: float) -> bool:
         """Whether the value is within a factor of the best one."""
-        best_s = min([self.best.objective, *(one.value for one in self.parents.values())])
+        best_s = min(
+            [self.incumbent.objective, *(one.value for one in self.best_by_stages.values())]
+        )
         return candidate.value <= most * best_s and self.run.check() is None
 
     def _build(
@@ -562,21 +568,21 @@ class _Search:
     def _evaluate_best(self, candidates: list[CandidatePlan]) -> None:
         """Evaluate the most promising candidates so far."""
         promising = [*self.pending, *candidates]
-        self.pending = [one for one in promising if one.value < self.best.objective]
-        prices, chains = MAX_EVALUATED, MAX_CHAINED
-        while prices > 0 and chains > 0:
+        self.pending = [one for one in promising if one.value < self.incumbent.objective]
+        evaluations_left, chains_left = MAX_EVALUATED, MAX_CHAINED
+        while evaluations_left > 0 and chains_left > 0:
             self.pending.sort(key=lambda candidate: candidate.value)
-            better = self.pending and self.pending[0].value < self.best.objective
-            if not better or (self.best.plan is not None and self.run.check() is not None):
+            better = self.pending and self.pending[0].value < self.incumbent.objective
+            if not better or (self.incumbent.plan is not None and self.run.check() is not None):
                 break
             candidate = self.pending.pop(0)
             if candidate.chained:
-                prices -= 1
+                evaluations_left -= 1
                 self._evaluate(candidate)
-                if self.incumbent is candidate:
+                if self.best_candidate is candidate:
                     self.pending += self._variants(candidate)
             else:
-                chains -= 1
+                chains_left -= 1
                 candidate = candidate.with_next_step()
                 self._spend(candidate, 2)
                 self.pending.append(candidate)
@@ -584,10 +590,10 @@ class _Search:
 
     def _evaluate_last(self) -> None:
         """Evaluate the best candidate that was built before the effort was spent."""
-        waiting = [one for one in self.pending if one.value < self.best.objective]
+        waiting = [one for one in self.pending if one.value < self.incumbent.objective]
         if waiting:
             candidate = min(waiting, key=lambda one: one.value).with_next_step()
-            if candidate.value < self.best.objective:
+            if candidate.value < self.incumbent.objective:
                 self._evaluate(candidate)
 
     def _drop_idle_devices(self) -> None:
@@ -595,7 +601,7 @@ class _Search:
 
         Devices with a stage take part in its averaging even when idle.
         """
-        best = self.incumbent
+        best = self.best_candidate
         if best is None or not self._may_recheck(best):
             return
         layout = best.without_idle()
@@ -604,7 +610,7 @@ class _Search:
         candidate = self._candidate(layout, always=True)
         if candidate is not None and candidate.layout == layout:
             candidate = candidate.with_next_step()
-            if candidate.value < self.best.objective:
+            if candidate.value < self.incumbent.objective:
                 self._evaluate(candidate)
 
     def _variants(self, candidate: CandidatePlan) -> Iterator[CandidatePlan]:
@@ -624,7 +630,7 @@ class _Search:
         """Simulate a candidate in full and offer it as incumbent; returns its value."""
         busy = candidate.without_idle() if self.is_stochastic else candidate.layout
         if busy != candidate.layout:
-            # who chooses paths begins with a part for each device
+            # with stochastic wiring every device needs an initial share of the microbatches
             self.first_error = self.first_error or ProblemError(IDLE_DEVICES)
             again = self._candidate(busy, always=True)
             return math.inf if again is None else self._evaluate(again.with_next_step())
@@ -632,19 +638,19 @@ class _Search:
         value = self.objective.of_plan(plan)
         if self._is_below_bound(value):
             self.below_bound.append((value, plan))
-        elif self.best.offer(value, plan):
-            self.incumbent = candidate
+        elif self.incumbent.offer(value, plan):
+            self.best_candidate = candidate
         self._update_parent(candidate, plan.predicted.step_s)
-        # with aggregators it is priced twice
+        # with aggregators it is simulated twice
         self._spend(candidate, EVALUATION_PASSES * (2 if self.problem.aggregators else 1))
         return value
 
     def _update_parent(self, candidate: CandidatePlan, seconds: float) -> None:
         """Record a more accurate value: averaging and pipelines slow each other down."""
-        known = self.parents[len(candidate.layout.layers)]
+        known = self.best_by_stages[len(candidate.layout.layers)]
         later = replace(candidate, seconds=max(seconds, candidate.seconds), chained=True)
         if known.layout == candidate.layout and (not known.chained or later.value < known.value):
-            self.parents[len(candidate.layout.layers)] = later
+            self.best_by_stages[len(candidate.layout.layers)] = later
 
     def _spend(self, candidate: CandidatePlan, passes: int) -> None:
         self.run.spend(
@@ -670,6 +676,6 @@ class _Search:
             candidate = self._candidate(one.layout)
             if candidate is not None:
                 self._evaluate(candidate)
-                if self.best.plan is not None or self.below_bound:
+                if self.incumbent.plan is not None or self.below_bound:
                     return True
         return False

@@ -31,7 +31,7 @@ from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
-MOST_STAGES, MORE_STAGES = 24, 8
+MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
 CHUNK = 2000
 """Trials between two checks of the stopping criterion."""
@@ -44,7 +44,7 @@ BEST_COUNTS, RESTARTS = 4, 3
 """Numbers of stages that get the second share, and layouts from which the third one restarts."""
 RESTART_TRIALS = 30_000
 """Trials of a restart: which classes form a stage settles quickly, and often in a local optimum."""
-MOST_ORDERS = 1000
+MAX_ORDERS = 1000
 """Largest number of orders of different memory sizes that are searched exhaustively."""
 MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
 """Random subsets that are compared; fewer if chains are long, up to this many classes in all."""
@@ -255,7 +255,7 @@ class LayoutSearch:
         """Numbers of stages to try; where few stages do not fit in memory, larger numbers."""
         if self.constraints.stages is not None:
             return [self.constraints.stages]
-        few = list(range(1, min(self.max_stages, MOST_STAGES) + 1))
+        few = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
         if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(few)):
             return few
         more = range(len(few) + 1, self.max_stages + 1)
@@ -493,7 +493,7 @@ class LayoutSearch:
             by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
             return filled(by_need.tolist()), by_need.tolist()
         found = [(filled(near), near)]
-        if found[0][0].share > 1 and orders_of(memory[near]) <= MOST_ORDERS:
+        if found[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
             better = filled(near, any_order=True)
             left = list(near)
             order = []

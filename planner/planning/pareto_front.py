@@ -24,9 +24,9 @@ from planner.utils.validate import choice, real
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
-WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
+HOUR_VALUES = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
 """Values of an hour's wait, relative to the price of all devices: from time alone to cost alone."""
-NOBODY = "none"
+NO_INNER_AVERAGING = "none"
 """Value of ``within`` without averaging in every step."""
 
 
@@ -60,9 +60,9 @@ class FrontPoint:
         return self.result.plan
 
     @property
-    def trains(self) -> tuple[int, str, str, str]:
+    def training_settings(self) -> tuple[int, str, str, str]:
         """What changes training: averaging interval, codecs, and averaging within regions."""
-        plan, within = self.plan, self.request.within or NOBODY
+        plan, within = self.plan, self.request.within or NO_INNER_AVERAGING
         return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec, within
 
     @property
@@ -108,8 +108,8 @@ def pareto(
     sync_every: Sequence[int] = (1,),
     codecs: Sequence[str] = ("none",),
     boundary_codecs: Sequence[str] = ("none",),
-    within: Sequence[str] = (NOBODY,),
-    worth: Sequence[float] = WORTH,
+    within: Sequence[str] = (NO_INNER_AVERAGING,),
+    worth: Sequence[float] = HOUR_VALUES,
     stop: StoppingCriterion,
     seed: int = 0,
     told: Callable[[Front], None] = lambda front: None,
@@ -163,13 +163,13 @@ def pareto(
     for kind, name, words in (
         (Codec, "codec", codecs),
         (BoundaryCodec, "boundary_codec", boundary_codecs),
-        (InnerAveraging, "within", [who for who in within if who != NOBODY]),
+        (InnerAveraging, "within", [who for who in within if who != NO_INNER_AVERAGING]),
     ):
         for word in words:
             choice(kind, name, word, error=ProblemError)
     choices = (sync_every, codecs, boundary_codecs, within)
     found, refused = list[FrontPoint](), list[tuple[str, str]]()
-    for chosen, least in _asked(float(np.sum(hourly)), hours, *choices):
+    for chosen, least in _combinations(float(np.sum(hourly)), hours, *choices):
         try:
             request = PlanRequest(**fields | chosen | least)
             result = plan(cluster, workload, request=request, stop=stop, seed=seed)
@@ -187,10 +187,10 @@ def pareto(
 
 
 def _front(found: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
-    return Front(_marked(found), tuple(dict.fromkeys(refused)))
+    return Front(_mark_front(found), tuple(dict.fromkeys(refused)))
 
 
-def _asked(
+def _combinations(
     all_usd: float, hours: Sequence[float], *choices: Sequence[Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Combinations of what changes training, each with an objective.
@@ -202,20 +202,20 @@ def _asked(
         if worth < math.inf:
             least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
         for every, codec, boundary, who in product(*choices):
-            if every == 1 and who != NOBODY and NOBODY in choices[-1]:
+            if every == 1 and who != NO_INNER_AVERAGING and NO_INNER_AVERAGING in choices[-1]:
                 continue  # all average in every step
             chosen = {"sync_every": every, "codec": codec, "boundary_codec": boundary}
-            yield chosen | ({} if who == NOBODY else {"within": who}), least
+            yield chosen | ({} if who == NO_INNER_AVERAGING else {"within": who}), least
 
 
-def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+def _mark_front(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Distinct plans, fastest first; those cheaper than all faster ones are on the front."""
     unlike = {point.plan.content_hash: point for point in reversed(found)}
     order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
     marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()
     for point in order:
-        known = least.get(point.trains, math.inf)
-        least[point.trains] = min(known, point.step_usd)
+        known = least.get(point.training_settings, math.inf)
+        least[point.training_settings] = min(known, point.step_usd)
         better = point.step_usd < known * (1 - 1e-9)
         marked.append(replace(point, on_front=better))
     return tuple(marked)

@@ -36,24 +36,24 @@ class _PeerRoles:
         Per peer, samples of a step.
     shares
         Per peer, its share of the vector.
-    trains, helps
+    trainers, aggregators
         Peers with samples, and aggregators.
     """
 
     samples: list[int]
     shares: list[float]
-    trains: list[int]
-    helps: list[int]
+    trainers: list[int]
+    aggregators: list[int]
 
     @classmethod
     def of(cls, solved: AveragingPlan, batch: int) -> _PeerRoles:
         samples = integer_parts(solved.samples_per_step, batch).tolist()
-        trains = [i for i, count in enumerate(samples) if count]
-        shares = solved.shares if len(trains) > 1 else np.eye(len(samples))[trains[0]]
+        trainers = [i for i, count in enumerate(samples) if count]
+        shares = solved.shares if len(trainers) > 1 else np.eye(len(samples))[trainers[0]]
         return cls(
             samples,
             shares.tolist(),
-            trains,
+            trainers,
             [i for i in np.flatnonzero(shares > 0).tolist() if not samples[i]],
         )
 
@@ -72,22 +72,22 @@ def peers_plan(
             f"microbatch_samples must be 1 in a plan from peers, found "
             f"{workload.microbatch_samples}; leave it out"
         )
-    cast = _PeerRoles.of(solved, workload.batch_samples)
-    here = sorted({*cast.trains, *cast.helps})
+    roles = _PeerRoles.of(solved, workload.batch_samples)
+    here = sorted({*roles.trainers, *roles.aggregators})
     number = {i: d for d, i in enumerate(here)}
-    cluster = _cluster(peers, problem, workload, links, cast, here)
-    trains = tuple(number[i] for i in cast.trains)
+    cluster = _cluster(peers, problem, workload, links, roles, here)
+    trainers = tuple(number[i] for i in roles.trainers)
     layers = ((0, len(workload.layers)),)
     plan = TrainingPlan(
         cluster=cluster,
         network_name="",
         workload=workload,
         seed=seed,
-        compute_times=ComputeTimes.from_flops(cluster, workload, (trains,), layers),
-        assignment=AssignmentPlan((trains,), None),
+        compute_times=ComputeTimes.from_flops(cluster, workload, (trainers,), layers),
+        assignment=AssignmentPlan((trainers,), None),
         stage_layers=layers,
-        schedules=(_schedule(cast, number),),
-        averaging=(((_group(cast, number),),),),
+        schedules=(_schedule(roles, number),),
+        averaging=(((_group(roles, number),),),),
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
         left_out=tuple(name for i, name in enumerate(peers.names) if i not in number),
@@ -100,7 +100,7 @@ def _cluster(
     problem: AveragingProblem,
     workload: Workload,
     links: Network | None,
-    cast: _PeerRoles,
+    roles: _PeerRoles,
     here: list[int],
 ) -> Cluster:
     """The peers that take part as devices; an aggregator may have no FLOP/s."""
@@ -113,33 +113,33 @@ def _cluster(
         network = links.subset(names)
     costs = stage_costs(workload, 0, len(workload.layers), with_head=True)
     sample = costs.forward_flops + costs.backward_flops + costs.head_flops
-    trains = [i in cast.trains for i in here]
+    trainers = [i in roles.trainers for i in here]
     return Cluster(
         network,
         Devices(
-            [peers.samples_per_s[i] * sample if i in cast.trains else 1.0 for i in here],
+            [peers.samples_per_s[i] * sample if i in roles.trainers else 1.0 for i in here],
             costs.need_bytes(1),
             up,
             down,
-            can_compute=trains,
+            can_compute=trainers,
             can_aggregate=problem.can_aggregate[here],
         ),
     )
 
 
-def _schedule(cast: _PeerRoles, number: dict[int, int]) -> Schedule:
+def _schedule(roles: _PeerRoles, number: dict[int, int]) -> Schedule:
     """One microbatch after the other, on its peer."""
     paths: list[tuple[int, ...]] = []
     order: list[tuple[tuple[str, int], ...]] = [()] * len(number)
-    for i in cast.trains:
-        mine = range(len(paths), len(paths) + cast.samples[i])
+    for i in roles.trainers:
+        mine = range(len(paths), len(paths) + roles.samples[i])
         paths += [(number[i],)] * len(mine)
         order[number[i]] = tuple((kind, b) for b in mine for kind in "FHB")
     return Schedule("peers", Head.LAST, tuple(paths), tuple(order))
 
 
-def _group(cast: _PeerRoles, number: dict[int, int]) -> AveragingGroup:
-    members = [*cast.trains, *cast.helps]
-    shares = shares_of([cast.shares[i] for i in members])
-    flags = (*(True for _ in cast.trains), *(False for _ in cast.helps))
+def _group(roles: _PeerRoles, number: dict[int, int]) -> AveragingGroup:
+    members = [*roles.trainers, *roles.aggregators]
+    shares = shares_of([roles.shares[i] for i in members])
+    flags = (*(True for _ in roles.trainers), *(False for _ in roles.aggregators))
     return AveragingGroup(tuple(number[i] for i in members), shares, flags, flags)

@@ -16,12 +16,12 @@ from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, instance_of, whole
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Routing
-from planner.training_plan.sync import MOST_EVERY, OuterOptimizer, Sync
+from planner.training_plan.sync import MAX_EVERY, OuterOptimizer, Sync
 from planner.utils.validate import real, short_repr
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
-FULL_EVERY, MOST_FULL_EVERY = 10, 1000
+FULL_EVERY, MAX_FULL_EVERY = 10, 1000
 """Default and largest interval of full iterations (SkipPipe, 3.6)."""
 
 AUTO = "auto"
@@ -114,9 +114,9 @@ def _norm(name: str, value: Any) -> float:
 
 def _full_every(name: str, value: Any) -> int:
     every = whole(name, value)
-    if every < 0 or every == 1 or every > MOST_FULL_EVERY:
+    if every < 0 or every == 1 or every > MAX_FULL_EVERY:
         raise ProblemError(
-            f"{name} is {short_repr(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
+            f"{name} is {short_repr(every)}; give 2 to {MAX_FULL_EVERY}, 0 for no full "
             "iteration, or path_stages of all stages for full ones only"
         )
     return every
@@ -182,7 +182,7 @@ _RULES: dict[str, _Rule] = {
     "group_size": _optional(_whole(1)),
     "codec": _one_of(Codec),
     "boundary_codec": _one_of(BoundaryCodec),
-    "sync_every": _whole(1, MOST_EVERY),
+    "sync_every": _whole(1, MAX_EVERY),
     "within": _optional(_one_of(InnerAveraging)),
     "outer": _instance(OuterOptimizer),
     "delayed": _instance(bool),

@@ -18,7 +18,7 @@ from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, split_costs
 from planner.workload.workload import Workload
 
-MOST_ROOM = 1 << 30
+MAX_ROOM = 1 << 30
 """Limit on microbatches in flight where memory sets none."""
 
 Layers = tuple[tuple[int, int], ...]
@@ -162,17 +162,17 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
     return (pipelines,) * stages
 
 
-MOST_MICROBATCHES = 1_000_000
+MAX_MICROBATCHES = 1_000_000
 """Largest number of microbatches per step; more is a typing error."""
 
 
 def microbatches_of(workload: Workload, pipelines: int) -> int:
     """Microbatches of a step."""
     count, left = divmod(workload.batch_samples, workload.microbatch_samples)
-    if count > MOST_MICROBATCHES:
+    if count > MAX_MICROBATCHES:
         raise ProblemError(
             f"batch_samples {workload.batch_samples} are {count} microbatches; a step has at most "
-            f"{MOST_MICROBATCHES}, give a smaller batch or larger microbatches"
+            f"{MAX_MICROBATCHES}, give a smaller batch or larger microbatches"
         )
     if left:
         raise ProblemError(
@@ -282,6 +282,6 @@ def memory_room(
                     f"needs {costs.need_bytes(1) / 1e9:.2f} GB for its state and one "
                     "microbatch; use more stages, smaller microbatches or larger devices"
                 )
-            held = shape.microbatches if math.isinf(fits) else min(int(fits), MOST_ROOM)
+            held = shape.microbatches if math.isinf(fits) else min(int(fits), MAX_ROOM)
             room[d] = held if in_flight is None else min(held, in_flight)
     return room

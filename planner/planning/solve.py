@@ -41,7 +41,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.workload.workload import Workload
 
-STRAIGHT_SHARE, MOST_STRAIGHT = 0.1, 256
+STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
 FIRST_LOOK_SHARE = 0.5
@@ -97,7 +97,7 @@ def plan(
     if problem.request.kind is PlanKind.JOINT:
         return _plan_jointly(problem, stop)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:
-        return _one_shape(problem, shape_of(problem), stop)
+        return _plan_shape(problem, shape_of(problem), stop)
     return _straight_pipelines(problem, stop)
 
 
@@ -108,18 +108,18 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
     problem.cluster.network.require_complete()
     run = started(stop)
     baselines = Baselines.of(problem, stop)
-    request, bound = problem.request, _of_any_plan(problem, problem.workload)
+    request, bound = problem.request, _bound_for_all_plans(problem, problem.workload)
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
     plans = [*(one.plan() for one in baselines), *_straight_plans(problem, baselines, stop)]
-    found = search_jointly(problem, _rest(stop, run), bound, plans)
+    found = search_jointly(problem, _remaining_limit(stop, run), bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
-def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
+def _remaining_limit(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
     """The rest of a limit in seconds; other limits are for the search alone."""
     return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
 
@@ -128,19 +128,19 @@ def _straight_plans(
     problem: PlanningProblem, baselines: Baselines, stop: StoppingCriterion
 ) -> list[TrainingPlan]:
     """Straight pipelines with the number of stages of the best ranks, optimised."""
-    too_many = len(problem.cluster) > MOST_STRAIGHT
+    too_many = len(problem.cluster) > MAX_STRAIGHT
     if baselines.ranks is None or too_many or INTERRUPTS.requested:
         return []
     best = baselines.ranks.best[1]
     variant = replace(best.start.problem, cluster=problem.cluster)
     try:
-        found = _one_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
+        found = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
     except ValueError:
         return []
     return [] if found.plan is None else [found.plan.replace(certificates={})]
 
 
-def _of_any_plan(problem: PlanningProblem, workload: Workload) -> StepBound | None:
+def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBound | None:
     """A bound for every plan; None for rounds of small groups, and for delayed averaging."""
     request = problem.request
     if request.group_size is not None or request.delayed:
@@ -167,7 +167,7 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
         return None
     if plan.head_stage < len(plan.stage_layers) - 1:
         return None
-    bound = _of_any_plan(problem, plan.workload.replace(microbatch_samples=samples))
+    bound = _bound_for_all_plans(problem, plan.workload.replace(microbatch_samples=samples))
     # a mean over many steps, which the few that the simulator looks at may be below
     lasting = request.sync_every > 1 or request.calibration.updates
     if bound is not None and lasting and bound.seconds > plan.predicted.step_s:
@@ -205,10 +205,19 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
     ranks = baselines.ranks
     ranked = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
     if fixed is None or _recomputed(problem, fixed) is not None:
-        found = _best_shape(problem, shapes, _rest(stop, run), ranked)
+        found = _best_shape(problem, shapes, _remaining_limit(stop, run), ranked)
     else:
-        found = _one_shape(problem, fixed, _rest(stop, run), ranked)
+        found = _plan_shape(problem, fixed, _remaining_limit(stop, run), ranked)
     return replace(found, baselines=baselines)
+
+
+def _with_recomputation(problem: PlanningProblem) -> list[PlanningProblem]:
+    """The problem, and the same with recomputation where that may help."""
+    try:
+        other = _recomputed(problem, shape_of(problem))
+    except ValueError:
+        return [problem]
+    return [problem] if other is None else [problem, other]
 
 
 def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | None:
@@ -226,7 +235,7 @@ def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | Non
     return replace(problem, request=request.replace(recompute="all"))
 
 
-def _one_shape(
+def _plan_shape(
     problem: PlanningProblem,
     shape: Shape,
     stop: StoppingCriterion,
@@ -236,7 +245,10 @@ def _one_shape(
     make = _partial_paths if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
     found = make(problem, shape, stop, run)
     for baseline in ranked:
-        if _is_of(baseline, problem, shape) and baseline.step_s < found.plan.predicted.step_s:
+        if (
+            _matches_shape(baseline, problem, shape)
+            and baseline.step_s < found.plan.predicted.step_s
+        ):
             fitted, _, _ = baseline.start.fitted()
             found = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", found.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
@@ -251,7 +263,7 @@ def _one_shape(
     return _with_certificates(step.result(exhausted=found.reason), found.certificates)
 
 
-def _is_of(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
+def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
     """Whether a baseline has this shape, order, layers and recomputation."""
     request, own = problem.request, baseline.start.problem
     return (
@@ -316,13 +328,9 @@ def _best_shape(
     refused: list[Candidate] = []
     planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for variant in shapes:
-        kinds = [variant]
-        for one in kinds:
+        for one in _with_recomputation(variant):
             try:
-                shape = shape_of(one)
-                other = _recomputed(one, shape)
-                kinds += [] if other is None else [other]
-                planned.append((one, _one_shape(one, shape, first_look, ranked)))
+                planned.append((one, _plan_shape(one, shape_of(one), first_look, ranked)))
             except ValueError as error:
                 refused.append(Candidate.refusal(one, str(error)))
                 continue
@@ -336,15 +344,15 @@ def _best_shape(
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
-    first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
-    winner, best = planned[first]
+    best_index = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
+    winner, best = planned[best_index]
     again = best
     if not interrupted and run.check() is None:
         rest = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
-        again = _one_shape(winner, shape_of(winner), rest, ranked)
+        again = _plan_shape(winner, shape_of(winner), rest, ranked)
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
-        planned[first] = winner, again
+        planned[best_index] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
     best_of_shape: dict[tuple[int, int, int], Candidate] = {}
     for row in table:

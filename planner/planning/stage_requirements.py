@@ -224,20 +224,20 @@ class StageRequirements:
         self.choices = (False, True) if recomputes else (False,)
         self.count = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
-        self.each = np.ceil(self.count / self.m)
+        self.microbatches_per_device = np.ceil(self.count / self.m)
         self.least_flops, self.most_flops = _sorted_sums(pool.flops)
         self.least_up, self.most_up = _sorted_sums(pool.up)
         self.most_down = _sorted_sums(pool.down)[1]
         self.fastest = float(pool.flops.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
-        self._cost(workload, wire_ratio, spans, apart=every == 1 and pool.regions == 0)
+        self._set_stage_costs(workload, wire_ratio, spans, apart=every == 1 and pool.regions == 0)
         self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops.sum()) or 1.0
-        self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
+        self._set_travel_times([stage_costs(workload, k, k + 1) for k in range(self.layers)])
         self._average(every / wire_ratio)
 
-    def _cost(
+    def _set_stage_costs(
         self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
     ) -> None:
         """``apart``: tied parameters on two stages are averaged after the rest."""
@@ -273,7 +273,7 @@ class StageRequirements:
         rooms = [[min(c.room(-size), self.count) for size in sizes.tolist()] for c in costs]
         return np.array(rooms)[:, np.sort(index)]
 
-    def _ways(self, single: list[StageCosts]) -> None:
+    def _set_travel_times(self, single: list[StageCosts]) -> None:
         """Seconds of one microbatch before and after every part, on the fastest device."""
         flops = np.array([0.0, *(c.forward_flops for c in single)])
         until = np.cumsum(flops)
@@ -281,26 +281,26 @@ class StageRequirements:
             np.where(size > 0, self.pool.hop_s + size / self.pool.hop_bytes_per_s, 0.0)
             for size in (self.into, self.out)
         )
-        self.lag_s = np.where(self.into > 0, self.pool.hop_s, 0.0)
-        self.there_s = until[self.starts, None] / self.fastest
-        self.next_s = flops[self.starts, None] / self.fastest
+        self.input_latency_s = np.where(self.into > 0, self.pool.hop_s, 0.0)
+        self.way_in_s = until[self.starts, None] / self.fastest
+        self.first_layer_s = flops[self.starts, None] / self.fastest
         # gradients come from the last layers at least, through F, H and B there
         turn = (flops[-1] + self.head.max()) / self.fastest
-        self.turn_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
-        self.home_s = 2 * until[self.starts, None] / self.fastest
+        self.turnaround_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
+        self.way_back_s = 2 * until[self.starts, None] / self.fastest
 
     def _average(self, within: float) -> None:
         """``within``: bytes averaged within regions, relative to those on the wire."""
         pool = self.pool
         apart = pool.hierarchical or pool.regions > 0
         line = np.sort(pool.up if apart else np.minimum(pool.up, pool.down))[::-1]
-        each = 2 * (self.m - 1)
+        vectors_sent = 2 * (self.m - 1)
         if pool.has_aggregators or pool.hierarchical:
-            each = np.where(self.m > 1, self.m, 0.0)
+            vectors_sent = np.where(self.m > 1, self.m, 0.0)
         if pool.regions:
             used = np.minimum(self.m, pool.regions)
-            each = 2 * (used - 1) + 2 * within * (self.m - used)
-        self.averaged = each * self.vector
+            vectors_sent = 2 * (used - 1) + 2 * within * (self.m - used)
+        self.averaged = vectors_sent * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
         if pool.regions:
             round_s = 2 * self.vector / line.cumsum()
@@ -308,33 +308,33 @@ class StageRequirements:
         # a message home arrives, and is worked on in all stages before; a round that sends nothing
         # waits for no message
         sends = (self.m > 1) & (self.vector > 0)
-        self.unsent_s = np.where(sends, self.pool.rtt_s, self.lag_s + self.home_s)
-        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
+        self.unsent_s = np.where(sends, self.pool.rtt_s, self.input_latency_s + self.way_back_s)
+        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.way_back_s)
 
     def tail(self) -> Requirement:
         """Of stages that do everything after T, where T is the start of the first stage's step."""
-        return self._all(self.there_s, arrives=True)
+        return self._full_step(self.way_in_s, arrives=True)
 
     def downstream(self) -> Requirement:
         """Of stages that do everything after T, if an earlier stage, not the first, begins at T."""
-        return self._all(self.next_s, arrives=True)
+        return self._full_step(self.first_layer_s, arrives=True)
 
     def boundary(self) -> Requirement:
         """Of the stage that begins at T, if it is not the first; its messages may have arrived.
 
         A stage of one device does not average, so an earlier stage ends no earlier.
         """
-        need = self._all(np.zeros_like(self.into), arrives=False)
+        need = self._full_step(np.zeros_like(self.into), arrives=False)
         return need._replace(fits=need.fits & (self.m > 1))
 
-    def _all(self, way_s: Floats, *, arrives: bool) -> Requirement:
+    def _full_step(self, way_s: Floats, *, arrives: bool) -> Requirement:
         flops = self.forward + self.backward[0] + self.head
         received, begin, listens = self.out, way_s, way_s
         if arrives:
             received = received + self.into
-            begin, listens = way_s + self.hop_in_s, way_s + self.lag_s
+            begin, listens = way_s + self.hop_in_s, way_s + self.input_latency_s
         least = np.maximum(
-            begin + self.each * flops / self.fastest,
+            begin + self.microbatches_per_device * flops / self.fastest,
             listens + self.count * received / self.most_down,
         )
         return Requirement(
@@ -352,13 +352,13 @@ class StageRequirements:
         """Of stages before the one that begins at T."""
         room, back = self.room[again], self.backward[again]
         forward = np.maximum(self.count - room.cumsum(axis=1), 0.0)
-        begin = self.turn_s + self.hop_out_s
-        mine = np.maximum(self.each - room[:, :1], 0.0)
+        begin = self.turnaround_s + self.hop_out_s
+        mine = np.maximum(self.microbatches_per_device - room[:, :1], 0.0)
         least = np.max(
             np.broadcast_arrays(
-                begin + self.each * back / self.fastest,
-                self.turn_s + self.count * self.out / self.most_down,
-                (self.each * back + mine * self.forward) / self.fastest,
+                begin + self.microbatches_per_device * back / self.fastest,
+                self.turnaround_s + self.count * self.out / self.most_down,
+                (self.microbatches_per_device * back + mine * self.forward) / self.fastest,
             ),
             axis=0,
         )
@@ -378,7 +378,8 @@ class StageRequirements:
         flops = self.forward + self.backward[0] + self.head
         sent = self.count * (self.into + self.out) + self.averaged
         before_round = np.maximum(
-            self.each * flops / self.fastest, self.count * self.out / self.most_down
+            self.microbatches_per_device * flops / self.fastest,
+            self.count * self.out / self.most_down,
         )
         nothing = np.zeros_like(self.into)
         return Requirement(

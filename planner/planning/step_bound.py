@@ -83,7 +83,7 @@ def one_round(problem: PlanningProblem, shape: Shape) -> AveragingBound:
         shape.sizes,
         [vector * wire for vector in vectors[: shape.stages]],
         equal_shares=request.shares == ShareRule.EQUAL,
-        helped=bool(problem.aggregators),
+        has_aggregators=bool(problem.aggregators),
     )
 
 

@@ -24,7 +24,7 @@ from planner.report.figures import (
     parameters,
     utilization,
 )
-from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
+from planner.report.sensitivity import MAX_PAIRS, MAX_REGIONS, MAX_SINGLE, SLOWER, Slower
 from planner.simulator.resources import assumed_limits, unstated_sites
 from planner.simulator.simulator import predicted_timeline
 from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
@@ -382,18 +382,18 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
     regions = len(set(plan.cluster.network.regions))
     cut = (
         ""
-        if regions * (regions + 1) // 2 <= MOST_PAIRS
+        if regions * (regions + 1) // 2 <= MAX_PAIRS
         else (
-            f" Only the {MOST_PAIRS} pairs of regions and the {MOST_REGIONS} regions with most "
+            f" Only the {MAX_PAIRS} pairs of regions and the {MAX_REGIONS} regions with most "
             "devices "
             "are evaluated."
         )
     )
     return _note(
         f"Step time of this plan if one part of the cluster runs at {SLOWER:.0%} of its speed. In "
-        f"regions with several devices, also for the {MOST_SINGLE} busiest single links, the "
+        f"regions with several devices, also for the {MAX_SINGLE} busiest single links, the "
         "uplinks "
-        f"and downlinks of the {MOST_SINGLE} busiest devices, and the {MOST_SINGLE} devices that "
+        f"and downlinks of the {MAX_SINGLE} busiest devices, and the {MAX_SINGLE} devices that "
         "compute "
         f'longest. "Without" a device, others of its stage take over its microbatches.{cut}'
     ) + table(["slowed part", "step s", "change"], rows)

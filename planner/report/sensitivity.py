@@ -20,7 +20,7 @@ from planner.training_plan.remove_devices import remove_devices
 
 SLOWER = 0.7
 """Speed of a slowed part, relative to its own."""
-MOST_PAIRS, MOST_REGIONS, MOST_SINGLE = 24, 24, 12
+MAX_PAIRS, MAX_REGIONS, MAX_SINGLE = 24, 24, 12
 """Most cases: pairs of regions; regions; single links, devices and sites."""
 
 Bools = np.typing.NDArray[np.bool_]
@@ -83,14 +83,14 @@ def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     names, count = _regions(plan)
     regions = list(count)
     pairs = [(a, b) for k, a in enumerate(regions) for b in regions[k:] if a != b or count[a] > 1]
-    for a, b in sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]:
+    for a, b in sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MAX_PAIRS]:
         between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
         what = ("links within", a) if a == b else ("links between", f"{a} and {b}")
         yield *what, partial(_slower_links, plan, cluster, between)
     ids = plan.cluster.network.ids
     single = (sorted(load.ends) for load in timeline.loads if len(load.ends) == 2)
     known = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]
-    for i, j in list(dict.fromkeys(known))[:MOST_SINGLE]:
+    for i, j in list(dict.fromkeys(known))[:MAX_SINGLE]:
         between = np.zeros((len(ids), len(ids)), dtype=bool)
         between[i, j] = between[j, i] = True
         name = f"{ids[i]} and {ids[j]}"
@@ -106,7 +106,7 @@ def _devices(plan: TrainingPlan, timeline: Timeline) -> Iterator[Case]:
     for op in timeline.ops:
         busy[op.device] += op.end_s - op.start_s
     longest = [d for d in np.argsort(-busy, kind="stable").tolist() if count[names[d]] > 1]
-    for d in longest[:MOST_SINGLE]:
+    for d in longest[:MAX_SINGLE]:
         if busy[d] > 0:
             yield "device", ids[d], partial(slower_devices, plan, np.arange(len(ids)) == d)
 
@@ -117,11 +117,11 @@ def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     for name in _largest(count):
         yield "uplinks and downlinks of", name, partial(_slower_lines, plan, cluster, names == name)
     single = [x.ends[0] for x in timeline.loads if len(x.ends) == 1 and count[names[x.ends[0]]] > 1]
-    for d in list(dict.fromkeys(single))[:MOST_SINGLE]:
+    for d in list(dict.fromkeys(single))[:MAX_SINGLE]:
         of_it = np.arange(len(ids)) == d
         yield "uplink and downlink of", ids[d], partial(_slower_lines, plan, cluster, of_it, False)
     sites = Counter(plan.cluster.devices.sites or ())
-    for site, devices in sites.most_common(MOST_SINGLE):
+    for site, devices in sites.most_common(MAX_SINGLE):
         if devices > 1 and any(site in (x or {}) for x in _site_lines(plan)):
             yield "shared link of site", site, partial(_slower_site, plan, cluster, site)
 
@@ -145,7 +145,7 @@ def _regions(plan: TrainingPlan) -> tuple[np.typing.NDArray[np.str_], dict[str, 
 
 
 def _largest(count: dict[str, int]) -> list[str]:
-    return sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
+    return sorted(count, key=lambda name: -count[name])[:MAX_REGIONS]
 
 
 def _slower_links(plan: TrainingPlan, cluster: Cluster, which: Bools) -> TrainingPlan:

@@ -35,7 +35,7 @@ class StopRun:
     """
 
     def __init__(self, rule: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
-        self._rule = rule
+        self._criterion = rule
         self.steps_per_effort = steps_per_effort
         self._started, self._seconds = time.perf_counter(), rule.seconds()
         self.iterations = 0
@@ -63,7 +63,7 @@ class StopRun:
     @property
     def most_iterations(self) -> float:
         """Iterations allowed in total; infinite without a limit on them."""
-        return self._rule.iterations(self.steps_per_effort)
+        return self._criterion.iterations(self.steps_per_effort)
 
     @property
     def paced_by_time(self) -> bool:
@@ -72,18 +72,18 @@ class StopRun:
         With a limit on iterations or effort the search is paced by it, so that the same command
         gives the same plan; an additional time limit only ends the run early.
         """
-        return math.isinf(self.most_iterations) and math.isfinite(self._rule.seconds())
+        return math.isinf(self.most_iterations) and math.isfinite(self._criterion.seconds())
 
     @property
     def remaining_effort(self) -> float:
         """Effort left under an `Effort` criterion; infinite without one."""
         if INTERRUPTS.requested:
             return 0.0
-        return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
+        return max(0.0, self._criterion.effort() - self.iterations / self.steps_per_effort)
 
     def spend(self, effort: float, steps: int = 0) -> str | None:
         """Count work other than iterations, such as CP-SAT's deterministic time."""
-        if math.isfinite(self._rule.effort()):
+        if math.isfinite(self._criterion.effort()):
             steps = math.ceil(effort * self.steps_per_effort)
         return self.update(steps)
 
@@ -95,7 +95,7 @@ class StopRun:
 
     def found(self, objective: float, plan: Any) -> None:
         """Notify the criterion of a new incumbent."""
-        self._rule.found(objective, plan)
+        self._criterion.found(objective, plan)
 
     def update(self, iterations: int = 1) -> str | None:
         """Count iterations; returns the reason to stop, or None."""
@@ -113,7 +113,7 @@ class StopRun:
             if gap is not None and gap <= OPTIMAL_GAP:
                 self.reason = "optimal"
             else:
-                self.reason = self._rule.reason(self)
+                self.reason = self._criterion.reason(self)
         return self.reason
 
     @contextmanager
@@ -135,7 +135,7 @@ def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
     """Start a stopping criterion; raises ValueError if it is not one."""
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
-            f"stop must be a stopping rule, found {_short_repr(stop)}; give one such as "
+            f"stop must be a stopping criterion, found {_short_repr(stop)}; give one such as "
             "MaxRuntime(10)"
         )
     return stop.start(steps_per_effort)
@@ -302,8 +302,14 @@ class AnyOf(StoppingCriterion):
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
         for rule in criteria:
             if not isinstance(rule, StoppingCriterion):
-                raise ValueError(f"AnyOf takes stopping rules, found {_short_repr(rule)}; give one")
+                raise ValueError(
+                    f"AnyOf takes stopping criteria, found {_short_repr(rule)}; give one"
+                )
         object.__setattr__(self, "criteria", tuple(criteria))
+
+    def found(self, objective: float, plan: Any) -> None:
+        for criterion in self.criteria:
+            criterion.found(objective, plan)
 
     def reason(self, run: StopRun) -> str | None:
         return next((why for c in self.criteria if (why := c.reason(run)) is not None), None)

@@ -176,7 +176,7 @@ def _freeze_rate(
 
 
 @kernel
-def _recompute_rates(
+def _recompute_max_min_rates(
     pairs: Any, flows: Any, queue: Any, num_affected: int, threshold: float, now: float
 ) -> None:
     """Recompute max-min fair rates of affected and connected pairs by progressive filling.
@@ -282,7 +282,7 @@ def _activate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> No
         r = pairs.shared[p, j]
         if r != NONE and _is_bottleneck(pairs.capacity, flows.demand, r):
             threshold = min(threshold, _saturation_level(pairs, flows, r))
-    _recompute_rates(pairs, flows, queue, ONE, RATE_MARGIN * threshold, now)
+    _recompute_max_min_rates(pairs, flows, queue, ONE, RATE_MARGIN * threshold, now)
 
 
 @kernel
@@ -316,7 +316,7 @@ def _deactivate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> 
                 flows.seen_pair[q] = stamp
                 flows.affected[num_affected] = q
                 num_affected += 1
-    _recompute_rates(pairs, flows, queue, num_affected, threshold, now)
+    _recompute_max_min_rates(pairs, flows, queue, num_affected, threshold, now)
 
 
 @kernel

@@ -31,7 +31,7 @@ from planner.training_plan.validation import inconsistencies
 from planner.utils.validate import choice, count, instance_of
 from planner.workload.workload import Workload
 
-MOST_CORES = 1_000_000
+MAX_CORES = 1_000_000
 PASSES = 3
 """Passes through the cycle that are simulated; the step is measured in the last of them."""
 
@@ -182,7 +182,7 @@ def steady_step_s(plan: TrainingPlan, passes: int = 20) -> float:
 def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
     """Mean step without and with averaging, for a plan that averages every H steps.
 
-    The step without still averages within groups.
+    A step without outer averaging still averages within each inner group.
 
     The mean of H - 1 of the former and one of the latter is ``step_s``. If averaging is delayed,
     its whole cost is counted in the latter.
@@ -193,10 +193,10 @@ def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s, averages_s, some = simulation.steps_by_averaging_s()
-    if some == plan.sync.every_steps:
+    alone_s, averages_s, covered_steps = simulation.steps_by_averaging_s()
+    if covered_steps == plan.sync.every_steps:
         alone_s = simulation.mean_step_s(averages=False)
-    return alone_s, some * averages_s - (some - 1) * alone_s
+    return alone_s, covered_steps * averages_s - (covered_steps - 1) * alone_s
 
 
 def cycle_steps_s(
@@ -260,7 +260,7 @@ class _Simulation:
             )
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
-        cores = 0 if cores is None else count("cores", cores, most=MOST_CORES)
+        cores = 0 if cores is None else count("cores", cores, most=MAX_CORES)
         program = compile_plan(plan, LinkResources.of(cluster), workload)
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 
@@ -301,10 +301,10 @@ class _Simulation:
         The count is 1, or 2 if averaging is delayed; the former is 0 if the count is H.
         """
         every, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
-        some = min(every, 2) if delayed else 1
-        averages_s = self._delayed_s(some) if delayed else self.mean_step_s(averages=True)
-        alone_s = 0.0 if every == some else self.mean_step_s(averages=False)
-        return alone_s, averages_s, some
+        covered_steps = min(every, 2) if delayed else 1
+        averages_s = self._delayed_s(covered_steps) if delayed else self.mean_step_s(averages=True)
+        alone_s = 0.0 if every == covered_steps else self.mean_step_s(averages=False)
+        return alone_s, averages_s, covered_steps
 
     def mean_step_s(self, *, averages: bool) -> float:
         """Mean step of the third pass through the cycle."""

@@ -104,7 +104,7 @@ class PlannedMoves:
 
         Parameters
         ----------
-        out, into
+        leaving, entering
             ``int[S, K]``: numbers of peers that leave and enter.
         """
         there = stages.serving + stages.loading - leaving + entering

@@ -7,7 +7,7 @@ from html import escape
 
 from planner.utils.html import boxed, line, table
 
-MOST_NAMES = 12
+MAX_NAMES = 12
 """Largest number of devices named per stage."""
 
 
@@ -19,8 +19,8 @@ def plan_html(
     """A title and two tables."""
     rows = []
     for j, (layers, again, names) in enumerate(stages):
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        text = ", ".join(names[:MOST_NAMES]) + more
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        text = ", ".join(names[:MAX_NAMES]) + more
         rows.append([str(j), *map(escape, (layers, "yes" if again else "no", text))])
     return boxed(
         line(title),

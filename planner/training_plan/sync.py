@@ -10,7 +10,7 @@ from planner.training_plan.choices import OuterStep
 from planner.training_plan.error import PlanError
 from planner.utils.validate import choice, count, instance_of, real
 
-MOST_EVERY = 1_000_000
+MAX_EVERY = 1_000_000
 """Largest averaging interval in steps."""
 
 
@@ -86,7 +86,7 @@ class Sync:
     delayed: bool = False
 
     def __post_init__(self) -> None:
-        every = count("every_steps", self.every_steps, most=MOST_EVERY, error=PlanError)
+        every = count("every_steps", self.every_steps, most=MAX_EVERY, error=PlanError)
         object.__setattr__(self, "every_steps", every)
         if self.outer is not None:
             instance_of(OuterOptimizer, self.outer, "outer", error=PlanError)

@@ -11,7 +11,7 @@ from unicodedata import bidirectional, category
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "IPA", "Droid Sans", "Arial Unicode")
 """Families made for many scripts; others follow in order of file name."""
 LEFT_TO_RIGHT = "\u200e"
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
 """Unicode categories that need no glyph."""
 
@@ -45,7 +45,7 @@ def fit_fonts(figure: Any) -> str:
             text.set_fontfamily([font_manager.get_font(own).family_name, *families])
     if not missing:
         return ""
-    shown = "".join(sorted(missing)[:MOST_SHOWN])
+    shown = "".join(sorted(missing)[:MAX_SHOWN])
     return (
         f"no installed font has the letters {shown}, a picture shows boxes instead; install one "
         "that has, such as Noto Sans CJK"

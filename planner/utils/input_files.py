@@ -9,13 +9,13 @@ from typing import Any
 
 from planner.utils.validate import short_repr
 
-MOST_BYTES = 50_000_000
+MAX_BYTES = 50_000_000
 """Largest size of a file. A plan for a thousand devices has two million bytes."""
 Error = type[ValueError]
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MAX_BYTES) -> str:
     """Text of a file without byte order mark."""
     try:
         with Path(path).open("rb") as file:
@@ -40,7 +40,7 @@ def is_utf_16(data: bytes) -> bool:
     return data.startswith(UTF_16_MARKS) or 4 <= len(data) <= 4 * data.count(0)
 
 
-def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MAX_BYTES) -> Any:
     """Content of a JSON file."""
     return parse_json(read_text(path, error=error, most_bytes=most_bytes), path, error=error)
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-MOST_SIZES = 6
+MAX_SIZES = 6
 """Largest number of runs of equal sizes that are written out."""
 
 
@@ -59,7 +59,7 @@ def stage_words(sizes: Sequence[int]) -> str:
 def joined(words: Iterable[str]) -> str:
     """Words with commas, shortened by dots if there are too many."""
     every = list(words)
-    return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
+    return ", ".join([*every[:MAX_SIZES], *["..."] * (len(every) > MAX_SIZES)])
 
 
 def closest_match(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

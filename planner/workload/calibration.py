@@ -26,7 +26,7 @@ from planner.utils.validate import (
 )
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.costs import stage_costs
-from planner.workload.workload import MOST_SAMPLES, Workload
+from planner.workload.workload import MAX_SAMPLES, Workload
 
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
@@ -94,7 +94,7 @@ class Calibration:
         instance_of(str, self.workload, "workload")
         for field in ("software", "times", "layers"):
             mapping(field, getattr(self, field))
-        count("microbatch_samples", self.microbatch_samples, most=MOST_SAMPLES)
+        count("microbatch_samples", self.microbatch_samples, most=MAX_SAMPLES)
         if self.sample_flops is not None:
             real("sample_flops", self.sample_flops, 0)
         names = sequence("alike", self.alike)

@@ -136,7 +136,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", choice(Family, "architecture kind", self.kind))
-        for name, most in MOST.items():
+        for name, most in MAX.items():
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
                 object.__setattr__(self, name, count(f"architecture {name}", value, 1, most))
@@ -260,12 +260,12 @@ def _unusual(data: Architecture | Experts, always: int) -> dict[str, Any]:
     }
 
 
-MOST = {"layers": 10_000} | dict.fromkeys(
+MAX = {"layers": 10_000} | dict.fromkeys(
     ("hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"), 10**9
 )
 """Largest sizes of a model; more is a typing error."""
 OPTIONAL = ("head_size", "window", "positions")
-MOST |= dict.fromkeys(OPTIONAL, 10**9)
+MAX |= dict.fromkeys(OPTIONAL, 10**9)
 ALWAYS = 9
 """Number of fields of an `Architecture` that plan files always contain."""
 ALWAYS_OF_EXPERTS = 3

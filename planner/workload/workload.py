@@ -26,9 +26,9 @@ from planner.workload.layers import Architecture, Layer, StageLoad
 from planner.workload.precision import Precision
 from planner.workload.transformer import transformer
 
-MOST_SAMPLES = 1_000_000_000
+MAX_SAMPLES = 1_000_000_000
 """Largest batch."""
-MOST_PARTS = 40
+MAX_PARTS = 40
 """Largest number of rows in a notebook."""
 
 
@@ -106,7 +106,7 @@ class Workload:
         for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
             object.__setattr__(self, name, real(name, getattr(self, name), 0))
         for name in ("batch_samples", "microbatch_samples"):
-            samples = count(name, getattr(self, name), most=MOST_SAMPLES)
+            samples = count(name, getattr(self, name), most=MAX_SAMPLES)
             object.__setattr__(self, name, samples)
         tied = count("tied_parameters", self.tied_parameters, 0)
         if tied > self.stem.parameters:
@@ -147,8 +147,8 @@ class Workload:
             for where, each in parts
         ]
         heads = ["part", "million parameters", "forward", "sends", "keeps for backward"]
-        shown = table(heads, rows[:MOST_PARTS])
-        more = f"; {MOST_PARTS} of {len(rows)} parts" if len(rows) > MOST_PARTS else ""
+        shown = table(heads, rows[:MAX_PARTS])
+        more = f"; {MAX_PARTS} of {len(rows)} parts" if len(rows) > MAX_PARTS else ""
         return boxed(line(repr(self)), shown, line(f"Each layer, of a sample{more}."))
 
     def with_boundary_codec(self, codec: str) -> Workload:

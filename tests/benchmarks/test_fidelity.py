@@ -1,7 +1,7 @@
 """Plans that ``python -m benchmarks.fidelity`` runs."""
 
 from benchmarks.fidelity.cases import CASES, SETTINGS
-from benchmarks.fidelity.random_cases import KEPT, LEAST, LONGEST_S, MOST, RandomCase
+from benchmarks.fidelity.random_cases import KEPT, LONGEST_S, MAX_DEVICES, MIN_DEVICES, RandomCase
 from planner import check
 from planner.emulate.execution import planned_steps
 from planner.simulator.simulator import simulate_cycle
@@ -16,7 +16,7 @@ def test_a_seed_draws_the_same_plan() -> None:
         plan = case.plan()
         assert RandomCase(seed).plan().content_hash == plan.content_hash
         assert check(plan) == []
-        assert LEAST <= len(plan.cluster) <= MOST
+        assert MIN_DEVICES <= len(plan.cluster) <= MAX_DEVICES
         assert simulate_cycle(plan)[0].step_s * sum(planned_steps(plan, 5, 5)) <= LONGEST_S
         assert case.key.startswith(f"random/{seed}: ")
         # parts that are learnt while a plan runs are no prediction

@@ -40,7 +40,7 @@ from planner.executor.comm.connections import ConnectionReset  # noqa: E402
 from planner.executor.fault_tolerance.commit import CommitProtocol  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
-from planner.executor.fault_tolerance.membership import MOST_TORN, DeviceLost, Evicted, Membership  # noqa: E402
+from planner.executor.fault_tolerance.membership import MAX_TORN, DeviceLost, Evicted, Membership  # noqa: E402
 from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
@@ -840,14 +840,14 @@ def test_who_tears_too_often_costs_one_device() -> None:
     """Whose connection was told of first; what the others see follows, and does not count."""
     names = ("a", "b", "c", "d")
     run = Threads(names)
-    for tears in range(1, MOST_TORN + 2):
+    for tears in range(1, MAX_TORN + 2):
         for membership, other in zip(run.memberships, ("b", "c", "d", "a"), strict=True):
             membership.repeat_step(other, f"device {other!r} closed its connection")
         run.look()
         run.look()
         assert all(membership.loss.error is not None for membership in run.memberships)
         goes_on = (
-            run.memberships if tears <= MOST_TORN else [r for r in run.memberships if r.name != "b"]
+            run.memberships if tears <= MAX_TORN else [r for r in run.memberships if r.name != "b"]
         )
         threads = [threading.Thread(target=r.next, args=(7,), daemon=True) for r in goes_on]
         for thread in threads:
@@ -856,7 +856,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
             thread.join(10)
         left = tuple(membership.name for membership in goes_on)
         assert [membership.now.members for membership in goes_on] == [left] * len(left)
-        assert run.memberships[0].now.tears == (tears if tears <= MOST_TORN else 0)
+        assert run.memberships[0].now.tears == (tears if tears <= MAX_TORN else 0)
     # a step that is done makes good
     a, c, d = goes_on
     a.repeat_step("c", "device 'c' closed its connection")

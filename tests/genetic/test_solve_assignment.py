@@ -152,7 +152,7 @@ def test_invalid_counts_raise(change: dict[str, object], message: str) -> None:
 def test_invalid_arguments_raise() -> None:
     """One clear line each."""
     problem = problem_of(SHAPES[2], 0)
-    with pytest.raises(ValueError, match="stop must be a stopping rule, found None; give one"):
+    with pytest.raises(ValueError, match="stop must be a stopping criterion, found None; give one"):
         solve_assignment(problem, None)
     with pytest.raises(ValueError, match="problem must be of type AssignmentProblem, found None"):
         solve_assignment(None, MaxIterations(1))

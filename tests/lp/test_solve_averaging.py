@@ -309,7 +309,7 @@ def test_wrong_types_raise(method: str) -> None:
         with pytest.raises(ProblemError, match="must be of type AveragingProblem, found"):
             solve_averaging(wrong, method)
     for wrong in (5, "10 s", MaxIterations):
-        with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+        with pytest.raises(ValueError, match="stop must be a stopping criterion, found"):
             solve_averaging(problem, method, wrong)
 
 

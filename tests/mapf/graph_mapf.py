@@ -218,7 +218,7 @@ def solve_graph_mapf(
     -------
     Result
         INFEASIBLE if an agent has no way at all or the search is exhausted; UNKNOWN, with the bound
-        reached, if the stopping rule comes first. Optimal up to `SLACK`.
+        reached, if the stopping criterion comes first. Optimal up to `SLACK`.
     """
     if not isinstance(problem, GraphProblem):
         raise ProblemError(

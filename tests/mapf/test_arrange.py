@@ -156,10 +156,10 @@ def test_wrong_types_raise_one_line_errors() -> None:
     five: Any = 5
     halves: Any = [[0, 1.5], [2, 3], [4, 5], [6]]
     for call, message in (
-        (lambda: solve_paths(problem, None), "stop must be a stopping rule, found None"),
+        (lambda: solve_paths(problem, None), "stop must be a stopping criterion, found None"),
         (lambda: solve_paths(None, MaxIterations(1)), "problem must be of type PathProblem"),
         (lambda: solve_paths(free, MaxIterations(1)), "problem must be of type PathProblem"),
-        (lambda: arrange_paths(free, None), "stop must be a stopping rule, found None"),
+        (lambda: arrange_paths(free, None), "stop must be a stopping criterion, found None"),
         (lambda: arrange_paths(None, MaxIterations(1)), "must be of type ArrangedPathProblem"),
         (lambda: arrange_paths(free, MaxIterations(1), 0, five), "first must be a list of devices"),
         (

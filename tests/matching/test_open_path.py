@@ -148,7 +148,7 @@ def test_invalid_matrices_raise(wrong: Any) -> None:
 
 def test_invalid_arguments_raise() -> None:
     """Stopping rule and seed."""
-    with pytest.raises(ValueError, match="stop must be a stopping rule, found 5"):
+    with pytest.raises(ValueError, match="stop must be a stopping criterion, found 5"):
         open_path(np.ones((20, 20)), 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed must be a whole number, found 'x'"):
         open_path(np.ones((3, 3)), seed="x")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import planner as pl
 from planner.cli.main import main
 from planner.network.error import NetworkError
 from planner.problems.path_file import load_path_file
-from planner.utils.input_files import MOST_BYTES, parse_json, read_json, read_text
+from planner.utils.input_files import MAX_BYTES, parse_json, read_json, read_text
 from planner.workload.calibration import Calibration
 
 
@@ -86,7 +86,7 @@ def test_large_files_are_rejected_unread(tmp_path: Path) -> None:
         file.truncate(2_000_000_000)
     with pytest.raises(ValueError, match="larger than"):
         pl.load_plan(path)
-    assert MOST_BYTES < 60_000_000, "a cycle of 60 MB is refused before it is parsed"
+    assert MAX_BYTES < 60_000_000, "a cycle of 60 MB is refused before it is parsed"
 
 
 def test_invalid_paths(tmp_path: Path) -> None:

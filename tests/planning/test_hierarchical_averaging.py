@@ -46,7 +46,7 @@ def test_shared_link_carries_one_vector_each_way() -> None:
     """Four machines of four: 2 x 3/4 of the vector instead of 2 x 4 x 12/16."""
     cluster = nodes([4, 4, 4, 4])
     links, vector = LinkResources.of(cluster), 1e8
-    rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector, levels=True)
+    rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector, hierarchical=True)
     assert [group.phase for group, *_ in rounds] == ["reduce", "exchange", "spread"]
     crossing = sum(group_bytes(g, vector)[0].sum() for g in rounds[1])
     assert crossing == pytest.approx(1.5 * vector, rel=1e-9)
@@ -91,7 +91,7 @@ def test_the_estimate_is_no_less_than_the_rounds(
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     links = LinkResources.of(cluster)
     try:
-        made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec, levels=True)
+        made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec, hierarchical=True)
     except pl.ProblemError:
         assert found == np.inf  # nobody can sum
         return

@@ -35,7 +35,7 @@ def test_no_point_of_a_front_is_beaten() -> None:
     assert front.refused == ()
     assert len({point.plan.content_hash for point in points}) == len(points)
     assert [p.step_s for p in points] == sorted(p.step_s for p in points)
-    kinds = {point.trains for point in points}
+    kinds = {point.training_settings for point in points}
     assert kinds == {(h, codec, "none", "none") for h in (1, 5) for codec in ("none", "int8")}
 
     def beaten(one: FrontPoint, by: FrontPoint) -> bool:
@@ -44,7 +44,7 @@ def test_no_point_of_a_front_is_beaten() -> None:
         return no_worse and better
 
     for kind in kinds:
-        some = [point for point in points if point.trains == kind]
+        some = [point for point in points if point.training_settings == kind]
         for point in some:
             assert point.on_front != any(beaten(point, other) for other in some)
             assert pl.check(point.plan) == []
@@ -62,7 +62,7 @@ def test_regions_that_average_in_every_step() -> None:
         stop=pl.Effort(0.2),
     )
     assert front.refused == ()
-    kinds = {point.trains: point.plan.two_frequency for point in front.points}
+    kinds = {point.training_settings: point.plan.two_frequency for point in front.points}
     assert kinds == {(1, *["none"] * 3): False, (5, *["none"] * 3): False} | {
         (5, "none", "none", "region"): True
     }

@@ -136,7 +136,7 @@ def test_arguments_of_wrong_types() -> None:
         pl.plan(cluster_of(4), "gpt2", stages=2, stop=stop)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="request must be of type PlanRequest"):
         pl.plan(cluster_of(4), tiny_workload(), request={"stages": 2}, stop=stop)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="stop must be a stopping rule, found None"):
+    with pytest.raises(ValueError, match="stop must be a stopping criterion, found None"):
         pl.plan(cluster_of(4), tiny_workload(), stages=2, stop=None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.network.html_repr import MOST_REGIONS
+from planner.network.html_repr import MAX_REGIONS
 from planner.problems.answers import PathOp
 from planner.simulator.bars_svg import LABEL, WIDTH, bars_svg
 from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
@@ -153,9 +153,9 @@ def test_network_shows_means_between_regions() -> None:
     )
     page = network._repr_html_()
     assert "<td>a (2)</td><td>100\u00a0/\u00a01</td><td>250\u00a0/\u00a01</td>" in page
-    many = random_network(MOST_REGIONS + 5)._repr_html_()
-    assert f"{MOST_REGIONS} of {MOST_REGIONS + 5} regions" in many
-    assert many.count("<tr>") == MOST_REGIONS + 1
+    many = random_network(MAX_REGIONS + 5)._repr_html_()
+    assert f"{MAX_REGIONS} of {MAX_REGIONS + 5} regions" in many
+    assert many.count("<tr>") == MAX_REGIONS + 1
     lost = pl.Network([[0, np.nan], [0.1, 0]], [[0, np.nan], [1e9, 0]])
     assert "not measured" in lost._repr_html_()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from planner.search.result import Result
 from planner.search.stop import (
     AnyOf,
     Deadline,
+    DelegatingCriterion,
     Effort,
     MaxIterations,
     MaxRuntime,
@@ -115,9 +117,9 @@ def test_invalid_criterion_raises(wrong: object) -> None:
     """Solvers and AnyOf raise the same message."""
     network = Network(np.full((4, 4), 0.1), np.full((4, 4), 1e6))
     problem = AssignmentProblem(network, 2, 2, 1e6, 1e6)
-    with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+    with pytest.raises(ValueError, match="stop must be a stopping criterion, found"):
         solve_assignment(problem, wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="AnyOf takes stopping rules, found"):
+    with pytest.raises(ValueError, match="AnyOf takes stopping criteria, found"):
         AnyOf(wrong)  # type: ignore[arg-type]
 
 
@@ -196,3 +198,19 @@ def test_deadline_is_independent_of_the_start() -> None:
     assert rule.start().remaining_s == pytest.approx(1e6, rel=1e-3)
     assert rule.portion(0.5).max_runtime_s == pytest.approx(5e5, rel=1e-3)
     assert rule.portion(0.5, 3.0) == MaxRuntime(3.0)
+
+
+def test_any_of_reports_plans_to_all_its_criteria() -> None:
+    """A criterion inside `AnyOf` sees every plan that the search finds."""
+    seen: list[tuple[str, float]] = []
+
+    @dataclass(frozen=True)
+    class Listener(DelegatingCriterion):
+        name: str = ""
+
+        def found(self, objective: float, plan: Any) -> None:
+            seen.append((self.name, objective))
+
+    limit = MaxIterations(1)
+    AnyOf(Listener(limit, "a"), Listener(limit, "b")).found(2.0, None)
+    assert seen == [("a", 2.0), ("b", 2.0)]

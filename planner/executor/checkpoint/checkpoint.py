@@ -45,7 +45,7 @@ class CheckpointManager:
     ----------
     plan, ranks
         The plan and the process group.
-    learner
+    stage_module
         The stage module; None if this rank has none.
     settings
         What losses depend on beside the plan, by name of the options.

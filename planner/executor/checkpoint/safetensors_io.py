@@ -34,7 +34,7 @@ TYPES = {
 NAMES = {value: name for name, value in TYPES.items()}
 METADATA = "__metadata__"
 """Key of the header that is not a tensor."""
-MOST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 ALIGN = 8
 BLOCK_BYTES = 1 << 22
 
@@ -128,7 +128,7 @@ def read_entries(
             first = file.read(LENGTH.size)
             length = LENGTH.unpack(first)[0] if len(first) == LENGTH.size else size
             start = LENGTH.size + length
-            if length > MOST_HEADER_BYTES or start > size:
+            if length > MAX_HEADER_BYTES or start > size:
                 raise TensorFileError(f"{path}: is no safetensors file; give one, whole")
             header = parse_json(file.read(length).decode(), path, error=TensorFileError)
     except OSError as error:

@@ -20,8 +20,8 @@ MESSAGE_S = 40e-6
 """Processor time of a chunk's message at one end."""
 BUSY = 0.25
 """Largest share of a rank's processor time in a round for messages."""
-MOST_CHUNKS = 384
-LEAST_BYTES = 1 << 15
+MAX_CHUNKS = 384
+MIN_BYTES = 1 << 15
 """Smallest chunk of the largest share."""
 EARLY = 1.0
 """Rounds whose bytes take less than this multiple of the longest round trip start early."""
@@ -73,8 +73,8 @@ def chunking_of(
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
-    wanted = MOST_CHUNKS * seconds / (seconds + delay)
-    chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
+    wanted = MAX_CHUNKS * seconds / (seconds + delay)
+    chunks = max(1, int(min(wanted, largest / MIN_BYTES, BUSY * seconds / messages_s)))
     in_flight = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
     spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
     # what is sent early takes links from messages that others wait for: no more than a way's worth

@@ -28,7 +28,7 @@ class CommPlan:
 
     Parameters
     ----------
-    imposed
+    time_scale
         Scale of simulated compute; None if a model is trained.
     own_pace
         Whether any rank may run any microbatch (DeDLOC, 3.1).

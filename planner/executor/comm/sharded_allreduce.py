@@ -50,7 +50,7 @@ class ShardedAllReduce:
         Its connections, at least to the other members.
     wire
         Format of chunks.
-    pace
+    chunking
         Chunks and window of the group.
     scale
         Factor on sums.

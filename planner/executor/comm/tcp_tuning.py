@@ -23,7 +23,7 @@ FILE = Path("/proc/sys", *SETTING.split("."))
 UNDO = 'cat >/dev/null; echo 1 >"$0"'
 """Waits for the end of its input, which comes when this process ends or closes it."""
 UNDO_S = 2.0
-LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
+MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 23
 """Bytes sent in each direction of a connection before the first step, to grow its window."""
 
 
@@ -60,7 +60,7 @@ def grow_windows(
     Not where `leaves_the_machine` is false. Both ends evaluate it identically for each connection.
     """
     size = {
-        other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
+        other: int(min(max(2 * flight, MIN_BYTES), MAX_BYTES))
         for other, flight in bandwidth_delay_bytes.items()
     }
     to = [one for way in channels for one in way.to.items() if leaves_the_machine(one[1])]

@@ -43,7 +43,7 @@ LEAVE_S = 8.0
 """Time for the main thread to leave, including notifications."""
 LINGER_S = GRACE_S
 """Time that the process serving the store stays, so that others can read the reason."""
-MOST_NAMES = 8
+MAX_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -282,8 +282,8 @@ class FailureDetector(threading.Thread):
         self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
     ) -> None:
         if silent_s > self.heartbeat_timeout_s:
-            said = ", ".join(map(repr, names[:MOST_NAMES]))
-            said += ", ..." if len(names) > MOST_NAMES else ""
+            said = ", ".join(map(repr, names[:MAX_NAMES]))
+            said += ", ..." if len(names) > MAX_NAMES else ""
             self._miss(
                 names,
                 f"device {said} gave no sign of life {whom}for {self.heartbeat_timeout_s:g} s: "

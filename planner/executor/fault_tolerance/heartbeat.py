@@ -20,7 +20,7 @@ from planner.executor.rendezvous.store import StoreMissingError
 ABORT, RUNNING = "abort", "running"
 """The key that aborts the run, and its value until then."""
 PERIOD_S = 0.5
-MOST_CREDIT_S = 3.0
+MAX_CREDIT_S = 3.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -146,7 +146,7 @@ class Heartbeat(threading.Thread):
             for heed, value in zip(heeded.values(), told, strict=True):
                 heed(value)
             now = time.monotonic()
-            self._silent_s += min(now - self._looked, MOST_CREDIT_S)
+            self._silent_s += min(now - self._looked, MAX_CREDIT_S)
             self._looked = now
             if heartbeats:
                 if heartbeats[0] != self._seen:

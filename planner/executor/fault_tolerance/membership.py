@@ -37,11 +37,11 @@ NEW = -1
 LOOK_S = 0.05
 CAUSE_S = 3.0
 """A closed connection has a cause elsewhere, which may take this long to arrive."""
-MOST_TORN = 3
+MAX_TORN = 3
 """Generations that repeat a step because of closed connections, before a device is evicted."""
 DOUBT_S = 2.0
 """Interval between two reads of heartbeats, which are sent twice a second."""
-MOST_CREDIT_S = 1.0
+MAX_CREDIT_S = 1.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -273,7 +273,7 @@ class Membership:
 
     def report(self, error: ConnectionLost) -> bool:
         """Report a closed connection, if no cause has arrived."""
-        if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MOST_TORN):
+        if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MAX_TORN):
             # neither end need be gone, whatever the system says of it here
             where = f"its connection to {error.device!r}" if error.device else "a connection"
             self.repeat_step(error.device, f"device {self.name!r} lost {where}")
@@ -409,7 +409,7 @@ class Membership:
         All ranks derive the same.
         """
         found: dict[str, str] = {}
-        torn = _torn(lines) if self.now.tears >= MOST_TORN else None
+        torn = _torn(lines) if self.now.tears >= MAX_TORN else None
         if torn is not None and torn["torn"] in self.now.members:
             found[torn["torn"]] = torn["why"]
         for line in lines:
@@ -458,7 +458,7 @@ class _Silence:
     def of(self, ranks: Sequence[int]) -> list[float]:
         """Seconds of silence of each rank."""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
+        passed, self._looked = min(now - self._looked, MAX_CREDIT_S), now
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Kinds of events."""
-MOST_NAMES = 8
+MAX_NAMES = 8
 
 
 def membership_events(
@@ -69,5 +69,5 @@ def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:
 
 
 def _named(names: list[str]) -> str:
-    more = ", ..." if len(names) > MOST_NAMES else ""
-    return ", ".join(map(repr, names[:MOST_NAMES])) + more
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    return ", ".join(map(repr, names[:MAX_NAMES])) + more

@@ -14,7 +14,7 @@ from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret,
 if TYPE_CHECKING:
     from planner.executor.rendezvous.process_group import ProcessGroup
 
-MOST_NAMES = 8
+MAX_NAMES = 8
 
 
 class AuthenticationError(ValueError):
@@ -44,7 +44,7 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
         raise AuthenticationError(
             f"device {names[rank]!r} has another secret than the other devices; {remedy}"
         )
-    who = ", ".join(map(repr, wrong[:MOST_NAMES])) + (", ..." if len(wrong) > MOST_NAMES else "")
+    who = ", ".join(map(repr, wrong[:MAX_NAMES])) + (", ..." if len(wrong) > MAX_NAMES else "")
     raise AuthenticationError(
         f"device {who} has not proven the secret that device {names[rank]!r} has; {remedy}, and "
         "see who else reaches the store"

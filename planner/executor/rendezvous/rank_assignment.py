@@ -42,7 +42,7 @@ WAIT_S = 60.0
 """Timeout for ranks that have not joined yet."""
 NODE = "GROUP_RANK"
 """Environment variable of torchrun: number of the node; the store is on the first."""
-MOST_NAMES = 8
+MAX_NAMES = 8
 TAKEN_S = 3.0
 
 
@@ -340,9 +340,9 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
             repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
         ]
         if missing:
-            more = ", ..." if len(missing) > MOST_NAMES else ""
+            more = ", ..." if len(missing) > MAX_NAMES else ""
             raise RendezvousTimeout(
-                f"device {', '.join(missing[:MOST_NAMES])}{more} did not come within {wait_s:g} s "
+                f"device {', '.join(missing[:MAX_NAMES])}{more} did not come within {wait_s:g} s "
                 f"({len(missing)} of {len(names)} missing); start all, and see what they print; "
                 "--wait allows for longer"
             ) from None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SECRET_FILE = "PLANNER_SECRET_FILE"
 """Environment variable with the file's name, never the secret itself, which others could read."""
-LEAST_BYTES, MOST_BYTES = 16, 4096
+MIN_BYTES, MAX_BYTES = 16, 4096
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -38,7 +38,7 @@ class Secret:
         try:
             with Path(path).open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
-                text = file.read(MOST_BYTES + 1)
+                text = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise SecretError(
                 f"secret file {path}: cannot be read ({error.strerror}); check path and permissions"
@@ -49,10 +49,10 @@ class Secret:
                 f"{stat.S_IMODE(mode):04o}); chmod 600 it, and make a new one if others had it"
             )
         key = text.strip()
-        if not LEAST_BYTES <= len(key) <= MOST_BYTES:
+        if not MIN_BYTES <= len(key) <= MAX_BYTES:
             raise SecretError(
-                f"secret file {path}: must hold {LEAST_BYTES} to {MOST_BYTES} bytes, found "
-                f"{len(key) if len(text) <= MOST_BYTES else 'more'}; make one with: (umask 077; "
+                f"secret file {path}: must hold {MIN_BYTES} to {MAX_BYTES} bytes, found "
+                f"{len(key) if len(text) <= MAX_BYTES else 'more'}; make one with: (umask 077; "
                 "openssl rand -hex 32 > FILE)"
             )
         return cls(key)

@@ -44,7 +44,7 @@ UNBOUND = (
 ANSWER_S = 3.0
 """Timeout beyond PyTorch's own."""
 T = TypeVar("T")
-KNOCK_S, LEAST_S = 0.25, 1.0
+KNOCK_S, MIN_S = 0.25, 1.0
 """Interval of connection attempts, and shortest total time."""
 
 
@@ -109,7 +109,7 @@ class StoreAddress:
 
     def _opened(self, until: float, timeout_s: float) -> TCPStore:
         """Connect where a server listens; PyTorch waits forever for one that is not a store."""
-        left_s = max(until - time.monotonic(), LEAST_S)
+        left_s = max(until - time.monotonic(), MIN_S)
         left = timedelta(seconds=left_s)
         try:
             store = call_with_timeout(
@@ -126,7 +126,7 @@ class StoreAddress:
     def _knock(self, until: float, timeout_s: float) -> None:
         """Wait until a server listens."""
         while True:
-            left = max(until - time.monotonic(), LEAST_S)
+            left = max(until - time.monotonic(), MIN_S)
             try:
                 socket.create_connection((self.host, self.port), timeout=left).close()
             except OSError as error:

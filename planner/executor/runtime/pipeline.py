@@ -29,13 +29,13 @@ def run_operations(
 
     On a GPU the next operation is issued before the previous one has ended, if its input is there.
     """
-    side = compute.side
-    begun: deque[_Begun] = deque()
+    backend = compute.side
+    issued: deque[_IssuedOperation] = deque()
 
-    def end(most: int) -> None:
-        while len(begun) > most:
-            one = begun.popleft()
-            end_s = one.noted(side, rank, record)
+    def drain(max_pending: int) -> None:
+        while len(issued) > max_pending:
+            one = issued.popleft()
+            end_s = one.wait_and_record(backend, rank, record)
             if one.sent is not None:
                 sender.made(one.sent[0].destination, one.sent[1], end_s)
             ended(end_s)
@@ -44,21 +44,21 @@ def run_operations(
         kind, b = operation
         arrival = None
         if (before := traffic.before.get(operation)) is not None:
-            if begun and not receiver.has(serial, before):
-                end(0)
+            if issued and not receiver.has(serial, before):
+                drain(0)
             arrival = receiver.take(serial, before)
-        start = side.mark()
+        start = backend.mark()
         made = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
-        stop = side.mark()
+        stop = backend.mark()
         if (after := traffic.after.get(operation)) is not None:
             sender.send(made, after.destination)
         sent = None if after is None else (after, made.nbytes)
-        begun.append(_Begun(operation, start, stop, sent, arrival))
-        end(side.ahead)
-    end(0)
+        issued.append(_IssuedOperation(operation, start, stop, sent, arrival))
+        drain(backend.ahead)
+    drain(0)
 
 
-class _Begun(NamedTuple):
+class _IssuedOperation(NamedTuple):
     """An operation that may not have ended: what it is, what it sent and received."""
 
     operation: Operation
@@ -67,9 +67,9 @@ class _Begun(NamedTuple):
     sent: tuple[Message, int] | None = None
     arrival: ReceivedMessage | None = None
 
-    def noted(self, side: DeviceBackend, rank: int, record: StepRecord) -> float:
+    def wait_and_record(self, backend: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Wait for its end, record it, and return the time."""
-        start_s, end_s = side.at(self.start), side.at(self.stop)
+        start_s, end_s = backend.at(self.start), backend.at(self.stop)
         if self.sent is not None:
             record.sent(*self.sent, end_s)
         kind, b = self.operation
@@ -84,14 +84,14 @@ def run_whole_model(
     microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
 ) -> None:
     """Run microbatches through the whole model on this device."""
-    side = compute.side
-    begun: deque[_Begun] = deque()
+    backend = compute.side
+    issued: deque[_IssuedOperation] = deque()
     for b in microbatches:
         for kind in "FHB":
-            start = side.mark()
+            start = backend.mark()
             compute.run_op(kind, b, None)
-            begun.append(_Begun((kind, b), start, side.mark()))
-            if len(begun) > side.ahead:
-                begun.popleft().noted(side, rank, record)
-    for one in begun:
-        one.noted(side, rank, record)
+            issued.append(_IssuedOperation((kind, b), start, backend.mark()))
+            if len(issued) > backend.ahead:
+                issued.popleft().wait_and_record(backend, rank, record)
+    for one in issued:
+        one.wait_and_record(backend, rank, record)

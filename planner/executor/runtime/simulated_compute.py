@@ -27,7 +27,7 @@ from planner.training_plan.schedule import Schedule
 SET_TIMER_SLACK = 29
 """prctl PR_SET_TIMERSLACK of Linux."""
 LEARN = 0.1
-MOST_LATE_S = 3e-4
+MAX_LATE_S = 3e-4
 """Longest busy wait, to spare processors that others need."""
 
 
@@ -156,6 +156,6 @@ class Sleeper:
         if (left := target - time.monotonic()) > 0:
             time.sleep(left)
             late = time.monotonic() - target
-            self._late_s = min(self._late_s + LEARN * (late - self._late_s), MOST_LATE_S)
+            self._late_s = min(self._late_s + LEARN * (late - self._late_s), MAX_LATE_S)
         while time.monotonic() < deadline_s:
             pass

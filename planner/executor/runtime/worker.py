@@ -58,9 +58,9 @@ class Worker:
         The process group.
     compute
         Runs its operations.
-    imposed
+    time_scale
         Scale of simulated compute; None if a model is trained.
-    tickets
+    microbatch_queue
         If given, devices take microbatches from this queue as fast as they can until the batch is
         complete (DeDLOC, 3.1), instead of the planned ones; for plans of one stage.
     before

@@ -40,7 +40,7 @@ from planner.training_plan.choices import Head, RouterFeedback
 from planner.training_plan.initial_routes import initial_routes
 from planner.training_plan.model import TrainingPlan
 
-LEAST_S = 1e-6
+MIN_S = 1e-6
 """Smallest response time, since routers divide by it."""
 
 
@@ -262,7 +262,7 @@ class StochasticPipeline:
                 asked_s = self._asked.pop((note.serial, note.microbatch, stage))
                 waited_s = time.monotonic() - asked_s
                 told_s = note.seconds if self._told is RouterFeedback.WORK else waited_s
-                self._router.report(mail.source, max(told_s, LEAST_S))
+                self._router.report(mail.source, max(told_s, MIN_S))
             elif self._trainer is not None and self._record is not None:  # FINISHED
                 self._record.routes.append((note.microbatch, note.path))
                 self._trainer.finished()

@@ -13,7 +13,7 @@ from itertools import accumulate, chain, pairwise, permutations
 import numpy as np
 
 from planner.planning.baselines.rank_order import region_order, unconstrained
-from planner.planning.baselines.search import MOST_REFUSED, ORDERS
+from planner.planning.baselines.search import MAX_REFUSED, ORDERS
 from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.layer_split import least_largest
 from planner.planning.problem import PlanningProblem
@@ -26,10 +26,10 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import integer_parts
 from planner.workload.costs import StageCosts, stage_costs
 
-MOST_PARTS = 6
+MAX_PARTS = 6
 """Groups of devices whose orders are tried, as in Metis' published results; equal groups are merged
 until so many are left."""
-MOST_KINDS = 4
+MAX_KINDS = 4
 """Kinds of devices whose orders are tried; further kinds follow in given order."""
 
 Groups = tuple[tuple[int, ...], ...]
@@ -94,7 +94,7 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
 
     Reimplemented from the paper and its published planner, for nodes of one GPU, where stages have
     no tensor parallelism. All devices take part, grouped by kind, in all orders of kinds (of the
-    first `MOST_KINDS`). Stages consist of consecutive devices, no fewer than devices over stages;
+    first `MAX_KINDS`). Stages consist of consecutive devices, no fewer than devices over stages;
     layers are split by the total speed of a stage, samples by the speed of each device. Every
     divisor of the batch is tried as the number of rounds. The estimate adds the compute time of all
     stages, the slowest stage for every further round, one message over the narrowest link between
@@ -113,7 +113,7 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
     able = np.flatnonzero(np.asarray(problem.cluster.devices.can_compute)).tolist()
     variant = unconstrained(replace(problem, cluster=problem.cluster.subset(able)))
     search = _Search(variant)
-    found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
+    found = heapq.nsmallest(MAX_REFUSED, search.placements(), key=lambda one: one[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
     if search.refused:
         refusal = "memory does not hold the weights of any stages; give larger devices or more"
@@ -227,8 +227,8 @@ def _sequences(problem: PlanningProblem) -> Iterator[list[int]]:
     for d in region_order(cluster.network):
         kinds.setdefault((float(cluster.flops[d]), float(cluster.memory_bytes[d])), []).append(d)
     members = list(kinds.values())
-    for order in permutations(range(min(len(members), MOST_KINDS))):
-        rest = members[MOST_KINDS:]
+    for order in permutations(range(min(len(members), MAX_KINDS))):
+        rest = members[MAX_KINDS:]
         yield [d for kind in (*(members[k] for k in order), *rest) for d in kind]
 
 
@@ -236,7 +236,7 @@ def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
     """Devices per stage: powers of two, at least devices over stages rounded down.
 
     All multisets, and all orders of each, where the smallest equal sizes are merged in pairs until
-    at most `MOST_PARTS` parts are left.
+    at most `MAX_PARTS` parts are left.
 
     Yields
     ------
@@ -267,7 +267,7 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
     All pairs at once, or as many of the first pairs as necessary.
     """
-    while (over := len(parts) - MOST_PARTS) > 0:
+    while (over := len(parts) - MAX_PARTS) > 0:
         least = parts[0]
         alike = next((k for k, part in enumerate(parts) if part != least), len(parts) - 1) + 1
         looked_at = max(over, alike // 2)
@@ -278,7 +278,7 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
             fewer += [pair[0] + pair[1]] if together else pair
         parts = fewer
         # as many still, or none of them went together
-        if looked_at == len(parts) - MOST_PARTS:
+        if looked_at == len(parts) - MAX_PARTS:
             break
     return parts
 

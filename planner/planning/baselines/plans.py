@@ -14,7 +14,7 @@ from planner.planning.baselines.rank_order import (
     one_region,
     ranks_by_region,
 )
-from planner.planning.baselines.search import MOST_EVENTS, BaselinePlan
+from planner.planning.baselines.search import MAX_EVENTS, BaselinePlan
 from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 EVENTS_PER_EFFORT = 100_000
 """Operations and messages simulated per unit of effort."""
-LEAST_EVENTS = 100_000
+MIN_EVENTS = 100_000
 SECONDS, RANKS = 0.2, 0.7
 """Share of a time limit for all baselines, and the part of it for ranks by region."""
 
@@ -59,11 +59,11 @@ class Baselines:
     def of(cls, problem: PlanningProblem, stop: StoppingCriterion) -> Baselines:
         """Baselines within a fifth of a time limit, or in proportion to the effort."""
         effort, began = stop.effort(), time.perf_counter()
-        most = MOST_EVENTS
+        most = MAX_EVENTS
         if math.isfinite(effort):
-            most = int(min(most, max(LEAST_EVENTS, EVENTS_PER_EFFORT * effort)))
+            most = int(min(most, max(MIN_EVENTS, EVENTS_PER_EFFORT * effort)))
         elif math.isfinite(stop.iterations()):
-            most = LEAST_EVENTS
+            most = MIN_EVENTS
         seconds = SECONDS * stop.seconds()
 
         def over_after(share: float) -> Callable[[], bool]:

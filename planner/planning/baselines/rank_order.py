@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster
 from planner.network.network import Network
 from planner.planning.baselines.search import (
-    MOST_EVENTS,
+    MAX_EVENTS,
     ORDERS,
     BaselineCandidate,
     BaselinePlan,
@@ -141,7 +141,7 @@ def rank_layouts(
 
 def ranks_by_region(
     problem: PlanningProblem,
-    most_events: int = MOST_EVENTS,
+    most_events: int = MAX_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> RanksByRegion:
     """The best plan of all devices with consecutive ranks.
@@ -163,7 +163,7 @@ def ranks_by_region(
 
 def one_region(
     problem: PlanningProblem,
-    most_events: int = MOST_EVENTS,
+    most_events: int = MAX_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> OneRegion:
     """The best plan of one region alone, as in `ranks_by_region`.
@@ -220,7 +220,7 @@ def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]
 
 
 def ranks_by_neighbour(
-    problem: PlanningProblem, orders: int = 10, most_events: int = MOST_EVENTS
+    problem: PlanningProblem, orders: int = 10, most_events: int = MAX_EVENTS
 ) -> tuple[BaselinePlan, SearchCounts]:
     """The best of several `nearest_orders`, otherwise as `ranks_by_region`.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.planning.baselines.rank_order import unconstrained
 from planner.planning.baselines.search import (
-    MOST_REFUSED,
+    MAX_REFUSED,
     ORDERS,
     BaselineCandidate,
     BaselinePlan,
@@ -22,9 +22,9 @@ from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 
-MOST_REGIONS = 12
+MAX_REGIONS = 12
 """Largest number of regions of which all subsets are tried."""
-MOST_STAGES = 24
+MAX_STAGES = 24
 
 Floats = NDArray[np.float64]
 Grid = NDArray[np.int64]
@@ -57,7 +57,7 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
     devices and equal layers, each in one region, continuing in the next region when too few devices
     are left. The estimate adds compute and messages of all stages, the slowest stage with its
     message for every further microbatch, and the slowest ring. All numbers of stages up to
-    `MOST_STAGES`; microbatches of the workload's size. Beyond `MOST_REGIONS` regions, only chains
+    `MAX_STAGES`; microbatches of the workload's size. Beyond `MAX_REGIONS` regions, only chains
     to the region with the widest link, from each region. Added here: evaluation, the order of
     operations (the faster of 1F1B and eager 1F1B), and layers that follow heterogeneous devices.
 
@@ -84,7 +84,7 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
             if key not in found:
                 found[key] = _estimate_s(grid, costs[len(grid[0])], problem)
     refusals: list[str] = []
-    for key in sorted(found, key=lambda key: found[key])[:MOST_REFUSED]:
+    for key in sorted(found, key=lambda key: found[key])[:MAX_REFUSED]:
         grid = np.array(key, dtype=np.int64)
         chosen = search_baselines(_starts(problem, grid))
         if chosen.best:
@@ -97,7 +97,7 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
 def _costs(problem: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
     """Costs of equal splits, by number of stages."""
     workload = problem.workload
-    most = min(MOST_STAGES, len(workload.layers))
+    most = min(MAX_STAGES, len(workload.layers))
     return {s: split_costs(workload, workload.even_split(s), s - 1) for s in range(1, most + 1)}
 
 
@@ -105,7 +105,7 @@ def _orders(first: Sequence[int], bandwidth: Floats) -> Iterator[tuple[int, ...]
     """Subsets of regions, each in the order whose narrowest link is widest."""
     count = len(first)
     wide = np.minimum(bandwidth, bandwidth.T)[np.ix_(first, first)]
-    if count > MOST_REGIONS:
+    if count > MAX_REGIONS:
         yield from _chains(wide)
         return
     # by set and last region, the widest order
@@ -129,7 +129,7 @@ def _orders(first: Sequence[int], bandwidth: Floats) -> Iterator[tuple[int, ...]
 def _chains(wide: Floats) -> Iterator[tuple[int, ...]]:
     for begin in range(len(wide)):
         chain = [begin]
-        while len(chain) < min(len(wide), MOST_STAGES):
+        while len(chain) < min(len(wide), MAX_STAGES):
             left = [r for r in range(len(wide)) if r not in chain]
             yield tuple(chain)
             chain.append(max(left, key=lambda r: float(wide[chain[-1], r])))

@@ -21,10 +21,10 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.interrupts import INTERRUPTS
 from planner.training_plan.model import TrainingPlan
 
-MOST_EVENTS = 1_000_000
+MAX_EVENTS = 1_000_000
 """Operations and messages simulated at most; they take 15 to 50 s of one core."""
 
-MOST_REFUSED = 50
+MAX_REFUSED = 50
 """Placements of a rule that may exceed memory before it is given up."""
 
 ORDERS = (OperationOrder.EAGER_1F1B, OperationOrder.ONE_F_ONE_B)
@@ -174,7 +174,7 @@ class SearchOutcomes:
 
 def search_baselines(
     starts: Iterable[BaselineCandidate],
-    most_events: int = MOST_EVENTS,
+    most_events: int = MAX_EVENTS,
     over: Callable[[], bool] = lambda: False,
 ) -> SearchOutcomes:
     """Simulate candidates in order of their bounds, until none can be better.
