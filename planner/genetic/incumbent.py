@@ -37,7 +37,7 @@ class AssignmentIncumbent(Incumbent[Ints]):
 
     Attributes
     ----------
-    tables
+    data
         The problem's costs as arrays.
     """
 

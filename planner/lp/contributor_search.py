@@ -70,7 +70,7 @@ class ContributorSearch:
     ----------
     incumbent
         Best contributors and rates, and upper bound, in steps per second.
-    impossible
+    infeasible
         Whether no set of contributors attains any rate.
     """
 

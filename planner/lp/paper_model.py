@@ -52,7 +52,7 @@ class PaperModel:
         The paper's variables; ``a[i][j]`` goes from i to j.
     unit
         Bytes per second of one rate unit in the model.
-    pace
+    xi_unit
         Steps per second of one unit of xi in the model.
     """
 

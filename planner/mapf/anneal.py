@@ -43,7 +43,7 @@ class MoveShares(NamedTuple):
     ----------
     overtake
         Schedule a waiting step before its device predecessor.
-    nudge
+    perturb
         Change a step's priority offset by a random time.
     reset
         Reset a step's priority offset.

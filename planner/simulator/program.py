@@ -66,7 +66,7 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    pairs, work
+    pairs, operations
         Messages' pairs, and operations.
     rounds
         Averaging rounds of a step in which all replicas average. With two-frequency averaging,

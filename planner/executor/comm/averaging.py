@@ -34,7 +34,7 @@ class StageAverager:
         Its group in every round. One round of all members gives the sum, bit for bit equal on all,
         and so do hierarchical and two-frequency rounds. In other rounds every group takes its mean;
         the rounds of a valid plan give the mean of all.
-    paces, wires
+    chunkings, wires
         Chunking and wire format of each round.
     upload_bytes_per_s
         Upload limit of this rank.

@@ -37,7 +37,7 @@ class ProcessGroup:
         Number of ranks.
     names
         Device names; empty to use ranks.
-    watch
+    detector
         The failure detector; None for none.
     held
         Resources that are closed with the run.
