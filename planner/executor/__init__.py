@@ -8,10 +8,10 @@ import importlib.util
 import os
 import sys
 
-# what the store's own log says of a run that ends, its one line says too
+# the line with the reason replaces the store's own log
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
-# Python runs this file before the module of -m, whose imports would end in a traceback
+# Python runs this file before the module of -m, whose imports would fail with a traceback
 if sys.argv[0] == "-m" and importlib.util.find_spec("torch") is None:
     sys.stderr.write("planner.executor: needs torch, which is not installed; pip install torch\n")
     sys.exit(2)

@@ -17,7 +17,7 @@ def alike_devices(
     n = len(latency_s)
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
     views = [*bits, *(a.T for a in bits)]
-    # alike devices see the same multiset of links: compare in full only where that agrees
+    # equal devices have the same multiset of links: compare fully only if it agrees
     hashes = map(_hashed, bits)
     sums = np.stack([one.sum(axis=k) for one in hashes for k in (0, 1)], axis=1)
     buckets: dict[bytes, list[list[int]]] = {}

@@ -81,7 +81,7 @@ class Devices:
     gpus: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        # arrays are looked at once it is known how many devices there are
+        # arrays are validated once the number of devices is known
         for field in ("flops", "memory_bytes"):
             value = getattr(self, field)
             if value is not None and np.ndim(value) == 0:
@@ -141,7 +141,7 @@ class Devices:
         try:
             return f"Devices({', '.join(self._words())})"
         except (TypeError, ValueError):
-            # nothing is validated before `broadcast`
+            # `broadcast` validates
             return "Devices(not valid yet)"
 
     def _words(self) -> list[str]:
@@ -223,7 +223,7 @@ class Devices:
 
     def _flags(self, field: str, n: int) -> NDArray[np.bool_]:
         value = np.asarray(getattr(self, field))
-        # 0 and 1 come from files
+        # files have 0 and 1
         if value.dtype != np.bool_ and not np.isin(value, (0, 1)).all():
             raise ValueError(f"devices.{field} must hold true and false, found {value.tolist()!r}")
         return np.asarray(self._array(field, n, np.bool_))

@@ -67,7 +67,7 @@ def _between(network: Matrices, here: list[int], there: list[int]) -> str:
     if not off.any():
         return ""
     with warnings.catch_warnings():
-        # pairs of which none was measured have no mean
+        # no mean if no pair was measured
         warnings.simplefilter("ignore", RuntimeWarning)
         latency = float(np.nanmean(network.latency_s[pairs][off]))
         bandwidth = float(np.nanmean(network.bandwidth_bytes_per_s[pairs][off]))

@@ -97,7 +97,7 @@ def group_with_aggregators(
     from planner.lp.aggregator_rates import aggregator_rates
 
     index = [*members, *aggregators]
-    # a site's line is a limit of pairs here; devices' own limits are the problem's
+    # limits of sites apply to pairs here, those of devices to the problem
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     up, down = device_limits(cluster)
     helps = np.arange(len(index)) >= len(members)

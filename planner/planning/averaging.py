@@ -106,7 +106,7 @@ def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
     from planner.lp.rates import best_rates
 
     index = list(members)
-    # a site's line is a limit of pairs here; devices' own limits are the problem's
+    # limits of sites apply to pairs here, those of devices to the problem
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     up, down = device_limits(cluster)
     problem = AveragingProblem(

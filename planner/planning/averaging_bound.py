@@ -70,8 +70,8 @@ def averaging_bound(
                 np.minimum(up, best_out[:, : m - 1].sum(axis=1)),
                 np.minimum(down, best_in[:, : m - 1].sum(axis=1)),
             )
-            # some pair with a reducer is used, and one device may be all others' reducer
+            # at least one pair with a reducer is used: one device may be the only reducer
             device_s[j] = vector / max_line_rate + away[:, 0]
-        # any group has m members, so one at least as slow as the m-th quickest of all
+        # a group of m has a member at least as slow as the m-th fastest device
         stage_s[j] = np.sort(device_s[j])[m - 1]
     return AveragingBound(device_s, stage_s)

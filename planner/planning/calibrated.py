@@ -56,7 +56,7 @@ def fastest_measured(
             (held.backward_flops, took["backward_s"]),
             (held.head_flops, took["head_s"]),
         )
-        # a head that was not measured is as fast as F and B together
+        # a head that was not measured is assumed to be as fast as F and B
         speed[d] = max(flops * samples / seconds for flops, seconds in works if seconds > 0)
     return _with_flops(cluster, speed)
 

@@ -51,7 +51,7 @@ def cycle_bound_s(
             continue  # a stage of one device does not average, so stage 0 ends after it
         visited = [t for t, step in enumerate(steps) if step.from_stage_s[j] is not None]
         if not visited:
-            # stage 0 may be steps ahead, but neither skips its own averaging
+            # stage 0 may be several steps ahead, but both stages average
             found.append(len(steps) * float(averaging.stage_s[[0, j]].min()))
             continue
         first = visited[0]
@@ -134,7 +134,7 @@ def _later_stages_s(problem: ArrangedPathProblem) -> list[float | None]:
     found: list[float | None] = []
     for j in range(1, stages):
         away = float(forward[j]) + hop
-        # a swap moves a stage by one place; after it the rest of the path, head, and all back
+        # a swap moves a stage by one position; then follow the rest, the head, and the way back
         place = min(j + 1, problem.path_stages - 1)
         others = np.sort(np.delete(backward[1:], j - 1))[: problem.path_stages - 2]
         alone = float(forward[j] + backward[j] + backward[0] + others.sum()) + head

@@ -81,7 +81,7 @@ def stage_averaging(
     for size in sizes[stages:]:
         both = tuple(sorted((*groups[0], *groups[shape.head_stage])))
         try:
-            # groups of a size need not come out for both
+            # groups of this size may not exist for the devices of both stages
             rounds = averaging_rounds(
                 cluster, both, request.shares, None, size, codec, hierarchical=may_be_hierarchical
             )

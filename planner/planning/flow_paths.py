@@ -50,7 +50,7 @@ def mixed_paths(
 def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, chosen: Ints2) -> None:
     """Fill ``int[M, S]`` with the index of each microbatch's device in each group."""
     owed = np.zeros(len(begin))
-    # what each pair, and each device after a boundary, has had too little of so far
+    # deficit of each pair, and of each device after a boundary
     pair_owed, device_owed = np.zeros_like(onward), np.zeros_like(arriving)
     for b in range(len(chosen)):
         owed += begin

@@ -171,7 +171,7 @@ class LayoutContext:
         alone = np.array(took) + self.update_s
         sync = self.problem.request.sync
         ends = alone + self.averaging_s[: len(alone)]
-        # what first and last stage share comes after their own
+        # tied parameters are averaged after the rest
         shared_s = sum(self.averaging_s[len(ends) :])
         averages = max(ends.max(), ends[[0, -1]].max() + shared_s)
         alone = alone + self.within_s[: len(alone)]

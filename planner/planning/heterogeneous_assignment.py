@@ -61,7 +61,7 @@ def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: 
                 if kind[a] != kind[b]
             ]
             for a, b in pairs:
-                # a trial is a step under a rule of effort; other rules count sweeps
+                # a limit on effort counts trials; other limits count sweeps
                 if run.spend(1 / run.steps_per_effort) is not None:
                     break
                 stage_of = {d: j for j, group in enumerate(best) for d in group}

@@ -219,7 +219,7 @@ def _costs(
         (np.maximum(sent, requirements.least_up), pool.up.sum()),
         (requirements.m, requirements.n),
     )
-    # a device alone has no limit of its upload, and its price counts none
+    # a single device has no upload, so its price ignores it
     cost = sum(
         w * requirement / whole
         for w, (requirement, whole) in zip(price, wanted, strict=True)

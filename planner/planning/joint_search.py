@@ -96,7 +96,7 @@ def search_jointly(
         *(None, "effort spent", "iteration limit"),
     ):
         return found
-    # a baseline with larger microbatches is the best: layouts with these are searched, too
+    # a baseline with larger microbatches is the best plan: search layouts with these, too
     workload = problem.workload.replace(microbatch_samples=samples)
     larger = replace(problem, workload=workload)
     more = _Search(larger, stop.portion(LARGER_SHARE), bound, baselines).result()
@@ -143,7 +143,7 @@ class _Search:
         given = _constraints(problem, int(self.classes.size.sum()))
         self.random = np.random.default_rng((problem.seed, 1))
         self.layouts = LayoutSearch(self.classes, problem.workload, wire, problem.seed, given)
-        # compiled before the simulator starts
+        # compile kernels before the clock of the search starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
         self.incumbent: Incumbent[TrainingPlan] = Incumbent(
@@ -151,7 +151,7 @@ class _Search:
         )
         if bound is not None:
             self.incumbent.raise_bound(*bound)
-        # a mean over many steps, which the simulator puts together from some
+        # the value is a mean over many steps, extrapolated from a few simulated ones
         calibration = problem.request.calibration
         self.is_mean = problem.request.sync_every > 1 or self.objective.by_cost
         self.is_mean |= calibration is not None and calibration.updates
@@ -378,7 +378,7 @@ class _Search:
         candidates: list[CandidatePlan] = []
         first = [*promising[:1], *ranks]
         if self.run.check() is not None:
-            # one candidate is all that there is time for
+            # there is time for one candidate only
             first.sort(key=lambda layout: self.layouts.scored(layout).value)
         for layout in [*first, *promising[1:]]:
             if len(candidates) == MAX_CANDIDATES + len(ranks) or self._out_of_budget(candidates):
@@ -511,7 +511,7 @@ class _Search:
         if not other:
             return []
         most = CHANGE_TOLERANCE * self._pipeline_s(layout, IN_FLIGHT)
-        # where memory is short, fewer microbatches in flight than usual may do
+        # where memory is short, fewer microbatches in flight may suffice
         return [one for one in other if self._pipeline_s(one, MIN_IN_FLIGHT) <= most]
 
     def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
@@ -662,7 +662,7 @@ class _Search:
         if self._evaluate_first():
             return
         if self.run.reason == "time limit":
-            # there was no time to find a layout that fits
+            # no layout that fits was found in time
             self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
             if self._evaluate_first():
                 return

@@ -159,7 +159,7 @@ def evenly_filled(
                 furthest[have, start] = stop
             return min(stop, last)
 
-        # by devices that are left, the most layers that the others hold
+        # by remaining devices, the largest number of layers that the others hold
         best: dict[tuple[float, ...], Cut] = {tuple(memory): ((0,), ())}
         for j in range(stages):
             after: dict[tuple[float, ...], Cut] = {}

@@ -369,7 +369,7 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
     if links.equal_shares or summing == 0:
         return np.inf if clients else float(seconds + rtt_s)
     if clients and members > 2:
-        # one for all, at worst
+        # at worst, one device reduces everything
         seconds *= members
     if members > 2 and low < seconds * (1 - 1e-9):
         for _ in range(BISECTIONS):
@@ -520,7 +520,7 @@ def _pairs_in_use(here: Any, there: Any, links: Any, scratch: Any) -> int:
         return pairs
     for i in range(before):
         for j in range(after):
-            # sorted as they come in
+            # insertion sort
             rank, k = links.pair_rank[scratch.used[i], scratch.others[j]], pairs
             while k > 0 and found[k - 1] > rank:
                 found[k] = found[k - 1]
@@ -560,7 +560,7 @@ def _boundary_period(
             scratch.unrouted[1, d] -= part
             left -= part
             if sites > 0 and links.site[c] != links.site[d]:
-                # activations there and gradients back
+                # activations forward, gradients back
                 scratch.site_bytes[j, links.site[c]] += part * size
                 scratch.site_bytes[j, links.site[d]] += part * size
             both = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
@@ -609,13 +609,13 @@ def estimate(
                 if paid > 0:
                     rare += paid / (held[links.region[c]] * held[links.region[d]])
         if model.two_frequency:
-            # one device a region, as it were
+            # as if each region were one device
             averaged, members = rare, 0.0
             for r in range(len(held)):
                 members += held[r] > 0
         if j < stages - 1:
             messages += model.microbatches * scratch.messages_usd[j]
-        # shares are equal, or about so
+        # assume equal shares
         size = _averaged_parameters(model, state, j) * model.gradient_bytes
         messages += 2.0 * size / members * averaged / model.every
     if _averages_tied(model, state):
@@ -695,7 +695,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             way += scratch.compute_s[j] + scratch.delay_s[j]
             held = IN_FLIGHT * way - (IN_FLIGHT - 1.0) * scratch.compute_s[j]
             if held > period * scratch.in_flight_room[j]:
-                # with fewer in flight the stage waits, which may cost less than another F
+                # waiting with fewer in flight may cost less than repeating F
                 waits_s = SHORT_IN_FLIGHT * way / scratch.in_flight_room[j]
                 again_s = scratch.period_s[j] * RECOMPUTE_FACTOR
                 if (
@@ -709,7 +709,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         period = slowed
         if not changed:
             break
-    # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
+    # no barrier: a stage ends when its last microbatch returns, averages, and begins the next step
     way, longest, each, ends = 0.0, 0.0, 0.0, 0.0
     waits = model.every == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
@@ -746,12 +746,12 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         longest = max(longest, scratch.compute_s[stages - 1] + sent_s)
     if longest == np.inf:
         return np.inf  # nobody of a stage sums, maybe within regions already
-    # the longest way is that through all stages
+    # the way through all stages is the longest
     each = max(each, way)
     alone = model.microbatches * period + each
     averages = longest - each
     if model.delayed:
-        # beside the next step
+        # averaging overlaps with the next step
         averages = max(averages - alone, 0.0)
     return float(alone + averages / model.every)
 
@@ -918,7 +918,7 @@ def _split(model: Any, links: Any, state: Any, scratch: Any, random: Any) -> boo
         first = used[next_below(random, len(used))]
         size, away = 2 * model.output_bytes[a], scratch.distance_s[: len(used)]
         for k, c in enumerate(used):
-            # classes as near as each other come in any order
+            # random order of classes at equal distance
             both_s = links.rtt_s[first, c] + size / links.pair_bandwidth[first, c]
             away[k] = -1.0 if c == first else both_s * (1.0 + 0.2 * next_unit(random))
         near = next_below(random, len(used) - 1) + 1

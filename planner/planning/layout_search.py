@@ -277,7 +277,7 @@ class LayoutSearch:
             self._search_counts(run, numbers, ALL_SHARE * trials)
             numbers = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
             self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
-            # new starts have as many stages as the better half
+            # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
             left = (1 - ALL_SHARE - BEST_SHARE) * trials
             restarts = max(2 * RESTARTS, round(left / RESTART_TRIALS)) if numbers else 0
@@ -396,7 +396,7 @@ class LayoutSearch:
         value = self._estimate(state)
         for name in LayoutState._fields:
             getattr(self._best, name)[:] = getattr(state, name)
-        # where memory does not hold the start, anything that it holds is better
+        # if the start does not fit in memory, any layout that fits is better
         return np.full(2, value if value < math.inf else 1e300)
 
     def _record(self, start: InitialLayout, state: LayoutState, value: float) -> None:
@@ -404,7 +404,7 @@ class LayoutSearch:
         known = self.found.get((stages, start))
         if value >= 1e300 or (known is not None and value >= known.value):
             return
-        # which stages recompute is what the estimate chose last; ask again
+        # recompute flags belong to the last estimate; estimate again
         again = self._estimate(state)
         self.found[stages, start] = ScoredLayout(again, self._layout(state))
 
@@ -439,7 +439,7 @@ class LayoutSearch:
             return self._best_subset(stages)
         chain, spread = self._chain(), start is not InitialLayout.NEIGHBOURS
         if self.constraints.objective.by_cost:
-            # a few classes may do it for less
+            # a few classes may be cheaper
             chain = self._subset(chain, stages)
         worth = np.lexsort((-self.classes.memory_bytes, ~self.classes.can_aggregate))
         first = None

@@ -44,7 +44,7 @@ def place_for_local_sgd(
     assert second is not None
     ranks = region_order(problem.cluster.network)
     grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
-    # pipelines that eq. 3 asks for, of the stages that ranks have
+    # the stages of ranks, matched into pipelines by eq. 3
     by_rank = [match_stages(subproblem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
     found = [first.assignment, second, *by_rank]
     plans = [straight_plan(problem, shape, one) for one in found]

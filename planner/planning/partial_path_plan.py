@@ -168,7 +168,7 @@ class _Search:
             self._offer(trial.shape, *self._priced(trial.shape, assignment, share, trial.solved))
 
     def _offer(self, shape: Shape, plan: TrainingPlan, solved: list[Result[PathPlan]]) -> _Trial:
-        # layers that are skipped more often must pay for it: no credit for less training
+        # scale by the layers visited: skipping more layers must not count as faster
         even = visited_share(self.problem, self.shape)
         credit = min(1.0, visited_share(self.problem, shape) / even)
         trial = _Trial(plan, shape, solved, plan.predicted.step_s / credit)

@@ -59,7 +59,7 @@ def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion
     (DT-FM, 2022), section 3.
     """
     if is_uniform(problem.cluster, problem.workload):
-        # equal devices hold a stage or do not, whoever they are: refuse before searching
+        # equal devices all hold a stage or none does: refuse before searching
         anyone = [[j] for j in range(shape.stages)]
         memory_room(problem.cluster, problem.workload, shape, anyone)
     solved = _solve(problem, shape, stop)
@@ -80,7 +80,7 @@ def place_heterogeneous(
     assert by_network.plan is not None
     starts = [by_network.plan.groups, sorted_by_speed(problem, shape)]
     if problem.request.sync_every > 1:
-        # near devices average quickly, but pipelines are what counts then
+        # pipelines matter more than averaging then
         order = region_order(problem.cluster.network)
         starts += [
             AssignmentPlan.of_grid(ranks_grid(order, shape.stages, outermost)).groups

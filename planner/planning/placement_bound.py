@@ -34,13 +34,13 @@ def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assign
     fewest, more = divmod(shape.microbatches, pipelines)
     count = np.full(pipelines, fewest)
     count[:more] += 1
-    # nobody averages and updates are free: stage 0 ends last
+    # without averaging and updates, stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
     begins = 1 if first_alone else stages
 
     def step_s(after_s: Floats, together: bool) -> float:
         least = way.after_s(count[:, None], way.home_s(after_s))[:, :begins]
-        # where a stage's devices do not end together, any pipeline may be the one
+        # if devices of a stage end at different times, any pipeline may end the step
         return float((least.max(axis=0) if together else least.min(axis=0)).min())
 
     averages_s = _averaging_s(problem, shape, assignment)
@@ -57,7 +57,7 @@ def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentP
     links = LinkResources.of(problem.cluster)
     averaging = stage_averaging(problem, shape, assignment.groups)
     codec = Codec(problem.request.codec)
-    # what two stages share comes after, in a round whose time is not counted
+    # tied parameters are averaged afterwards, in a round that is not counted
     own = averaging[: shape.stages]
     return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
 
@@ -115,7 +115,7 @@ class _Way:
         over = count * busy + (whole - busy) + self.onward[:, 1:] + home[:, 1:]
         neck[:, :-1] = np.maximum(neck[:, :-1], begin[:, :-1] + self.forward[:, :-1] + over)
 
-        # the head of a pipeline's first stage comes when the microbatch is back
+        # a head on the first stage runs when the microbatch has returned
         busy, whole = self.back
         legs = self.backward.copy()
         legs[:, 1:] += whole

@@ -104,7 +104,7 @@ def plan(
 def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.planning.joint_search import search_jointly  # numba takes a while to load
 
-    # bounds divide by rates, which are not known of all pairs
+    # bounds need the rates of all pairs
     problem.cluster.network.require_complete()
     run = started(stop)
     baselines = Baselines.of(problem, stop)
@@ -168,7 +168,7 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
     if plan.head_stage < len(plan.stage_layers) - 1:
         return None
     bound = _bound_for_all_plans(problem, plan.workload.replace(microbatch_samples=samples))
-    # a mean over many steps, which the few that the simulator looks at may be below
+    # the bound holds in the mean; the few simulated steps may be shorter
     lasting = request.sync_every > 1 or request.calibration.updates
     if bound is not None and lasting and bound.seconds > plan.predicted.step_s:
         return None
@@ -339,7 +339,7 @@ def _best_shape(
         if interrupted or (planned and run.check() is not None):
             break
     if not planned:
-        # the most stages and the smallest microbatches, recomputing, need least
+        # most stages, smallest microbatches and recomputation need least memory
         why = max(reversed(refused), key=lambda one: (one.stages, -one.microbatch_samples)).refused
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"

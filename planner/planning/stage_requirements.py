@@ -284,7 +284,7 @@ class StageRequirements:
         self.input_latency_s = np.where(self.into > 0, self.pool.hop_s, 0.0)
         self.way_in_s = until[self.starts, None] / self.fastest
         self.first_layer_s = flops[self.starts, None] / self.fastest
-        # gradients come from the last layers at least, through F, H and B there
+        # a gradient comes from the last layers, through F, H and B there
         turn = (flops[-1] + self.head.max()) / self.fastest
         self.turnaround_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
         self.way_back_s = 2 * until[self.starts, None] / self.fastest

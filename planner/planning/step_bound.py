@@ -75,7 +75,7 @@ def one_round(problem: PlanningProblem, shape: Shape) -> AveragingBound:
     """Bounds on averaging in one round over each stage."""
     request = problem.request
     wire = Codec(request.codec).wire_ratio
-    # what two stages share comes after, in a round whose time is not counted
+    # tied parameters are averaged afterwards, in a round that is not counted
     apart = not request.sync.local_steps
     vectors = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     return averaging_bound(
@@ -163,7 +163,7 @@ class _Walk:
         if m >= begin:
             there = sum(self.forward_s[i] + self.hop_s[i] for i in range(begin, m))
             return there + self.count * (self.forward_s[m] + head + self.backward_s[m]) + back
-        # only the backward passes are sure to follow: through begin, to the end and back to m
+        # only backward passes certainly follow: from begin to the last stage and back to m
         last = len(self.forward_s)
         there = sum(self.forward_s[begin:]) + self.head_s + sum(self.backward_s[m + 1 :])
         there += 2 * sum(self.hop_s[begin : last - 1]) + sum(self.hop_s[m:begin])

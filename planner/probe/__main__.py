@@ -137,7 +137,7 @@ def _known(
                 f"{path}: was measured with {before}, not {asdict(timing)}; give the same options, "
                 "or another file"
             )
-        # to fewer others, a device's line may have carried less
+        # with fewer peers a device's line may not have been saturated
         others = ranks.world - 1
         found = [e for e, one in known.findings.items() if ALL not in e or one.peers >= others]
         whole = path.read_bytes()

@@ -110,7 +110,7 @@ def send(flows: Mapping[int, Flow]) -> None:
     for other, flow in flows.items():
         send_all(flow.words, memoryview(SIZE.pack(sent[other])))
     for flow in flows.values():
-        # else the next stream's bytes would be taken for the last of this one
+        # otherwise bytes of the next stream would count for this one
         receive_into(flow.words, memoryview(bytearray(1)))
 
 
@@ -136,7 +136,7 @@ def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
             now = time.perf_counter()
             if next_s is None:
                 next_s = now + warm_s
-            # marks are where bytes have come, and none is short because the one before was late
+            # intervals start when bytes arrive, so a late one does not shorten the next
             if now >= next_s:
                 marks.append((now, sum(taken.values())))
                 next_s = now + seconds / SLICES

@@ -101,7 +101,7 @@ def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFindi
     """One direction of a pair from the measurements of source and destination."""
     small = sorted(there.trips[MESSAGES[0]])
     rates = {count: (rate.mean, rate.low, rate.high) for count, rate in here.rates.items()}
-    # the word back takes half a round trip; where it is busy a larger message's may be the shortest
+    # the acknowledgement takes half a round trip; take the shortest of all sizes
     back = min(map(min, there.trips.values())) / 2
     timed = {size: statistics.median(s) - back for size, s in there.trips.items()}
     del timed[MESSAGES[0]]

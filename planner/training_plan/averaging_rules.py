@@ -202,7 +202,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     ]
     levels = is_hierarchical(rounds)
     if within(rounds):
-        # who averages within has what they all have: the first of them stands for it
+        # members of a region have equal gradients: the first one represents them
         has_gradient = [place[g.members[0]] for g in rounds[0]]
     for weights in _hierarchical_weights(rounds, place) if levels else [_weights(rounds, place)]:
         off = np.abs(weights[:, has_gradient] - 1)
@@ -241,7 +241,7 @@ def _hierarchical_weights(
     for begin in sorted(cuts)[:-1]:
         weights = np.eye(len(place))
         for g in (g for groups in within(rounds) for g in groups):
-            # whoever gives it away, it is the change of all of them
+            # the pseudo-gradient of one member is that of its region
             weights[[place[d] for d in g.members]] = weights[place[g.members[0]]]
         for groups in rounds[len(within(rounds)) :]:
             for g in groups:

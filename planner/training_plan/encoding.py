@@ -47,7 +47,7 @@ def network_fields(network: Network) -> dict[str, Any]:
         for d in members:
             class_of[d] = k
     first = [members[0] for members in classes]
-    # inside a class any two stand for all; a device that is alone has no such link
+    # any two devices represent the links within a class
     second = [members[-1] for members in classes]
     alone = [len(members) == 1 for members in classes]
 

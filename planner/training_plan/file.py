@@ -56,7 +56,7 @@ def from_dict(data: Any) -> TrainingPlan:
     except PlanError:
         raise
     except ValueError as error:
-        # what a schema cannot say, such as more active experts than there are
+        # rules beyond the schema, such as more active experts than there are
         raise PlanError(str(error)) from None
     for problem in contradictions(plan):
         raise PlanError(problem)

@@ -388,7 +388,7 @@ class TrainingPlan:
         network = self.cluster.network
         return {
             "seed": self.seed,
-            # its hash says all of ids and measurements; what its file is called says nothing
+            # the hash covers ids and measurements; the file name is irrelevant
             "network": {"hash": network.content_hash, "regions": list(network.regions)},
             "devices": device_fields(self.cluster.devices),
             "workload": self.workload.to_dict(),

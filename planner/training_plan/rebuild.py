@@ -159,7 +159,7 @@ def list_schedule(
             found[d].append((kind, b))
             place[b] += 1
             if last and kind == "F" and chains[b][place[b]] == ("H", d):
-                # the last stage holds none for longer than it must
+                # the last stage runs B as soon as possible
                 found[d] += [("H", b), ("B", b)]
                 place[b] += 2
                 held[d] -= 1

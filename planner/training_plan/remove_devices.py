@@ -128,7 +128,7 @@ def _schedule(
         if d not in gone:
             continue
         left = [e for e in plan.assignment.groups[plan.stage_of[d]] if e not in gone]
-        # one that does nothing in the plan may have room for nothing
+        # a device without microbatches may have no memory for any
         among = [e for e in left if room[e]] or left
         heads = schedule.head_device(b) == d
         taker = min(among, key=lambda e: (busy_s[e] + _seconds(plan, e, heads), e))

@@ -99,7 +99,7 @@ def _errors(
     if "anyOf" in schema:
         branches = [list(_errors(value, branch, root, path)) for branch in schema["anyOf"]]
         if all(branches):
-            # the last branch is the interesting one: the others say null
+            # report the last alternative: the others are null
             yield from branches[-1]
         return
     if "type" in schema and not _is_type(value, schema["type"]):

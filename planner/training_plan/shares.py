@@ -85,7 +85,7 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
     start, stop = part
     held = np.asarray(shares, dtype=np.float64)
     ends = start + (stop - start) * np.concatenate([[0.0], held.cumsum()])
-    # whoever has the last share has the rest
+    # the last share takes the rest
     last = int(np.flatnonzero(held)[-1])
     ends[last + 1 :] = stop
     return list(np.minimum(ends, stop).tolist())

@@ -37,7 +37,7 @@ class OuterOptimizer:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        # one form of every number, so that equal plans have equal hashes
+        # normalise numbers, so that equal plans have equal hashes
         kind = choice(OuterStep, "outer optimizer", self.optimizer, error=PlanError)
         object.__setattr__(self, "optimizer", kind)
         for name in ("learning_rate", "momentum"):

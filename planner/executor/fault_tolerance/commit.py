@@ -65,7 +65,7 @@ class CommitProtocol:
             if self._asked == asked and self._membership.loss.error is None:
                 self._membership.report(error)
 
-        # it may only follow from a loss that is told soon
+        # the failure may be a consequence of a loss reported soon
         later = threading.Timer(CAUSE_S, report)
         later.daemon = True
         later.start()
@@ -82,7 +82,7 @@ class CommitProtocol:
     def commit_outer_step(self, step: int) -> None:
         """Vote for the outer step after a step, and wait for the decision."""
         self._vote(f"outer/{step}", False)
-        # before anybody goes on into another generation
+        # before any rank continues into another generation
         self._membership.tell_agreed(step)
         self.agreed = step
         self._outer.append(step)
@@ -103,7 +103,7 @@ class CommitProtocol:
     def _vote(self, name: str, grows: bool) -> bool:
         """Vote; returns whether waiting ranks join, as decided by the last vote."""
         store = self._ranks.store
-        # before the look, so that one of the two sees what fails now
+        # before the check, so that a failure now is seen by one of both
         self._asked = name
         try:
             if self._failure is not None and isinstance(self._failure.error, ConnectionLost):

@@ -125,7 +125,7 @@ class ElasticRun:
             except ConnectionLost as error:
                 self._await_cause(error)
             except OSError as error:
-                # a connection may be shut before it is looked at for the first time
+                # a connection may close before its first use
                 if self._membership.loss.error is None:
                     if error.errno != errno.ENOTCONN:
                         raise
@@ -168,7 +168,7 @@ class ElasticRun:
             self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
         self._began_s = time.monotonic()
         with self._evaluation(now, steps) or nullcontext() as evaluation:
-            # what a loss has kept from being told, or of a run that does nothing else
+            # an evaluation that a loss prevented, or of a run without steps
             self._evaluate(evaluation, now.step - 1)
             going_on = self.worker.steps(
                 steps - self._step,
@@ -183,7 +183,7 @@ class ElasticRun:
                     if commit.grows:
                         return False
             if self._held_out is not None:
-                # nobody leaves before the last evaluation was told
+                # stay until the last evaluation has been reported
                 commit.end()
         return True
 
@@ -280,7 +280,7 @@ class ElasticRun:
         self._step = record.step + 1
         self._began_s = time.monotonic()
         if self._owes:
-            # its loss was told when the generation began
+            # its loss was reported at the start of the generation
             self._owes = False
         else:
             self._told = _Told(record, commit)

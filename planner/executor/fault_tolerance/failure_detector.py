@@ -101,7 +101,7 @@ class FailureDetector(threading.Thread):
         self._heartbeat = Heartbeat(
             store, self._end, self._store_gone, lambda: address.connect(RECONNECT_S)
         )
-        # written by the system itself, even while the main thread is blocked
+        # the system writes it even while the main thread is blocked
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
@@ -164,7 +164,7 @@ class FailureDetector(threading.Thread):
         """End alone, unless the store is lost for all."""
         self._leaving = True
         rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
-        # by another connection it answers, or does not
+        # try another connection to the store
         while self.heartbeat.rounds < rounds + 2 and time.monotonic() < until:
             if self.shutdown_.wait(TICK_S):
                 return self.leave()
@@ -235,7 +235,7 @@ class FailureDetector(threading.Thread):
 
     def _listen(self) -> None:
         """Wait briefly for signals and heartbeats on connections."""
-        # lifelines by turns and not as they speak: many would wake this thread all the time
+        # poll connections in turn: heartbeats of many would wake this thread too often
         if self._ready.select(TICK_S):
             self._take_signals(self._wakes.recv(64))
         with self._lock:
@@ -273,7 +273,7 @@ class FailureDetector(threading.Thread):
             for line in self._lifelines.values():  # of two to one device, the one that was heard
                 silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
         longest_s = max(silent.values(), default=0.0)
-        # one that is silent, or all of a site, or this device is cut off itself
+        # one device, a whole site, or this device is cut off
         together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
         alone = 1 < len(together) == len(silent)
         self._judge(together, longest_s, f"to {self.device!r} ", alone)

@@ -108,7 +108,7 @@ class Heartbeat(threading.Thread):
             except DistError:
                 if self._stopped:
                     return
-            # one that ends as soon as it is open is no connection
+            # a connection that closes at once does not count
             if self.rounds == rounds or not self._connected():
                 self._lost()
                 return
@@ -131,7 +131,7 @@ class Heartbeat(threading.Thread):
             if self._own is not None:
                 self._count += 1
                 self._store.set(self._own, str(self._count))
-            # reading what is not there yet would block
+            # reading a missing key would block
             heeded = self._heeded
             keys = [ABORT, *heeded]
             watched = self._watched
@@ -162,7 +162,7 @@ class Heartbeat(threading.Thread):
                     self._job = self._jobs.get_nowait()
                 except Empty:
                     return
-            # kept until it is done: the connection may end meanwhile
+            # remove it when done: the connection may close meanwhile
             self._job(self._store)
             self._job = None
 

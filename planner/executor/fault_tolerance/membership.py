@@ -163,7 +163,7 @@ class Membership:
             if self.name in found.members and asked == number:
                 self._begin(found)
                 return True
-            # a process of this name that has ended is still to be missed
+            # a previous process of this device has not been missed yet
             if self.name in found.members and time.monotonic() > until:
                 raise Evicted(
                     f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
@@ -197,12 +197,12 @@ class Membership:
                 made = self._made(number, steps, owing, gone, _torn(lost))
                 self._store.compare_set(key, "", made.to_text())
                 break
-            # who computes comes when that is done; a device that was missed before may be no more
+            # a computing rank joins when it is done; one that was missed may be gone
             silent_s = silence.of([self._ids.index(name) for name in late])
             for name, seconds in zip(late, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
                     self.report_lost([name], f"device {name!r} did not go on with the others")
-            # its own word does not count any more: it would wait for ever for those who vanished
+            # its reports no longer count: it would wait for lost devices forever
             if self.name in gone and min(silent_s) > self._detector.heartbeat_timeout_s:
                 raise Evicted(f"{gone[self.name]}; and nobody is left to go on with")
             time.sleep(LOOK_S)
@@ -274,7 +274,7 @@ class Membership:
     def report(self, error: ConnectionLost) -> bool:
         """Report a closed connection, if no cause has arrived."""
         if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MAX_TORN):
-            # neither end need be gone, whatever the system says of it here
+            # both ends may be alive, whatever the system reports
             where = f"its connection to {error.device!r}" if error.device else "a connection"
             self.repeat_step(error.device, f"device {self.name!r} lost {where}")
         elif error.device:
@@ -291,7 +291,7 @@ class Membership:
         yield
         self._awaited = ()
         self.loss.check()
-        # another rank may have seen the loss, and ended this wait with its own
+        # another rank may have reported the loss and ended this wait
         found = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
         if AGAIN.encode() in found:
             raise DeviceLost("a device is lost")

@@ -85,7 +85,7 @@ class Shutdown:
                     with suppress(Exception):
                         undo()
                 if self.line:
-                    # straight to the descriptor: a thread may hold what Python writes through
+                    # write to the descriptor: another thread may hold Python's lock on the stream
                     with suppress(OSError):
                         os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
             self._said = True

@@ -38,7 +38,7 @@ class NormClipper:
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         assert plan.clip is not None
         self._most, self._rank = plan.clip, rank
-        # where there is one stage, each of its devices has all gradients
+        # with a single stage, each device has all gradients
         self._root, *self._others = plan.clipping_devices or (rank,)
         firsts = plan.norm_reporters or (rank,)
         self._tells, self._firsts = rank in firsts, [d for d in firsts if d != self._root]
@@ -63,7 +63,7 @@ class NormClipper:
                 _send(connections[self._root], own)
             total = _receive(connections[self._root])
         norm = math.sqrt(total)
-        # a norm that is no number stays one: scaled, all gradients are none either
+        # a NaN norm makes all gradients NaN
         if not norm + EPSILON <= self._most:
             vector.mul_(self._most / (norm + EPSILON))
         return norm
@@ -73,7 +73,7 @@ def squares(vector: Tensor) -> float:
     """Sum of squares of a vector in double precision, without a copy of the whole vector."""
     most = GPU_CHUNK if vector.is_cuda else CHUNK
     parts = [part.double().square_().sum() for part in torch.split(vector, most)]
-    # from a GPU at once
+    # one transfer from a GPU
     return math.fsum(torch.stack(parts).tolist()) if parts else 0.0
 
 

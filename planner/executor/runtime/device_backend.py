@@ -187,7 +187,7 @@ class GpuBackend:
         there = self.room(tuple(made.shape), made.dtype)
         self._gpu.wait(self._out, self._gpu.computing())
         self._gpu.copy_out(there, made, self._out)
-        # then it is let go of, though sending takes longer
+        # free it then, although sending takes longer
         self._gpu.used(made, self._out)
         copied = self._gpu.event(self._out, timing=False)
 
@@ -211,7 +211,7 @@ class GpuBackend:
     def across(self, job: Callable[[], object]) -> None:
         """See `DeviceBackend`; uses a separate stream."""
         self._gpu.on(self._across, job)
-        # a library's own wait only puts streams in order
+        # a library's wait only orders streams
         self._gpu.event(self._across, timing=False).synchronize()
 
     def mark(self) -> Mark:
@@ -221,7 +221,7 @@ class GpuBackend:
     def at(self, mark: Mark) -> float:
         """See `DeviceBackend`."""
         mark.synchronize()
-        # the host woke a little later than the step began
+        # the event precedes the start of the step slightly
         found = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
         return min(found, time.monotonic())
 
@@ -251,7 +251,7 @@ class CudaStreams:
     """A GPU by ``torch.cuda``; becomes this thread's current one."""
 
     def __init__(self, device: torch.device) -> None:
-        # leaving a stream of it sets the thread's GPU to what it was, the first one by default
+        # leaving a stream resets the current GPU of the thread
         torch.cuda.set_device(device)
         self._device = device
 

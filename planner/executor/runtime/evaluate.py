@@ -205,7 +205,7 @@ def forward_only(schedule: Schedule) -> Schedule:
     for b in range(len(schedule.paths)):
         ahead = [step for step in schedule.chain(b) if step[0] != "B"]
         for place, (kind, device) in enumerate(ahead):
-            # all devices work in one order that no operation is before what it needs in
+            # a common topological order of all operations
             found[device].append((b + place, b, (kind, b)))
     return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in found))
 
@@ -240,7 +240,7 @@ class _Forward:
                 if stage_module.head is not None:
                     self._outputs[microbatch] = made
                 return stage_module.boundary.write(made, gradient=False)
-            # the head's device has the last output itself, or gets it
+            # the head's device computed the last output, or receives it
             own = self._outputs.pop(microbatch, None)
             activations = own if given is None else given
             assert activations is not None

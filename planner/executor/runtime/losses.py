@@ -75,7 +75,7 @@ class LossCollector:
 
     def _listen(self, rank: int, connection: socket.socket, steps: int) -> None:
         message = memoryview(bytearray(MESSAGE.size))
-        # who is gone is missed by those who compute with it
+        # lost ranks are detected by their neighbours
         with suppress(ConnectionLost):
             for _ in range(steps):
                 receive_into(connection, message)

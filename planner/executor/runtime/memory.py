@@ -89,10 +89,10 @@ def memory_need(
         with_head=has_head(plan, rank),
         recompute=plan.recompute[stage],
     )
-    # in both directions, as many as are between F and B
+    # in both directions, as many as in flight
     waiting = live
     if plan.wiring is Wiring.STOCHASTIC:
-        # all that trainers let be on their way may wait at one device
+        # all microbatches in flight may queue at one device
         waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
     message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
     stage_parts = {
@@ -103,11 +103,11 @@ def memory_need(
     beyond: dict[str, float] = {}
     if plan.sync.local_steps:
         held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
-        # delayed: parameters as they were, and where gradients are made meanwhile
+        # delayed: a snapshot of parameters, and a second gradient vector
         held += (1 if on_gpu else 2) * plan.sync.delayed
         beyond["outer step"] = max(held - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
     if calibrates:
-        # parameters and moments once more, and one microbatch
+        # another copy of parameters and moments, and one microbatch
         copy = vector / SUM_BYTES * w.precision.state_bytes
         beyond["calibration"] = max(copy - (live - 1) * costs.saved_bytes, 0.0)
     if on_gpu:
@@ -191,7 +191,7 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
     A rank that joins late claims alone: the memory of the others is no longer free.
     """
     if device.type == "cuda":
-        # a process that begins to use a GPU takes some of it
+        # creating a CUDA context takes memory
         torch.cuda.mem_get_info(device)
     if not ranks.late:
         ranks.barrier("memory/begun")

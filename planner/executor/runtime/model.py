@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
 
 def _scale(eps: float, x: Tensor) -> Tensor:
-    # in fp32 whatever the format of activations, as LayerNorm does by itself
+    # in fp32 for all formats of activations, as in LayerNorm
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
 
 
@@ -106,10 +106,10 @@ class Attention(nn.Module):
             part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
         )
         if self.norm_q is not None and self.norm_k is not None:
-            # each by itself, or the norms would keep all that they were cut from
+            # copies, or the norms would save the whole projection
             q, k = self.norm_q(q.contiguous()), self.norm_k(k.contiguous())
         if self.rotary:
-            # v by itself, or it would keep the others as they were before
+            # a copy, or v would keep the whole projection alive
             q, k, v = _rotate(q, self.theta), _rotate(k, self.theta), v.contiguous()
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.kv_heads < self.heads:

@@ -81,7 +81,7 @@ class OptimizerConfig:
                 "more steps than its warm-up takes"
             )
         if not cosine:
-            # what says nothing is the same in all
+            # defaults are normalised
             set_(self, "schedule_steps", 0)
 
     def rate(self, step: int) -> float:
@@ -108,7 +108,7 @@ class OptimizerConfig:
             for some, decay in ((matrices, self.weight_decay), (others, 0.0))
             if some
         ]
-        # one kernel reads and writes every value once, and makes no copy
+        # fused: one kernel reads and writes every value once
         return torch.optim.AdamW(
             groups, lr=rate, betas=(self.beta1, self.beta2), eps=self.eps, fused=True
         )

@@ -101,7 +101,7 @@ class CountedWeights:
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._every = plan.cycle, plan.sync.every_steps
         self._all = [len(s.paths) for s in plan.schedules]
-        # of this step, of those whose update was taken since, of a change to be averaged
+        # counts of this step, of committed steps, and of the pending pseudo-gradient
         self._step = self._since = self._changed = 0
         self.follow(plan, rank)
 
@@ -247,7 +247,7 @@ class OuterSGD:
         """Restore `state`."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
-        # where an outer step is to come, nothing was done since changes were taken
+        # with a pending outer step, nothing was done since the snapshot
         self.leave()
 
     def leave(self) -> None:

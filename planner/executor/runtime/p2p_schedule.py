@@ -57,7 +57,7 @@ class P2PSchedule:
         self.after: dict[Operation, Message] = {}
         self.before: dict[Operation, Message] = {}
         self.incoming: dict[int, list[Message]] = {}
-        # messages to the device by the operation of another device that makes them
+        # messages to the device, by the operation that produces them
         made: dict[tuple[int, Operation], Message] = {}
         for b in range(len(schedule.paths)):
             chain = [step for step in schedule.chain(b) if not (forward and step[0] == "B")]

@@ -36,7 +36,7 @@ class LowPrecisionModule:
         self._module, self._dtype = module, dtype
         self._rounded: list[tuple[Tensor, nn.Parameter]] = []
         if dtype is not torch.float32:
-            # a copy of the structure, which shares the parameters until they are rounded
+            # a copy of the modules that shares parameters until they are rounded
             shared = {id(p): p for p in module.parameters()}
             self._module = copy.deepcopy(module, shared)
             self._take_apart(self._module)
@@ -78,7 +78,7 @@ class LowPrecisionModule:
             weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(_hand_on, parameter)
             )
-            # no parameter of the copy any more
+            # no longer a parameter of the copy
             delattr(module, name)
             setattr(module, name, weight)
             self._rounded.append((weight, parameter))
@@ -95,7 +95,7 @@ def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
 
 def set_precision(plan: TrainingPlan, device: torch.device) -> None:
     """Set PyTorch's global options so that a device computes in the plan's format."""
-    # products in fp32 never in TF32
+    # no TF32 for products in fp32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if plan.workload.precision.compute is Dtype.FP32 or device.type != "cuda":

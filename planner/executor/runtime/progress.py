@@ -41,7 +41,7 @@ class Progress:
 
     def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
         """A step of rank 0 has ended."""
-        # steps chain: each takes from the end of the one before
+        # a step lasts from the end of the previous one
         first = record.rest or record.step == 0 or not self._ended_s
         began = record.begin_s if first else self._ended_s
         self._ended_s = record.end_s
@@ -140,7 +140,7 @@ class Progress:
 
     def _say(self, text: str, **event: Any) -> None:
         if self.events:
-            # JSON has no number for what a diverged run has
+            # JSON has no NaN or infinity
             told = {name: None if _diverged(value) else value for name, value in event.items()}
             text = json.dumps(told, allow_nan=False)
         print(text, flush=True)

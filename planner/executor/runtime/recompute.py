@@ -14,7 +14,7 @@ Function = Callable[..., Tensor]
 def recomputed(function: Function, *inputs: Tensor) -> Tensor:
     """Value of a function that saves its inputs only."""
     if torch.compiler.is_compiling():
-        # the compiler decides itself what is kept for the backward pass
+        # the compiler decides what is saved for the backward pass
         return function(*inputs)
     found: Tensor = _Again.apply(function, *inputs)  # type: ignore[no-untyped-call]
     return found

@@ -21,7 +21,7 @@ class SavedTensors:
     def __init__(self) -> None:
         self.most = 0
         self._weights: set[int] = set()
-        # by storage: how many graphs hold it, and its bytes
+        # by storage: number of references and bytes
         self._held: dict[int, tuple[int, int]] = {}
 
     @contextmanager

@@ -88,7 +88,7 @@ class RankContext:
 
     def stage_module_of(self, plan: TrainingPlan) -> StageModule:
         """The stage module of this rank in a plan."""
-        # what is gone on from has its own weights
+        # a resumed run has its own weights
         weights = self.args.weights if self.args.resume is None else None
         return StageModule(
             plan,
@@ -132,12 +132,12 @@ def set_up(
         shared_settings(args),
         detector=detector,
         wait_s=args.wait,
-        # imposed times are divided, those of the watch are not: latencies as they are here
+        # simulated times are scaled, timeouts are not
         heartbeat_timeout_s=args.patience or heartbeat_timeout_s(plan, args.speed),
         begun=BEGUN if args.elastic else "",
         secret=secret,
     )
-    # once others can be told that it is refused
+    # after the others can be notified of a refusal
     device = _torch_device(args.device)
     time_scale = TimeScale(args.speed, args.shrink) if args.impose else None
     progress = Progress(plan.predicted.step_s / args.speed, args.events, plan=plan.content_hash)
@@ -244,7 +244,7 @@ def _prepare_checkpoints(made: RankContext, plan: TrainingPlan, detector: Failur
 def _start_gpu(choice: str) -> None:
     """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
-        # autograd's own thread begins with a product, and the context is there all the same
+        # create the context in autograd's thread, too
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         torch.zeros(1, device=_torch_device(choice))
 
@@ -254,5 +254,5 @@ def _torch_device(choice: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: this machine has no usable GPU; use cpu")
-    # several ranks may share a GPU: messages go through host memory anyway
+    # several ranks may share a GPU: messages use host memory
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

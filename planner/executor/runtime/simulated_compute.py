@@ -74,7 +74,7 @@ class SimulatedCompute:
         scale = w.microbatch_samples / shrink
         outputs = [w.stage(*layers).output_bytes * scale for layers in plan.stage_layers]
         self._sizes = {d: max(1, round(outputs[j])) for d, j in stage_of.items()}
-        # by operation, of what it makes, where no path says who gets it
+        # output bytes by operation, with stochastic wiring
         j = stage_of.get(rank, 0)
         sizes = [max(1, round(size)) for size in outputs]
         self._made = {"F": sizes[j], "H": sizes[-1], "B": sizes[max(j - 1, 0)]}
@@ -83,7 +83,7 @@ class SimulatedCompute:
         shares = plan.averages_tied and j in (0, plan.head_stage) and rank in stage_of
         self.tied_values = max(1, round(vectors[-1] / 4 / shrink)) if shares else 0
         values = max(1, round(vectors[stage] / 4 / shrink)) + self.tied_values
-        # numpy's zeros take no memory until they are written, and one device alone writes none
+        # zeros take no memory until written, and a single device writes none
         self._vector = torch.from_numpy(np.zeros(values, np.float32))
         self._sleeper = Sleeper()
 
@@ -100,7 +100,7 @@ class SimulatedCompute:
         if kind != "F":
             path = self._schedule.paths[microbatch]
             place = path.index(self._rank)
-            # a gradient has the size of what the device it goes to had sent
+            # a gradient has the size of the activations that its receiver sent
             owner = path[-1] if kind == "H" else path[max(place - 1, 0)]
         return self._payload[: self._sizes[owner]]
 
@@ -146,7 +146,7 @@ class Sleeper:
     def __init__(self) -> None:
         self._late_s = 0.0
         if sys.platform == "linux":
-            # sleeps may then end a microsecond late instead of 50
+            # sleeps then end about 1 instead of 50 microseconds late
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)
 

@@ -59,7 +59,7 @@ def require_executable(plan: TrainingPlan) -> Architecture:
                 f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
                 f"executor has {real:g}; leave it at that and plan again"
             )
-    # load_plan has seen to this for files; a plan made in memory is as welcome
+    # load_plan validates files; plans made in memory are validated here
     for problem in contradictions(plan):
         raise PlanError(problem)
     return arch
@@ -178,7 +178,7 @@ class StageModule:
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
-        # one step is counted, and the others go without what counting takes
+        # count one step only, to avoid the overhead
         self._counting &= not self.kept.most
         self._step = step
         self._kept: dict[int, _Kept] = {}
@@ -266,7 +266,7 @@ class StageModule:
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """Weighted pseudo-gradient: change of the parameters since the last outer step."""
         assert self.outer is not None
-        # gradients are needed no more
+        # the gradient vector is free now
         self.outer.pseudo_gradient(self._vector, self._samples.weight(self._step, samples))
         self._to_come = True
         self._on_host = False
@@ -315,7 +315,7 @@ class StageModule:
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
-                    # a count, and not of the parameter's shape, stays on the CPU unless fused
+                    # a step count, not of the parameter's shape, stays on the CPU unless fused
                     key.split("/")[1]: value.to(parameter.device)
                     if value.dim() or counts_here
                     else value
@@ -365,7 +365,7 @@ class StageModule:
         """Host memory for averaging, allocated at first use."""
         if self.side is not HOST:
             return self.side.room(tuple(self._vector.shape), self._vector.dtype)
-        # delayed, gradients are made while it is averaged
+        # if delayed, gradients are computed while it is averaged
         return self._vector.clone() if self._delayed else self._vector
 
     def _from_host(self) -> None:
@@ -383,11 +383,11 @@ class StageModule:
             tokens = self.tokens(self._step, b)
             inputs = tokens[:, :-1]
             if self.head is not None:
-                # they are its targets, too
+                # the tokens are targets, too
                 self._tokens[b] = tokens
         with torch.set_grad_enabled(not self.recompute):
             output = self.run_stage(inputs)
-        # without a graph the output is of use to H alone
+        # without a graph only H needs the output
         of_use = not self.recompute or self.head is not None
         self._kept[b] = _Kept(kept, output if of_use else None)
         return output.detach()
@@ -429,7 +429,7 @@ class StageModule:
         gradient = own if received is None else received
         torch.autograd.backward(output, gradient)
         self._samples.did()
-        # the first stage has nobody to hand a gradient to
+        # the first stage sends no gradient
         return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
 
 

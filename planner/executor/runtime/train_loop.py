@@ -50,7 +50,7 @@ def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -
     )
     evaluation, held_out = None, made.held_out
     if held_out is not None:
-        # with no step to do, what was done before is evaluated once
+        # without steps to do, evaluate once
         steps_left = range(min(made.first, args.steps - 1), args.steps)
         evaluation = Evaluation(plan, ranks, made.stage_module, worker.wiring, held_out, steps_left)
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)

@@ -139,12 +139,12 @@ class Worker:
         self.wiring = CommPlan(
             plan, ranks.rank, time_scale, microbatch_queue is not None, tells=commit is None
         )
-        # of steps that end with averaging, and whose operations have an order
+        # for steps that average and have a fixed order of operations
         fixed = (
             plan.wiring is Wiring.FIXED and microbatch_queue is None and not plan.sync.local_steps
         )
         ahead_s = self.wiring.averaging.ahead_s
-        # from GPU to GPU nobody says that it is ready
+        # transfers between GPUs need no word of readiness
         fixed &= not self.wiring.averaging.begins_here(direct)
         self._ready_hint = ReadyHint(ahead_s) if fixed and ahead_s else None
 
@@ -315,7 +315,7 @@ class Worker:
         tied = self._compute.tied_values
         gradients, direct = self._compute.gradients, self._direct
         averaging, also = self.wiring.averaging, self.wiring.tied
-        # what is brought to the first round's memory is there before others are told
+        # copy to the first round's memory before sending word
         gradients(here=averaging.begins_here(direct))
         told = None
         if self._ready_hint is not None:
@@ -330,11 +330,11 @@ class Worker:
         vector = gradients()
         if self.wiring.clipping is not None:
             if self._time_scale is None:
-                # the first stage counts what the last one shares with it
+                # tied parameters count on the first stage
                 copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
                 record.norm = self.wiring.clipping.run(vector, norms, copied)
             else:
-                # there are no gradients to look at
+                # simulated compute has no gradients
                 self.wiring.clipping.run(vector[:0], norms)
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
@@ -357,7 +357,7 @@ class Worker:
         self._end_outer(record)
         if sync.due(record.step):
             self._compute.leave()
-            # steps from rest are looked at one by one
+            # steps from an idle system are measured one by one
             if sync.delayed and not record.rest:
                 self._begin_outer(record.step, peers, sender)
             else:
@@ -368,11 +368,11 @@ class Worker:
         """The pseudo-gradient for the outer step after a step."""
         samples = None
         if self._commit is not None:
-            # of those who are left, which no plan says
+            # of the remaining devices, which the plan does not know
             told = self.ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
-            # of those who are as one, the first speaks
+            # the first of the devices that act as one reports
             speak = {lockstep_devices(self.plan, d)[0] for d in group}
             samples = sum(int(told[d]) for d in speak)
         return self._compute.pseudo_gradient(samples)
@@ -454,7 +454,7 @@ class Worker:
         if self._time_scale is not None:
             store = self.ranks.store
             if self.rank == 0:
-                # told that all are here, a rank asks whether the moment is known, and for it
+                # after the barrier, read the common start time
                 way = self.plan.cluster.network.latency_s
                 longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._time_scale.speed
                 moment = time.monotonic() + longest + HEAD_START_S

@@ -41,7 +41,7 @@ class ReadyHint:
         done = len(self._ends)
         if done >= len(left_s):
             return  # what comes next is to be ready
-        # now or after the next one, whichever is nearer
+        # now or after the next operation, whichever is nearer
         soon_s = (left_s[done - 1] + left_s[done]) / 2
         for rank, ahead_s in self._ahead_s.items():
             if rank not in self.told and soon_s <= ahead_s:

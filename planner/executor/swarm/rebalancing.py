@@ -76,7 +76,7 @@ class Rebalancing:
                 made, why_not = self._made(piece, decision)
                 self._told(decision, why_not)
                 if made is None:
-                    # and it is not asked again
+                    # and it is not proposed again
                     self._stay.add(piece.plan.cluster.network.ids.index(decision.move.device))
                 else:
                     piece = made

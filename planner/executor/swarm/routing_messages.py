@@ -1,8 +1,8 @@
-"""What devices that route microbatches tell each other: a header of fixed size, then maybe values.
+"""Messages between devices that route microbatches: a header of fixed size, then values if any.
 
-Nobody knows beforehand who sends what next. So every message begins with a note that says what it
-is, of which microbatch of which step, and the peers that its path has so far; whether values
-follow, and how many, is known from the note and from who sent it.
+The receiver does not know what comes next. So every message begins with a header that states its
+kind, its microbatch and step, and the path chosen so far; whether values follow, and how many, is
+determined by the header and the sender.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ NOBODY = -1
 
 
 class MessageKind(enum.IntEnum):
-    """What a note says; of its microbatch, but for the last two."""
+    """Kinds of messages."""
 
     START = 0
-    """A trainer asks a peer of the first stage for F, whose tokens it has itself."""
+    """A source asks a peer of the first stage to run F on tokens that the peer has."""
     FORWARD = 1
-    """Activations, for F."""
+    """Activations for F."""
     LOSS = 2
-    """Activations, for head and loss on the device where the path began."""
+    """Activations for head and loss, on the device where the path began."""
     BACKWARD = 3
-    """A gradient, for B."""
+    """A gradient for B."""
     ANSWER = 4
-    """F was done, to whoever chose the peer."""
+    """F is done; to the device that chose the peer."""
     FINISHED = 5
-    """The last B was done, to its trainer."""
+    """The last B is done; to its source."""
     END = 6
-    """No more F is asked for in this step, by this device in this stage."""
+    """This device of this stage sends no more F in this step."""
     LAST = 7
-    """Nothing comes after it."""
+    """The last message of a connection."""
 
 
 KINDS = {MessageKind.FORWARD: "F", MessageKind.LOSS: "H", MessageKind.BACKWARD: "B"}
-"""The operation that the values of a message are for."""
+"""Operation that needs the values of a message."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class RoutingMessage:
     Attributes
     ----------
     serial
-        Number of the step among all of this run.
+        Number of the step in this run.
     path
-        Its peers, one a stage, `NOBODY` where none is chosen.
+        Device of each stage, `NOBODY` if not chosen yet.
     seconds
-        Of an answer: how long the peer worked.
+        Of an answer: compute time of the peer.
     """
 
     word: MessageKind
@@ -62,12 +62,12 @@ class RoutingMessage:
 
 
 class MessageFormat:
-    """Notes as bytes.
+    """Binary format of headers.
 
     Parameters
     ----------
     stages
-        S of the pipeline.
+        Number of stages.
     """
 
     def __init__(self, stages: int) -> None:
@@ -76,11 +76,11 @@ class MessageFormat:
         self.size = self._struct.size
 
     def pack(self, note: RoutingMessage) -> bytes:
-        """As it travels."""
+        """Encode a header."""
         path = (*note.path, *(NOBODY,) * (self._stages - len(note.path)))
         return self._struct.pack(note.word, note.serial, note.microbatch, note.seconds, *path)
 
     def unpack(self, data: bytes | bytearray) -> RoutingMessage:
-        """What `pack` was given, with a path of all stages."""
+        """Inverse of `pack`."""
         word, serial, microbatch, seconds, *path = self._struct.unpack(data)
         return RoutingMessage(MessageKind(word), serial, microbatch, tuple(path), seconds)

@@ -1,13 +1,13 @@
-"""One device's part of iterations in which microbatches are routed (SWARM, 3.2, Algorithm 1).
+"""One device's part of iterations with stochastic wiring (SWARM, 3.2, Algorithm 1).
 
-Every device of the first stage is the trainer of the microbatches that begin there in the plan, and
-asks a peer of the first stage for each. Whoever has done F chooses the peer of the next stage;
-B goes back over the path. A device does one thing at a time, backward before forward, in the order
-of arrival, and begins no F while it holds as many microbatches as the plan has it hold. That cannot
-lock up: the last stage holds none that waits for others, so those before it get theirs back.
+Every device of the first stage is the source of the microbatches that start there in the plan, and
+chooses a peer of the first stage for each. The device that has run F chooses the peer of the next
+stage; B follows the path back. A device runs one operation at a time, backward before forward, in
+order of arrival, and starts no F while it holds as many microbatches in flight as in the plan. This
+cannot deadlock: the last stage holds none that waits for others, so earlier stages get theirs back.
 
-A step is over for a device when all that may choose it have said that they are done choosing, and
-all that it was given has come back. There is no barrier: requests of the next step wait.
+A step is over for a device when all that may choose it have announced their last F, and everything
+it forwarded has returned. There is no barrier: requests of the next step wait.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class StochasticPipeline:
         self._room = plan.schedules[0].most_live()[rank]
         self._told = plan.routing.told
         self._form = MessageFormat(self._places.last + 1)
-        # guards all below, which threads of neighbours change
+        # guards everything below, which threads of neighbours change
         self._changed = threading.Condition()
         failure.on_failure(self._wake)
         self._router = router
@@ -227,7 +227,7 @@ class StochasticPipeline:
         side = self._compute.side
         start = side.mark()
         made = self._compute.run_op(kind, note.microbatch, received)
-        # peers are told how long it took
+        # report the compute time to the peer
         start_s, end_s = side.at(start), side.at(side.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
         return made, end_s

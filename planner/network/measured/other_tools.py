@@ -175,7 +175,7 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Mea
         if told in MILLISECONDS and unit != "latency_ms":
             unit = "rtt_ms"
     elif isinstance(data, list) and data and all(_is_cloudping_row(row) for row in data):
-        # as its API was before
+        # the earlier API
         unit = "latency_ms" if unit == "latency_ms" else "rtt_ms"
         matrix = {
             row["region"]: {cell["regionTo"]: cell["average"] for cell in row["averages"]}

@@ -202,7 +202,7 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Measurement
     try:
         return read_table(text, unit).renamed(names)
     except NetworkError:
-        # what a tool printed may be called so
+        # output of a tool may have such a name
         found = _read_output(text, path, names, unit)
         if found is None:
             raise
@@ -220,7 +220,7 @@ def _read_output(
     if RANK.search(text) or COLUMNS.search(text):
         return read_nccl_tests(text, names)
     if begin := DOCUMENT.search(text):
-        # launchers write lines before and after it
+        # launchers add lines before and after
         end = max(text.rfind("}"), text.rfind("]")) + 1
         return _read_json(text[begin.start() : end or None], path, names, unit)
     refuse_known(text)

@@ -142,12 +142,12 @@ class _Search:
         self.flops, self.memory = problem.cluster.flops, problem.cluster.memory_bytes
         bandwidth = problem.cluster.network.bandwidth_bytes_per_s
         self.slower = np.minimum(bandwidth, bandwidth.T)
-        # whether memory held any groups' weights not
+        # whether some group's weights exceeded memory
         self.refused = False
-        # a sample at a time
+        # one sample at a time
         self.workload = problem.workload.replace(microbatch_samples=1)
         self.batch = self.workload.batch_samples
-        # many placements have the same stages in them
+        # many placements share stages
         self.cost, self.dealt = cache(self._cost), cache(self._distribute)
         self.between, self.within = cache(self._between), cache(self._within)
         self.split, self.speed = cache(self._split), cache(self._speed)
@@ -277,7 +277,7 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
             together = k // 2 < looked_at and [sum(part) for part in pair] == [sum(least)] * 2
             fewer += [pair[0] + pair[1]] if together else pair
         parts = fewer
-        # as many still, or none of them went together
+        # no parts were merged
         if looked_at == len(parts) - MAX_PARTS:
             break
     return parts

@@ -70,7 +70,7 @@ class Baselines:
             return lambda: INTERRUPTS.requested or time.perf_counter() - began > share * seconds
 
         ranks, ranks_refused = _or_why(lambda: ranks_by_region(problem, most, over_after(RANKS)))
-        # from here on an interruption ends what goes on, and does not lose these
+        # from here on an interruption keeps these results
         INTERRUPTS.found |= ranks is not None
         region, region_refused = _or_why(lambda: one_region(problem, most, over_after(1.0)))
         return cls(ranks, region, ranks_refused, region_refused)

@@ -265,7 +265,7 @@ def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[Baseline
         stages = variant.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:
-            # 1F1B says itself how many microbatches are in flight: as many as stages
+            # 1F1B fixes the number of microbatches in flight: that of the stages
             held = in_flight if order is OperationOrder.EAGER_1F1B else None
             if held is None and stages > (in_flight or stages):
                 continue
