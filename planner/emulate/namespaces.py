@@ -23,7 +23,7 @@ INTERFACE = "emu0"
 HEADER_BYTES = 10
 """Size of the virtio header of every packet, which marks its checksum as omitted."""
 SETTINGS = {
-    # in every kernel, and it grows its window while no packet is lost, as here
+    # available in every kernel; grows its window while no packet is lost
     "net/ipv4/tcp_congestion_control": "reno",
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv6/conf/default/disable_ipv6": "1",

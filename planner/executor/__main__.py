@@ -114,7 +114,7 @@ def _trace(
     if last is not None:
         ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
         text = json.dumps([last.begin_s - worker.began_s, ops])
-    # who came for the end alone has done none
+    # a rank that joined at the end has run no step
     told = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
     if ranks.rank == 0 and told:
         zero = min(begin for begin, _ in told)

@@ -85,7 +85,7 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
         action="store_true",
         help="planner.executor.serve_store serves it, on a node that stays",
     )
-    # what this does not know the executor may
+    # unknown options may be those of the executor
     return argparse.ArgumentParser.parse_known_args(parser, words)
 
 
@@ -148,7 +148,7 @@ def _serve_on(view: StoreMonitor, still_s: float) -> None:
 
 def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
     args = parse_arguments(words, None, prog=f"python -m {WHO}")
-    # what ranks would refuse, each by itself, is said once
+    # report once what every rank would refuse
     validate(args)
     plan = load_plan(args.plan)
     validate_for_plan(args, plan)
@@ -158,7 +158,7 @@ def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
     for local in range(len(args.devices)):
         rank_of(plan, args.devices, local)
     require_own(asked, args)
-    # else PyTorch takes a store that is there already for its own
+    # otherwise PyTorch would use an existing store
     os.environ.pop(SERVED, None)
     address = replace(StoreAddress.of_environment(), by_starter=True)
     allow_descriptors()
@@ -181,5 +181,5 @@ def _told_to_end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # whoever asks the store may be blocked there
+    # a thread may be blocked in the store
     exit_now(main())

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         help="of this node, which the ranks have as MASTER_ADDR; 0.0.0.0: all that it has",
     )
     args = parser.parse_args(argv)
-    # else PyTorch takes a store that is there already for its own
+    # otherwise PyTorch would use an existing store
     os.environ.pop(SERVED, None)
     allow_descriptors()
     try:

@@ -45,7 +45,7 @@ def exchanged(
 ) -> tuple[AveragingGroup, ...]:
     """Groups of the owners of each slice; slices are equal parts of the vector."""
     members = list(zip(*held, strict=True))
-    # their ends are those that the sites' shares have
+    # boundaries as those of the sites' shares
     ends = fraction_ends(WHOLE, shares_of(np.ones(len(members))))
     return tuple(
         replace(make(each), slice=part, phase=Phase.EXCHANGE)

@@ -35,7 +35,7 @@ class OneLineParser(ArgumentParser):
             message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
         misspelt = self._misspelt()
         if misspelt and message.startswith(MISSING):
-            # the one that is missing is there, under another name
+            # the missing option is present, misspelt
             message = f"unrecognized arguments: {' '.join(misspelt)}"
         if misspelt and message.startswith("unrecognized arguments"):
             near = closest_match(misspelt[0], self._option_string_actions)

@@ -30,7 +30,7 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
     drawn = io.BytesIO()
     lost = fit_fonts(figure)
     with warnings.catch_warnings():
-        # said below, once; Matplotlib says it for each letter
+        # reported once below; Matplotlib warns for each letter
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         kind = Path(path).suffix[1:] or "png"
         said = {"Software" if kind == "png" else "Creator": MADE}
@@ -42,13 +42,13 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write bytes to a temporary file in the same folder, then rename it."""
-    # what a link points to is written, and the link stays
+    # write the target of a link, and keep the link
     path = Path(os.path.realpath(path))
     _clean(path)
     try:
         _replace(path, data)
     except OSError as error:
-        # the name of a temporary file, or none, would tell nobody anything
+        # report the requested path instead of the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

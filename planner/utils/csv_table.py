@@ -64,7 +64,7 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
     except csv.Error as said:
         raise error(f"line {reader.line_num}: is no CSV ({said}); correct the file") from None
     if lines and lines[0][1] == ["sep=", ""]:
-        # spreadsheets begin a file so
+        # byte order mark of spreadsheets
         del lines[0]
     if not lines:
         return CsvTable((), ())
@@ -82,7 +82,7 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
             if len(columns) > 1:
                 remedy = _cells_remedy(cells, len(columns))
             raise error(f"line {line} has {len(cells)} cells, the header {len(columns)}; {remedy}")
-    # spreadsheets write columns that have neither a name nor a value
+    # spreadsheets write empty columns
     used = max((k for _, cells in lines for k, cell in enumerate(cells) if cell), default=0) + 1
     columns = columns[:used]
     for k, name in enumerate(columns):

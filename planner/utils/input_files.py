@@ -19,7 +19,7 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
     """Text of a file without byte order mark."""
     try:
         with Path(path).open("rb") as file:
-            # of what has no end, no more than that
+            # limit reading of endless files
             data = file.read(most_bytes + 1)
     except OSError as said:
         raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
@@ -76,5 +76,5 @@ def parse_json(
     except _RepeatedKeyError as key:
         raise error(f"{where}: an object has the key {key}; keep one of them") from None
     except (ValueError, RecursionError) as said:
-        # an integer of thousands of digits, and what is nested too deep, are refused here too
+        # also refuses huge integers and deep nesting
         raise error(f"{where}: is not JSON ({said}); correct the file") from None

@@ -101,7 +101,7 @@ def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(EDGE_BYTES)
-            # a PDF has it at its end
+            # the mark of a PDF is at its end
             file.seek(max(file.tell(), path.stat().st_size - EDGE_BYTES))
             head += file.read()
     except FileNotFoundError:  # a link to nothing

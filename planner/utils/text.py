@@ -20,7 +20,7 @@ def quantity(value: float, unit: str) -> str:
     """A number with three digits and an SI prefix."""
     if value == 0 or not np.isfinite(value):
         return f"{value:g} {unit}"
-    # seconds have no kiloseconds; below 1 only they have a use for prefixes
+    # no kiloseconds; below 1, only seconds have prefixes
     scales = ((1.0, ""), *SMALL) if unit == "s" else PREFIXES
     scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
     number = value / scale

@@ -198,7 +198,7 @@ class Calibration:
                 real("link_bandwidth_bytes_per_s", data["link_bandwidth_bytes_per_s"]),
                 operation_s=real("operation_s", data.get("operation_s", 0.0)),
                 message_s=real("message_s", data.get("message_s", 0.0)),
-                # files that do not say it are of releases that computed in fp32
+                # files without it are of releases that computed in fp32
                 compute=data.get("compute", Dtype.FP32),
                 sample_flops=data.get("sample_flops"),
                 alike=data.get("alike", ()),
@@ -416,7 +416,7 @@ class Calibration:
                     had += workload.head_parameters(self.layers[ids[d]][0])
                 if j == head_stage:
                     has += workload.head_parameters(part[0])
-                # what has no parameters has no update that could be scaled
+                # without parameters there is no update to scale
                 updated = has / had if had else 1.0
                 for field in FIELDS:
                     factor = {"head_s": batch, "update_s": updated}.get(field, ratio)

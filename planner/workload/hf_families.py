@@ -107,7 +107,7 @@ def _llama(get: ConfigFields) -> Architecture:
 
 
 def _mistral(get: ConfigFields) -> Architecture:
-    # transformers takes no notice of layer_types here; null says all tokens, silence what it takes
+    # transformers ignores layer_types here; null means all tokens, a missing field the default
     said = "sliding_window" in get.names()
     window = get.whole_or_none("sliding_window") if said else MISTRAL_WINDOW
     return replace(_rotary(get), window=window)
@@ -153,7 +153,7 @@ def _qwen3_moe(get: ConfigFields) -> Architecture:
     bias = get.flag("attention_bias", False)
     arch = replace(_rotary(get), qk_norm=True, qkv_bias=bias, out_bias=bias)
     arch = replace(arch, experts=_qwen_experts(get, arch.layers))
-    # published by Qwen, and what this family is anyway
+    # published by Qwen, and the default of this family
     if not get.flag("use_qk_norm", True):
         raise ValueError("use_qk_norm is false; models of qwen3_moe have norms of queries and keys")
     if (shared := get.raw("shared_expert_intermediate_size")) not in (None, 0):

@@ -36,7 +36,7 @@ class Layer:
     saved_bytes: float
 
     def __post_init__(self) -> None:
-        # one form of every number, so that equal workloads have equal hashes
+        # normalise numbers, so that equal workloads have equal hashes
         where = f"layer {instance_of(str, self.name, 'name of a layer')!r}"
         parameters = count(f"{where}: parameters", self.parameters, 0, LARGEST)
         object.__setattr__(self, "parameters", parameters)

@@ -157,13 +157,13 @@ def _saved_elements(arch: Architecture, k: int) -> float:
     """Elements per token that a layer saves for its backward pass."""
     h, (q, kv) = arch.hidden, _widths(arch)
     around = SAVED_OF_NORMS * h * (2 if arch.post_norms else 1) + SAVED_OF_HEADS * q
-    # what these norms were given; what they give is counted with the heads
+    # inputs of these norms; their outputs count with the heads
     around += q + kv if arch.qk_norm else 0.0
     each, experts = SAVED_OF_FFN[arch.kind], arch.experts_of(k)
     if experts is None:
         inner = float(each * arch.ffn)
     else:
-        # each expert's own copy of the token, and what it gives before it is weighed
+        # each expert's copy of the token, and its output before weighting
         inner = experts.active * (each * experts.ffn + 2.0 * h) + each * experts.shared_ffn
         inner += experts.count + (h if experts.shared_gate else 0.0)
     return around + inner

@@ -93,7 +93,7 @@ def _gradient_elements(arch: Architecture) -> float:
         width = max(width, experts.active * experts.ffn + experts.shared_ffn)
     # around GELU; or of gate, up, their product and SiLU
     inner = 2 * width + 3 * h if arch.kind is Family.GPT2 else 4 * width + 2 * h
-    # of queries, keys, values and the output, and what norms and rotary positions make of them
+    # queries, keys, values and output, and results of norms and rotary positions
     return float(max(inner, 6 * q + 3 * h))
 
 

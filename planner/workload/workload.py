@@ -522,7 +522,7 @@ class Workload:
         if "precision" in data:
             values["precision"] = Precision.of(data["precision"])
         else:
-            # older files have the bytes alone
+            # older files have bytes only
             held = values["layers"][0].output_bytes / data.get("boundary_ratio", 1.0)
             each = Dtype.BF16.bytes if arch is None else held / (arch.sequence * arch.hidden)
             values["precision"] = Precision.of_bytes(each, data["gradient_bytes_per_parameter"])

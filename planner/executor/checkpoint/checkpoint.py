@@ -105,7 +105,7 @@ class CheckpointManager:
         failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
         if not failed:
             shards = {_shard(r): t for r, t in enumerate(told) if t}
-            # any who reads the data knows from where on all can go on
+            # any rank that reads data knows the position
             data = next((one["data"] for one in shards.values() if "data" in one), None)
             index = self._index | {"steps": done, "data": data, "shards": shards}
             failed = self._complete(here, json.dumps(index, indent=1))
@@ -114,7 +114,7 @@ class CheckpointManager:
             return
         self._written(done)
         kept = _complete(self._folder)[-KEPT:]
-        # without an index: what a lost device did not let the others complete
+        # without an index: incomplete because a device was lost
         for old in _begun(self._folder):
             place = _place(self._folder, old)
             if old < done and old not in kept and _is_checkpoint(place):
@@ -187,7 +187,7 @@ def resume(
 ) -> int:
     """Load the newest checkpoint that all ranks have, of this plan or another of the same model."""
     own = [
-        # the index has the sums of all shards
+        # the index has the digests of all shards
         (s, digest_of(_place(folder, s) / INDEX))
         for s in _complete(folder)
         if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
@@ -195,7 +195,7 @@ def resume(
     everywhere: list[set[tuple[int, str]]] = [
         set(map(tuple, json.loads(t))) for t in ranks.all_gather("checkpoints", json.dumps(own))
     ]
-    # a device without a stage needs none, and may have no folder
+    # a device without a stage needs no shard, and may have no folder
     holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
     common = set.intersection(*holders)
     numbers = set.intersection(*({steps for steps, _ in found} for found in holders))
@@ -334,7 +334,7 @@ def _resharded(
     for key in () if stage_module.outer is None else stage_module.outer.state():
         if key in found:
             continue
-        # gradients were averaged, or changes were without momentum: the outer optimizer begins
+        # the checkpoint has no outer optimizer: start one
         if key.startswith(MOMENTUM):
             found[key] = torch.zeros_like(found["parameter/" + key.removeprefix(MOMENTUM)])
         else:

@@ -36,7 +36,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
     assert w.architecture is not None
     return {
         "model": {
-            # checkpoints of older releases have none of what came later
+            # checkpoints of older releases lack newer fields
             **{
                 name: value
                 for name, value in asdict(w.architecture).items()

@@ -20,13 +20,13 @@ class Aggregator:
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         arch, stage = require_executable(plan), plan.averages_for[rank]
-        # sizes alone: nothing of the model is there
+        # sizes alone, without the model
         with torch.device("meta"):
             built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
             modules: list[nn.Module] = [built]
             if stage == plan.head_stage:
                 modules.append(build_head(arch, plan.seed, built.stem))
-        # a matrix that both share counts once
+        # a tied matrix counts once
         parameters = {id(p): p.numel() for one in modules for p in one.parameters()}
         values = sum(parameters.values()) - tied_values(plan, stage)
         self._vector = torch.zeros(values)

@@ -68,7 +68,7 @@ def chunking_of(
     """The chunking of a group, equal on all its members."""
     if len(group.members) == 1:
         return Chunking(1, 1)
-    # as many chunks as the plan has without shrinking
+    # the number of chunks of the unscaled plan
     largest = max(group.shares) * group.width * vector_bytes * shrink
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
@@ -77,7 +77,7 @@ def chunking_of(
     chunks = max(1, int(min(wanted, largest / MIN_BYTES, BUSY * seconds / messages_s)))
     in_flight = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
     spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
-    # what is sent early takes links from messages that others wait for: no more than a way's worth
+    # early data competes with messages that others need: at most one latency worth
     early = late_s > spared_s and seconds < EARLY * delay
     early_s = spared_s / speed if early else None
     late = late_s > TOLD * planned_s(group, vector_bytes * shrink, cluster)
@@ -177,7 +177,7 @@ def _seconds(
         for site, rate in (lines or {}).items():
             here = np.expand_dims(at == site, axis)
             crossing = here & ~here.T
-            # groups of other slices use the line at the same time
+            # groups of other slices share the line
             over = float(sent[crossing].sum()) / group.width / rate
             found = np.where(crossing, np.maximum(found, over), found)
     return np.where(sent > 0, found, 0.0)

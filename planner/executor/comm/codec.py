@@ -56,7 +56,7 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     if wire is WireFormat.FP32:
         return vector.contiguous().view(torch.uint8)
     if wire in SHORT:
-        # beyond its largest number fp16 has infinity, and what follows from it is no number
+        # clamp: beyond its largest number fp16 is infinite, and sums become NaN
         held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is WireFormat.FP16 else vector
         return held.to(SHORT[wire]).view(torch.uint8)
     blocks = _blocks(vector)
@@ -103,7 +103,7 @@ def _paired(levels: Tensor) -> Tensor:
 
 def _apart(pairs: Tensor, values: int) -> Tensor:
     """Inverse of `_paired`, as signed numbers."""
-    # moved to the upper half and back, a level brings its sign along
+    # shift to the upper half and back to extend the sign
     low, high = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
     return torch.stack([low, high], dim=1).reshape(-1)[:values]
 

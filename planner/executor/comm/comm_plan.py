@@ -158,12 +158,12 @@ def _averaging(
 ) -> StageAverager:
     """Rounds of an entry of the plan's averaging in which a rank takes part."""
     scale = time_scale or TimeScale()
-    # in two levels not all exchange
+    # in hierarchical averaging not all members exchange
     rounds = [g for groups in asked for g in groups if rank in g.members]
     if not rounds:
         return StageAverager(rank, (), (), (), 1, 0.0)
     gradient = plan.vector_bytes()[entry]
-    # imposed runs are of one machine, whose processors all ranks share
+    # with simulated compute all ranks share the processors of one machine
     crowd = 1.0 if time_scale is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
     chunkings = [
         chunking_of(
@@ -178,7 +178,7 @@ def _averaging(
     ]
     devices = len(plan.averaged_by(entry))
     upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
-    # an imposed vector is as long as the plan's bytes, whatever they are made of
+    # a simulated vector has the plan's bytes
     gradients = plan.workload.precision.gradients if time_scale is None else Dtype.FP32
     wires = [WireFormat.of(group.codec(plan.codec), gradients) for group in rounds]
     way_s = plan.cluster.network.latency_s[rank] / scale.speed

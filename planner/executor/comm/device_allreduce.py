@@ -81,7 +81,7 @@ class DeviceAllReduce:
 
     def run(self) -> float:
         """Contribute, reduce and collect all pieces."""
-        # from here on nothing but this round uses the vector
+        # from here on only this round uses the vector
         self._side.made(self._vector)()
         for k in self._roles.others:
             member = self._members[k]
@@ -169,7 +169,7 @@ class DeviceAllReduce:
         self._side.made(total)()
         written = self._written(total)
         if self._roles.takers and self._wire is not WireFormat.FP32:
-            # the reducer too takes what everybody else gets
+            # the reducer uses the encoded sum, too, like all others
             self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
         with self._peers.changed:
             self._summed += 1

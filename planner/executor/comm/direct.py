@@ -119,7 +119,7 @@ class DeviceTransfers:
     def connect(self, others: Collection[int]) -> None:
         """Let the library connect with members in both directions."""
         word = self._side.own((1,), torch.uint8)
-        # of all pairs that are left the first one can always go on
+        # the first remaining pair can always proceed
         for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
             ways = [self._group.send, self._group.recv]
             for way in ways if self._rank < other else reversed(ways):
@@ -161,7 +161,7 @@ class DeviceTransfers:
         except OWN_ERRORS:
             raise
         except RuntimeError as error:
-            # at which end is not known
+            # the failing end is not known
             said = (str(error).splitlines() or [""])[0]
             pair = " and ".join(repr(self._name(rank)) for rank in sorted((self._rank, other)))
             raise ConnectionLost(f"{self.carrier} between {pair} has failed ({said})") from None
@@ -200,7 +200,7 @@ def open_device_transfers(
     members = [r for r in own if machines[r] == machines.get(ranks.rank)]
     if len(members) < 2:
         return None
-    # ranks may come to their first transfer at very different times
+    # ranks may reach their first transfer at very different times
     store.set_timeout(WATCHED)
     group = _group(library, PrefixStore(f"direct/{members[0]}", store), members, ranks.rank)
     KEPT.append(group)
@@ -215,7 +215,7 @@ def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str
     tuple[str, str] or None
         The same for all ranks on the GPU; None without a GPU.
     """
-    # of ranks that have networks of their own none finds the other
+    # ranks in separate network namespaces cannot reach each other
     here = f"{machine()} {network()}"
     if library is Library.GLOO:
         return here, str(rank)
@@ -224,8 +224,7 @@ def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str
 
 def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> TransferBackend:
     number, size = list(members).index(rank), len(members)
-    # PyTorch's types leave out much of what its backends have, and builds without one its class;
-    # ranks meet within the machine
+    # backends are imported here: builds without one lack its class; members are on one machine
     if library is Library.GLOO:
         from torch.distributed.distributed_c10d import ProcessGroupGloo
 

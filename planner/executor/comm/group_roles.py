@@ -36,7 +36,7 @@ class GroupRoles(NamedTuple):
     def of(cls, group: AveragingGroup, rank: int) -> GroupRoles:
         """Roles of a rank in its group."""
         n, me = len(group.members), group.members.index(rank)
-        # starting after this one, so that not all send to the same one first
+        # start with the next member, so that not all send to the same one first
         others = [(me + step) % n for step in range(1, n)]
         return cls(
             me,

@@ -43,7 +43,7 @@ class WorkerThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._failure = failure
-        # who waits for a job waits in vain
+        # after an error no job will run
         failure.on_failure(lambda: self._jobs.put(None))
         self.start()
 
@@ -62,7 +62,7 @@ class WorkerThread(threading.Thread):
             pass
 
     def _next(self) -> bool:
-        # a job is let go of with the memory it holds before waiting for the next one
+        # release a job and its memory before waiting for the next one
         job = self._jobs.get()
         if job is None:
             return False
@@ -154,7 +154,7 @@ class Sender:
         now = time.monotonic()
         behind = {d: self._behind(d) for d in self._connections}
         rates = {d: self._rates[d] for d, size in behind.items() if size}
-        # of what is not confirmed a part has left, and is on its way or news of it is
+        # part of the unacknowledged data has left, and it or its acknowledgement is in flight
         share = min(1.0, upload_bytes_per_s / sum(rates.values())) if rates else 1.0
         left = {
             d: max(
@@ -285,7 +285,7 @@ class Receiver:
 
     def _wait_for_room(self, source: int) -> None:
         with self._changed:
-            # what an operation waits for may lie behind what is not needed yet
+            # a required message may be queued behind others
             while self._held > self._early and not (
                 self._wanted is not None and self._wanted.message.source == source
             ):

@@ -73,7 +73,7 @@ class ShardedAllReduce:
         room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
         told: Collection[int] | None = None,
     ) -> None:
-        # as a tensor, as numbers and as bytes: the same memory
+        # the same memory as tensor, numbers and bytes
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
         self._members, self._roles = group.members, GroupRoles.of(group, rank)
@@ -87,7 +87,7 @@ class ShardedAllReduce:
         roles = self._roles
         own = self._sizes[roles.me]
         self._unready = len(roles.others)
-        # by chunk: contributions to come, and sums to come back
+        # by chunk: missing contributions, and missing returns
         self._missing = [len(roles.givers) if size else 0 for size in own]
         self._due = [
             sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(chunking.chunks)
@@ -95,7 +95,7 @@ class ShardedAllReduce:
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
         self._answers = self._open > 0
-        # without answers nothing holds back those who are ahead but who does not read on
+        # without returns, only reading no further holds back members that are ahead
         self._unsummed = deque(c for c, size in enumerate(own) if size)
         self._memory = peers.memory(message_length(max(own), wire))
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -241,7 +241,7 @@ class ShardedAllReduce:
             message = self._bytes[4 * start : 4 * stop]
         else:
             encoded = encode(self._vector[start:stop], self._wire)
-            # the reducer too takes what everybody else gets
+            # the reducer uses the encoded sum, too, like all others
             self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
         for k in self._roles.takers:

@@ -33,7 +33,7 @@ def disable_slow_start_after_idle(
 ) -> Iterator[None]:
     """Disable slow start after idle while the block runs."""
     changed = _write_zero(file)
-    # not ended with this process, whatever ends that
+    # must survive this process
     guard = _guard(file) if changed else None
 
     def undo() -> None:

@@ -20,7 +20,7 @@ def require_same_data(ranks: ProcessGroup, option: str, mine: Microbatches | Non
     said = "" if mine is None else mine.says
     name = f"data{option}"
     if ranks.late:
-        # the others said so before their first step
+        # the others have verified it before their first step
         keys = [f"{name}/{rank}" for rank in range(ranks.world)]
         told = [value.decode() for value in ranks.store.multi_get(keys)]
     else:

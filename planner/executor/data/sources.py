@@ -58,7 +58,7 @@ class TextFiles:
             raise DataError(
                 f"{path}: is no text file or folder of them, hidden ones left out; check the path"
             )
-        # a file that was named itself may hold any bytes, where each is a token
+        # with bytes as tokens, a file that was named explicitly may hold any bytes
         self._any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
         for one in self._paths:  # what is no text often shows at once
             with one.open("rb") as file:

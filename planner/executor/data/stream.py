@@ -73,7 +73,7 @@ class Samples:
                 self.seek(START)
             while (at := self._position.block) <= block:
                 rows = self._next()
-                # those before it may be asked for later in the step
+                # earlier samples may be requested later in the step
                 if at >= min(self._first, block):
                     self._blocks[at] = rows
         found: NDArray[np.int32] = self._blocks[block][place]
@@ -102,7 +102,7 @@ class Samples:
         """The next block."""
         block = self._position.block
         rows, after = self._ahead.take()
-        # a block's begin is of use as long as the block may be
+        # keep the start of a block as long as the block
         self._begins = {k: p for k, p in self._begins.items() if k in self._blocks}
         self._begins[block] = self._position
         self._position = after

@@ -38,7 +38,7 @@ class Synthetic:
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``; the last column is only a target."""
-        # NumPy's generators take longer to make than all the rest, and each lives for a microbatch
+        # creating a NumPy generator per microbatch would dominate the time
         rng = random.Random((self._seed << 64) | (step << 32) | microbatch)
         firsts = rng.choices(range(len(self._successors)), k=self._samples)
         return torch.tensor([self._text(first, rng) for first in firsts], dtype=torch.int64)

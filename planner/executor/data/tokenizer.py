@@ -65,7 +65,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"{path}: cannot be read ({error.strerror}); check the path") from None
         except Exception as error:  # the package raises nothing more special
             raise ValueError(f"{path}: is no tokenizer.json ({error}); give one") from None
-        # both are for single texts; pieces are cut into samples later
+        # padding and truncation apply to single texts; samples are cut later
         self._reader.no_truncation()
         self._reader.no_padding()
         self.says = f"tokenizer {hashlib.sha256(told).hexdigest()[:12]}"

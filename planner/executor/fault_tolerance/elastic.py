@@ -240,7 +240,7 @@ class ElasticRun:
             taker = now.members.index(name)
             stage = self.plan.stage_of.get(taker)
             if stage is not None:
-                # best one with whom it is as one
+                # preferably from a device that acts as one with it
                 near = set(lockstep_devices(self.plan, taker))
                 group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
                 giver = next((d for d in group if now.members[d] not in now.new), None)

@@ -115,7 +115,7 @@ class Export:
         config = self._config
         if self._like is not None:
             config = read_config(self._like / CONFIG)
-            # who loads them would turn them into what they were
+            # loaders would convert the values back
             config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
             for name in BESIDE:
                 if (self._like / name).is_file():
@@ -165,7 +165,7 @@ def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
     written: dict[str, list[int]] = {}
     for rank in firsts:
         state = read_shard(folder, steps, rank, plan)
-        # of devices that update by themselves, what they last agreed on
+        # in local SGD, the global parameters
         prefix = outer.PARAMETER if plan.sync.local_steps else PARAMETER
         named = {
             name.removeprefix(prefix): tensor

@@ -73,7 +73,7 @@ def _gpt2_layer(k: int) -> dict[str, tuple[TensorPart, ...]]:
         "feed_forward.down": "mlp.c_proj",
     }
     return {
-        # its Conv1D multiplies from the other side
+        # Conv1D stores the transposed weight
         f"{ours}.{what}": (
             TensorPart(f"transformer.h.{k}.{name}.{what}", None, what == "weight" and "c_" in name),
         )

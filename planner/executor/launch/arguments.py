@@ -47,7 +47,7 @@ def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> argparse.Namespace:
     """Parse the command line."""
-    # who looks for an option among words finds it as it is
+    # keep options as given, for those who search the words
     parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")

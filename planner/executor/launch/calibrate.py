@@ -146,7 +146,7 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
-        # making or reading what comes in, and writing what goes out, are part of the operation
+        # decoding the input and encoding the output are part of the operation
         def forward(state: dict[str, torch.Tensor] = state) -> None:
             if first:
                 state["input"] = stage_module.tokens(0, 0)[:, :-1]

@@ -123,7 +123,7 @@ class _Run:
         self._ranks, self._address, self._told, self._said = ranks, address, told, said
         self._started, self._who = started, who
         self._restarts = -1 if restarts is None else restarts
-        # only where the others go on without a rank
+        # only if the others continue without a rank
         self._view = view if restarts is not None else None
         self._others = others
         self._reason: str | None = None
@@ -160,7 +160,7 @@ class _Run:
 
     def _ended(self, codes: Sequence[int]) -> tuple[int, str | None]:
         """Exit code and reason after all have ended."""
-        # where others go on, the run is done when any has done all of it
+        # in an elastic run, the run is done when any rank has finished
         if not any(codes) or (self._view is not None and 0 in codes):
             return 0, None
         for rank in self._ranks:
@@ -207,7 +207,7 @@ class _Run:
             return False
         if not self._goes_on():
             return True
-        # one that was started again and is refused costs itself alone
+        # a restarted rank that is refused affects only itself
         return code == REFUSED and not rank.restarts
 
     def _may_return(self, rank: _Rank) -> bool:
@@ -218,7 +218,7 @@ class _Run:
             return False
         if not self._others and all(one.ended_s is not None for one in self._ranks):
             return False  # nobody is left to go on
-        # where it is known that the run does not go on, nobody waits for it
+        # do not wait once the run is known to have ended
         return not self._knows(rank) or (self._goes_on() and not self._view.over)
 
     def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:

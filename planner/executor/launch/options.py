@@ -150,7 +150,7 @@ def optimizing_of(args: argparse.Namespace) -> OptimizerConfig:
 
 def data_of(args: argparse.Namespace) -> Data:
     """Training data."""
-    # evaluation may have the tokenizer for itself
+    # evaluation alone may use the tokenizer
     tokenizer = args.tokenizer if args.data is not None or args.eval_data is None else None
     return Data(args.data, tokenizer, args.shuffle)
 

@@ -72,7 +72,7 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]
         line = f"device {name!r} lost the store ({said})"
-        # the others may have it still, and go on
+        # the others may still have the store, and continue
         return detector.fail(line) if detector.missed is None else detector.part(line)
     except (StoreMissingError, RendezvousTimeout) as error:
         return detector.refuse(str(error), FAILED)

@@ -115,7 +115,7 @@ def _way_to_store() -> tuple[str, str]:
     """Addresses of this process and of the store, on the route between them."""
     target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
     for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
-        # connecting a datagram socket sends nothing, it only chooses the way
+        # connecting a datagram socket sends nothing, but selects the route
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0]), str(address[0])

@@ -27,7 +27,7 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
     assert secret is not None
     mine = nonce().hex()
     drawn = ranks.all_gather("secret/drawn", mine)
-    # whatever else stands there, this rank's own number is in what all must answer
+    # whatever is in the store, proofs must answer this rank's nonce
     drawn[rank] = mine
     said = "\n".join(drawn)
     proof = secret.proof("rank", rank, about, said).hex()

@@ -55,7 +55,7 @@ def connections_to(
     """
     connections = _open(ranks, wanted, name)
     if ranks.loss is not None:
-        # who waits at one of them must not wait for ever; at a lifeline nobody does
+        # wake threads that wait on a connection; none waits on heartbeat connections
         used = [c for (purpose, _), c in connections.items() if purpose is not ChannelKind.LIFELINE]
         ranks.loss.on_failure(lambda: _shut(*used))
     try:
@@ -63,7 +63,7 @@ def connections_to(
     finally:
         for (purpose, _), connection in connections.items():
             if purpose is ChannelKind.LIFELINE:
-                # closed with something unread it would be reset, and the farewell lost on its way
+                # read pending data first: closing would reset the connection, losing the last message
                 ranks.held.callback(connection.close)
                 continue
             _shut(connection)
@@ -113,7 +113,7 @@ def _open(ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: 
                     found |= door.found
                 deque(opened, maxlen=0)
         except BaseException:
-            # the others' ends must not look as if this process had gone
+            # keep connections open, or this process would look lost
             for connection in found.values():
                 ranks.held.callback(connection.close)
             raise
@@ -143,8 +143,8 @@ def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
     """Connect to a peer, by Unix socket if possible."""
     host, port, *near = others.split()
     if near and host == mine.split()[0] and _near_allowed():
-        # the same address may be in another namespace or on another machine, strangers may crowd
-        # there, and systems have rules of their own for what may be reached so
+        # the address may belong to another namespace or machine, the backlog may be full, or the
+        # system may forbid it
         with suppress(OSError), ExitStack() as held:
             opened = held.enter_context(socket.socket(socket.AF_UNIX))
             opened.settimeout(limit_s)
@@ -228,7 +228,7 @@ class Listener:
     def open(self, limit_s: float) -> None:
         """Accept until all are `found`."""
         until = time.monotonic() + limit_s
-        # side by side: some that are slow, or say nothing, hold up none of the others
+        # in parallel, so that slow or silent peers do not delay the others
         pool = ThreadPoolExecutor(max_workers=KNOCKING)
         try:
             with selectors.DefaultSelector() as knocks:
@@ -239,7 +239,7 @@ class Listener:
                     if time.monotonic() > until:
                         raise TimeoutError("timed out")
                     for key, _ in knocks.select(LOOK_S):
-                        # whoever knocked may be gone again
+                        # the peer may have closed already
                         with suppress(BlockingIOError):
                             connection, address = key.data.accept()
                             if connection.family == socket.AF_UNIX and not _same_user(connection):
@@ -286,11 +286,11 @@ def _ready(opened: socket.socket) -> Connection:
     connection = Connection(fileno=opened.detach())
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
-        # the system gives what it allows of it
+        # the system may allow less
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a host that vanished is noticed after a few minutes; systems by themselves ask after two hours
+    # detect a vanished host after minutes; the default is two hours
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
         if (option := getattr(socket, name, None)) is not None:

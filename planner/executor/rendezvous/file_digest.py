@@ -25,7 +25,7 @@ def digest_of(path: Path) -> str:
         found = hashlib.sha256(str(size).encode())
         blocks = min(BLOCKS, -(-size // BLOCK_BYTES))
         for k in range(blocks):
-            # the last one ends with the file
+            # the last block ends with the file
             file.seek(k * max(0, size - BLOCK_BYTES) // max(1, blocks - 1))
             found.update(file.read(BLOCK_BYTES))
     return found.hexdigest()

@@ -119,8 +119,8 @@ class ProcessGroup:
             self.detector.finish()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
-        # nothing is closed while somebody still listens; all work is done, so that who has gone
-        # without a word is waited for no longer
+        # close connections after all ranks have finished; all work is done, so wait for a silent
+        # rank for a limited time only
         with suppress(DistError):
             self.store.wait(["parted/all"], PARTING)
         self.held.close()

@@ -273,7 +273,7 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
         try:
             return address.connect(wait_s, serve=True), True
         except PortTakenError as error:
-            # another process may be the first device already, and say so
+            # another process may have claimed the first device
             with suppress(StoreMissingError):
                 return address.connect(min(wait_s, TAKEN_S)), False
             raise PortTakenError(f"{error}; name another MASTER_PORT on all nodes") from None
@@ -303,7 +303,7 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
             )
     ours, theirs = json.loads(mine["settings"] or "{}"), json.loads(first["settings"] or "{}")
     for option in [*ours, *(theirs.keys() - ours.keys())]:
-        # as texts: nan is no other than nan
+        # as text, since nan != nan
         if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
             word = f"--{option.replace('_', '-')}"
             raise RankAssignmentError(

@@ -66,7 +66,7 @@ class Secret:
     def proof(self, *said: object) -> bytes:
         """Proof of the secret, bound to a context."""
         parts = [one if isinstance(one, bytes) else str(one).encode() for one in said]
-        # with their lengths, no two lists of parts are the same bytes
+        # length prefixes make the encoding of parts unambiguous
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.digest(self.key, message, "sha256")
 

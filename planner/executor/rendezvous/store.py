@@ -101,7 +101,7 @@ class StoreAddress:
             store: Store = served(host, self.port, timeout_s=timeout_s, remedy=remedy)
             return PrefixStore(f"planner/{self.attempt}", store)
         until = time.monotonic() + timeout_s
-        # PyTorch itself asks ever more rarely, and so for up to twice as long as it is told
+        # PyTorch backs off exponentially, and may wait twice its timeout
         self._knock(until, timeout_s)
         store = self._opened(until, timeout_s)
         store.set_timeout(timedelta(seconds=timeout_s))
@@ -133,7 +133,7 @@ class StoreAddress:
                 if time.monotonic() + KNOCK_S < until:
                     time.sleep(KNOCK_S)
                     continue
-                # the names of nodes that are on their way may come late too
+                # host names of nodes that are starting may resolve later
                 why = f" ({error.strerror})" if isinstance(error, socket.gaierror) else ""
                 raise self._missing(timeout_s, why) from None
             return
@@ -164,7 +164,7 @@ def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
     """A store served by this process, on one address only."""
     server = _listening(host, port, remedy)
-    # by itself PyTorch listens on all addresses
+    # by default PyTorch listens on all addresses
     taken = server.getsockname()[1]
     try:
         return TCPStore(

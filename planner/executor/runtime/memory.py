@@ -154,8 +154,8 @@ def direct_bytes(averaging: StageAverager, values: int) -> float:
         piece = min(share, PIECE_VALUES)
         found = others * HELD * message_length(piece, wire)
         if wire is not WireFormat.FP32:
-            # of others' shares a piece that leaves and one that arrives, in both forms; of this
-            # rank's what was not given to all yet
+            # a piece being sent and one being received of others' shares, encoded and decoded; of
+            # this rank's share, what not all have received yet
             largest = min(math.ceil(max(group.shares) * width), PIECE_VALUES)
             both = message_length(largest, wire) + SUM_BYTES * largest
             found += 2 * others * both + SUM_BYTES * piece + message_length(share, wire)

@@ -454,7 +454,7 @@ class Worker:
         if self._time_scale is not None:
             store = self.ranks.store
             if self.rank == 0:
-                # after the barrier, read the common start time
+                # far enough ahead for all ranks to read it
                 way = self.plan.cluster.network.latency_s
                 longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._time_scale.speed
                 moment = time.monotonic() + longest + HEAD_START_S
