@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -336,6 +337,49 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
     heartbeat.run()
     assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
     assert store.get("heartbeat/0") == b"7"
+
+
+def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watched rank changes while an answer of the store is awaited."""
+    clock = [0.0]
+    monkeypatch.setattr(
+        "planner.executor.fault_tolerance.heartbeat.time.monotonic", lambda: clock[0]
+    )
+    monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
+    store = torch.distributed.HashStore()
+    store.set("heartbeat/1", "7")
+    store.set("heartbeat/2", "3")
+    heard: list[tuple[int, float]] = []
+
+    class SlowStore:
+        """Answers the fifth read after the target has changed."""
+
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            self.reads += 1
+            if self.reads == 5:
+                heartbeat.look_after(0, 2, lambda silent_s: note(2, silent_s))
+            return store.multi_get(keys)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    def note(rank: int, silent_s: float) -> None:
+        heard.append((rank, silent_s))
+        clock[0] += 1.0
+        if len(heard) == 7:
+            heartbeat.stop()
+
+    slow: Any = SlowStore()
+    heartbeat = Heartbeat(slow, lambda reason: None, lambda: None, lambda: slow)
+    heartbeat.look_after(0, 1, lambda silent_s: note(1, silent_s))
+    heartbeat.run()
+    assert next(silent_s for rank, silent_s in heard if rank == 2) == 0.0
+    assert [silent_s for rank, silent_s in heard if rank == 1] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:

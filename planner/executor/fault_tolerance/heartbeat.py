@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -29,6 +30,13 @@ def publish(store: Store, line: str) -> str:
     """Write a reason, if there is none yet."""
     store.compare_set(ABORT, "", RUNNING)
     return store.compare_set(ABORT, RUNNING, line).decode()
+
+
+class _Target(NamedTuple):
+    """Key of the watched rank's heartbeats, and what is called with its silence in seconds."""
+
+    key: str
+    silent: Callable[[float], None]
 
 
 class Heartbeat(threading.Thread):
@@ -58,29 +66,30 @@ class Heartbeat(threading.Thread):
         lost: Callable[[], None],
         again: Callable[[], Store],
     ) -> None:
-        super().__init__(name="pulse", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.rounds = 0
         self._store, self._ended, self._lost, self._again = store, ended, lost, again
         self._own: str | None = None
-        self._next: str | None = None
-        self._silent: Callable[[float], None] = lambda silent_s: None
+        self._target: _Target | None = None
         self._line: str | None = None
         self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
         self._job: Callable[[Store], None] | None = None
-        self._heeded: Mapping[str, Callable[[str], None]] = {}
+        self._polled_keys: Mapping[str, Callable[[str], None]] = {}
         self._count, self._seen, self._silent_s = 0, "", 0.0
-        self._watched: str | None = None
+        self._watched: _Target | None = None
         self._looked = time.monotonic()
         self._stopped = False
         self._look = threading.Event()
 
     def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
         """Send heartbeats, and watch another rank from its first one on."""
-        self._silent, self._next, self._own = silent, heartbeat_key(other), heartbeat_key(rank)
+        self._own = heartbeat_key(rank)
+        # one assignment: the thread must never see the key of one rank with another's callback
+        self._target = _Target(heartbeat_key(other), silent)
 
     def poll(self, keys: Mapping[str, Callable[[str], None]]) -> None:
         """Poll these keys too, and no others."""
-        self._heeded = keys
+        self._polled_keys = keys
 
     def later(self, job: Callable[[Store], None]) -> None:
         """Run a job with the store soon."""
@@ -123,8 +132,9 @@ class Heartbeat(threading.Thread):
     def _rounds(self) -> None:
         while not self._stopped:
             self._do_jobs()
-            if self._watched != self._next:
-                self._watched, self._seen, self._silent_s = self._next, "", 0.0
+            target = self._target
+            if self._watched is not target:
+                self._watched, self._seen, self._silent_s = target, "", 0.0
             if self._line is not None:
                 self._ended(publish(self._store, self._line))
                 return
@@ -132,26 +142,26 @@ class Heartbeat(threading.Thread):
                 self._count += 1
                 self._store.set(self._own, str(self._count))
             # reading a missing key would block
-            heeded = self._heeded
-            keys = [ABORT, *heeded]
-            watched = self._watched
-            if watched is not None and (self._seen or self._store.check([watched])):
-                keys.append(watched)
-            reason, *said = [value.decode() for value in self._store.multi_get(keys)]
-            told, heartbeats = said[: len(heeded)], said[len(heeded) :]
+            callbacks = self._polled_keys
+            keys = [ABORT, *callbacks]
+            if target is not None and (self._seen or self._store.check([target.key])):
+                keys.append(target.key)
+            reason, *values = [value.decode() for value in self._store.multi_get(keys)]
+            polled, heartbeats = values[: len(callbacks)], values[len(callbacks) :]
             self.rounds += 1
             if reason != RUNNING:
                 self._ended(reason)
                 return
-            for heed, value in zip(heeded.values(), told, strict=True):
-                heed(value)
+            for callback, value in zip(callbacks.values(), polled, strict=True):
+                callback(value)
             now = time.monotonic()
             self._silent_s += min(now - self._looked, MAX_CREDIT_S)
             self._looked = now
             if heartbeats:
                 if heartbeats[0] != self._seen:
                     self._seen, self._silent_s = heartbeats[0], 0.0
-                self._silent(self._silent_s)
+                assert target is not None
+                target.silent(self._silent_s)
             self._look.wait(PERIOD_S)
             self._look.clear()
 

@@ -63,7 +63,7 @@ def connections_to(
     finally:
         for (purpose, _), connection in connections.items():
             if purpose is ChannelKind.LIFELINE:
-                # read pending data first: closing would reset the connection, losing the last message
+                # read pending data first: closing resets the connection and loses the last message
                 ranks.held.callback(connection.close)
                 continue
             _shut(connection)
