@@ -55,7 +55,7 @@ def main() -> int:
     group = AveragingGroup.equal(tuple(range(world)))
     chunking = Chunking(args.chunks, args.window)
     vector = torch.empty(args.values, device=device)
-    host = side.room((args.values,), torch.float32) if on_gpus else vector
+    host = side.host_buffer((args.values,), torch.float32) if on_gpus else vector
     others = set(range(world)) - {rank}
     wanted = duplex_of(ChannelKind.AVERAGING, others)
 

@@ -44,13 +44,13 @@ class SynchronousSide(HostBackend):
     def __init__(self, where: torch.device) -> None:
         self._where = where
 
-    def enter(self, message: torch.Tensor) -> torch.Tensor:
+    def to_device(self, message: torch.Tensor) -> torch.Tensor:
         """Copy to the GPU and wait."""
         copied = message.to(self._where)
         torch.cuda.synchronize()
         return copied
 
-    def leave(self, made: torch.Tensor) -> Any:
+    def to_host(self, made: torch.Tensor) -> Any:
         """Copy to the host and wait."""
         copied = made.detach().contiguous().cpu()
         return lambda: copied
@@ -258,7 +258,7 @@ def race(device: str, out: Path) -> dict[str, Any]:
     def gpu(seed: int) -> Any:
         if cuda:
             return DelayedCuda(where, seed)
-        from tests.executor.test_side import LateGpu  # stand-in of the unit tests
+        from tests.executor.test_device_backend import LateGpu  # stand-in of the unit tests
 
         return LateGpu(seed)
 

@@ -24,7 +24,7 @@ import torch
 from planner.executor.comm.connections import ChannelKind, Connections
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
-from planner.executor.launch.arguments import add_trust, trust_of
+from planner.executor.launch.arguments import add_trust, secret_of
 from planner.executor.launch.process import exit_now, run_rank
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
         detector=detector,
         wait_s=args.wait,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-        secret=trust_of(args),
+        secret=secret_of(args),
     )
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")

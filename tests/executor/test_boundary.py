@@ -86,7 +86,7 @@ def test_what_arrives_is_what_was_sent_but_for_rounding(codec: BoundaryCodec) ->
     values = torch.randn(boundary.shape, generator=generator)
     for size, gradient in ((1.0, False), (1e-8, True)):
         message = boundary.write(size * values, gradient=gradient)
-        room = HOST.room(*boundary.message)
+        room = HOST.host_buffer(*boundary.message)
         assert message.nbytes == room.nbytes and message.dtype == room.dtype
         found = boundary.read(message, torch.float32, gradient=gradient)
         off = float((found - size * values).abs().max() / size)
@@ -107,4 +107,4 @@ def test_bytes_on_the_wire_are_those_of_the_price() -> None:
             boundary = ActivationCodec(coded)
             priced = coded.layers[0].output_bytes * samples
             more = beyond if codec in (BoundaryCodec.INT8, BoundaryCodec.INT4) else 0
-            assert HOST.room(*boundary.message).nbytes == priced + more
+            assert HOST.host_buffer(*boundary.message).nbytes == priced + more

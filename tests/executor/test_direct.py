@@ -50,9 +50,9 @@ from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
+from tests.executor.test_device_backend import GARBAGE, LateGpu, played  # noqa: E402
 from tests.executor.test_exchange import Members, averaged  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
-from tests.executor.test_side import GARBAGE, LateGpu, played  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -388,10 +388,10 @@ class Told(GpuBackend):
 
         return noted
 
-    def enter(self, message: Tensor) -> Tensor:
+    def to_device(self, message: Tensor) -> Tensor:
         """Noted."""
         self.log.append(("enter", message.data_ptr(), len(message)))
-        return super().enter(message)
+        return super().to_device(message)
 
 
 def test_sums_leave_when_they_are_made_and_parts_are_lent_to_operations() -> None:

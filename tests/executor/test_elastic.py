@@ -50,7 +50,7 @@ from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
 from tests.executor.test_evaluate import bytes_workload  # noqa: E402
-from tests.executor.test_two_clocks import flow, straight  # noqa: E402
+from tests.executor.test_two_frequency import flow, straight  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 IDS = ("0", "1", "2", "3", "4", "5")

@@ -363,7 +363,8 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
             self.reads += 1
             if self.reads == 5:
                 heartbeat.look_after(0, 2, lambda silent_s: note(2, silent_s))
-            return store.multi_get(keys)
+            values: list[bytes] = store.multi_get(keys)
+            return values
 
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)

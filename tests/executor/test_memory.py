@@ -80,8 +80,8 @@ def ranks_that(me: int, told: list[list[MemoryClaim]]) -> Any:
         late=False,
         met=met,
         name=lambda r: f"d{r}",
-        meet=met.append,
-        share=lambda name, text: [json.dumps([asdict(c) for c in claims]) for claims in told],
+        barrier=met.append,
+        all_gather=lambda name, text: [json.dumps([asdict(c) for c in claims]) for claims in told],
     )
 
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.reshard import description, source_shards  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
-from tests.executor.test_two_clocks import straight  # noqa: E402
+from tests.executor.test_two_frequency import straight  # noqa: E402
 
 HALF, ALL = 4, 8
 """Steps before the checkpoint that is gone on from, and with those after it."""

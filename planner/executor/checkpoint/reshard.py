@@ -19,7 +19,15 @@ from planner.training_plan.model import TrainingPlan, lockstep_devices
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
-LATER = ("qk_norm", "out_bias", "ffn_bias", "post_norms", "full_layers", "experts", "priced_only")
+OMITTED_AT_DEFAULT = (
+    "qk_norm",
+    "out_bias",
+    "ffn_bias",
+    "post_norms",
+    "full_layers",
+    "experts",
+    "priced_only",
+)
 """Fields of an `Architecture` that are omitted at their default."""
 
 
@@ -40,7 +48,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
             **{
                 name: value
                 for name, value in asdict(w.architecture).items()
-                if value or name not in LATER
+                if value or name not in OMITTED_AT_DEFAULT
             },
             **{f"precision of {name}": value for name, value in asdict(w.precision).items()},
             "batch_samples": w.batch_samples,

@@ -158,7 +158,7 @@ def _averaging(
 ) -> StageAverager:
     """Rounds of an entry of the plan's averaging in which a rank takes part."""
     scale = time_scale or TimeScale()
-    # in hierarchical averaging not all members exchange
+    # with hierarchical averaging a rank may skip some rounds
     rounds = [g for groups in asked for g in groups if rank in g.members]
     if not rounds:
         return StageAverager(rank, (), (), (), 1, 0.0)

@@ -146,7 +146,7 @@ class DeviceAllReduce:
             return
         message = self._room(part)
         self._direct.receive(connection, member, message)
-        self._side.across(lambda: total.copy_(decode(message, len(total), self._wire)))
+        self._side.run_beside(lambda: total.copy_(decode(message, len(total), self._wire)))
 
     def _reduce(self, c: int) -> None:
         """Sum piece c of this member's share, and return it."""
@@ -155,7 +155,7 @@ class DeviceAllReduce:
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
         empty = not self._roles.gives
         for k in self._roles.givers:
-            piece = self._side.enter(self._parts.pop((k, c)))
+            piece = self._side.to_device(self._parts.pop((k, c)))
             part = (
                 piece if self._wire is WireFormat.FP32 else decode(piece, stop - start, self._wire)
             )
@@ -170,7 +170,7 @@ class DeviceAllReduce:
         written = self._written(total)
         if self._roles.takers and self._wire is not WireFormat.FP32:
             # the reducer uses the encoded sum, too, like all others
-            self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
+            self._side.run_beside(lambda: total.copy_(decode(written, len(total), self._wire)))
         with self._peers.changed:
             self._summed += 1
             if self._roles.takers:
@@ -182,12 +182,12 @@ class DeviceAllReduce:
         if self._wire is WireFormat.FP32:
             return part
         found: list[Tensor] = []
-        self._side.across(lambda: found.append(encode(part, self._wire)))
+        self._side.run_beside(lambda: found.append(encode(part, self._wire)))
         return found[0]
 
     def _room(self, part: Range) -> Tensor:
         """Memory for an encoded piece: fp32 numbers, or bytes."""
         values = part[1] - part[0]
         if self._wire is WireFormat.FP32:
-            return self._side.own((values,), torch.float32)
-        return self._side.own((message_length(values, self._wire),), torch.uint8)
+            return self._side.device_buffer((values,), torch.float32)
+        return self._side.device_buffer((message_length(values, self._wire),), torch.uint8)

@@ -118,7 +118,7 @@ class DeviceTransfers:
 
     def connect(self, others: Collection[int]) -> None:
         """Let the library connect with members in both directions."""
-        word = self._side.own((1,), torch.uint8)
+        word = self._side.device_buffer((1,), torch.uint8)
         # the first remaining pair can always proceed
         for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
             ways = [self._group.send, self._group.recv]
@@ -157,7 +157,7 @@ class DeviceTransfers:
 
     def _carry(self, other: int, way: Callable[..., Any], tensor: Tensor) -> None:
         try:
-            self._side.across(lambda: way([tensor], self._number[other], 0).wait())
+            self._side.run_beside(lambda: way([tensor], self._number[other], 0).wait())
         except OWN_ERRORS:
             raise
         except RuntimeError as error:

@@ -121,7 +121,7 @@ class Sender:
 
             self._lanes[destination].submit(carry)
             return
-        ready = self._side.leave(tensor)
+        ready = self._side.to_host(tensor)
 
         def job() -> None:
             values = as_bytes(ready())

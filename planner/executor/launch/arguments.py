@@ -143,7 +143,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def trust_of(args: argparse.Namespace) -> Secret | None:
+def secret_of(args: argparse.Namespace) -> Secret | None:
     """The secret given by the options of `add_trust`; sets the address for this process."""
     if args.bind is not None:
         os.environ[BIND] = args.bind

@@ -141,7 +141,7 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
         samples[field].append(time.perf_counter() - start)
 
     boundary, first = stage_module.boundary, stage_module.stage.stem is not None
-    message = stage_module.side.room(*boundary.message)
+    message = stage_module.side.host_buffer(*boundary.message)
     message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
@@ -256,7 +256,7 @@ class _Nothing:
 
     def __init__(self, side: DeviceBackend = HOST) -> None:
         self.side = side
-        self._made = side.enter(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
+        self._made = side.to_device(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
     def run_op(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
         """Does nothing."""
@@ -264,7 +264,7 @@ class _Nothing:
 
     def buffer(self, message: Message, *, own: bool = False) -> torch.Tensor:
         """Memory for a small message."""
-        make = self.side.own if own else self.side.room
+        make = self.side.device_buffer if own else self.side.host_buffer
         return make((SMALL_BYTES,), torch.uint8)
 
 
@@ -277,7 +277,7 @@ def _measure(
     for size in (SMALL_BYTES, LARGE_BYTES):
         values = torch.zeros(size, dtype=torch.uint8)
         if direct is not None:
-            values = side.own((size,), torch.uint8)
+            values = side.device_buffer((size,), torch.uint8)
 
         def send(values: torch.Tensor = values) -> None:
             if direct is None:
@@ -305,7 +305,7 @@ def _measure(
         rank,
         PINGS,
         lambda: sender.send(nothing.run_op("F", 0, None), other),
-        lambda: side.enter(receiver.take(next(numbers), message).tensor),
+        lambda: side.to_device(receiver.take(next(numbers), message).tensor),
     )
     sender.finish()
     carrier = None if direct is None else direct.carrier

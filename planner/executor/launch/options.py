@@ -51,8 +51,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--direct",
         choices=[one.value for one in Library],
-        help="what goes between ranks of one machine that have a GPU each for themselves goes from "
-        "GPU to GPU, by NCCL (gloo: the same on the CPU, for tests); default: by host memory",
+        help="send between ranks of one machine from GPU to GPU, by NCCL; each rank needs its own "
+        "GPU (gloo: the same on the CPU, for tests); default: through host memory",
     )
     parser.add_argument(
         "--compile",

@@ -23,72 +23,72 @@ class DeviceBackend(Protocol):
 
     Attributes
     ----------
-    ahead
+    max_pending
         Number of operations that may be issued before the previous one has ended.
     """
 
-    ahead: int
+    max_pending: int
 
     def begin(self) -> None:
         """Start of a step, when no operation is pending."""
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate host memory for a message; thread-safe."""
 
-    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate device memory that `across` will fill; thread-safe.
+    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate device memory that `run_beside` will fill; thread-safe.
 
-        Operations may use it after `enter`.
+        Operations may use it after `to_device`.
         """
 
-    def enter(self, message: Tensor) -> Tensor:
-        """Make a message in host memory, or in memory of `own`, available to later operations."""
+    def to_device(self, message: Tensor) -> Tensor:
+        """Make a message in host memory, or from `device_buffer`, available to later operations."""
 
-    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """Copy the result of the operations so far to host memory."""
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
         """The result of the operations so far, on the device."""
 
-    def across(self, job: Callable[[], object]) -> None:
+    def run_beside(self, job: Callable[[], object]) -> None:
         """Run a job beside the operations, and wait for it; thread-safe."""
 
     def mark(self) -> Mark:
         """A mark behind all operations issued so far."""
 
-    def at(self, mark: Mark) -> float:
+    def wait_time_s(self, mark: Mark) -> float:
         """Wait for a mark of this step; returns its time on the monotonic clock."""
 
 
 class HostBackend:
     """Operations compute in host memory and have ended when they return."""
 
-    ahead = 0
+    max_pending = 0
 
     def begin(self) -> None:
         """Does nothing."""
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `DeviceBackend`."""
         return torch.empty(shape, dtype=dtype)
 
-    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """As `room`."""
-        return self.room(shape, dtype)
+        return self.host_buffer(shape, dtype)
 
-    def enter(self, message: Tensor) -> Tensor:
+    def to_device(self, message: Tensor) -> Tensor:
         """Return the same memory."""
         return message
 
-    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """Return the same memory, made contiguous."""
         return lambda: made.detach().contiguous()
 
     def made(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Return the same memory, made contiguous."""
-        return self.leave(tensor)
+        return self.to_host(tensor)
 
-    def across(self, job: Callable[[], object]) -> None:
+    def run_beside(self, job: Callable[[], object]) -> None:
         """Run the job at once."""
         job()
 
@@ -96,7 +96,7 @@ class HostBackend:
         """The current time."""
         return time.monotonic()
 
-    def at(self, mark: Mark) -> float:
+    def wait_time_s(self, mark: Mark) -> float:
         """The time of the mark."""
         return float(mark)
 
@@ -147,7 +147,7 @@ class GpuStreams(Protocol):
 class GpuBackend:
     """Operations run on a GPU's current stream; copies have one stream per direction."""
 
-    ahead = 1
+    max_pending = 1
 
     def __init__(self, gpu: GpuStreams) -> None:
         self._gpu = gpu
@@ -160,31 +160,31 @@ class GpuBackend:
         self._zero.synchronize()
         self._zero_s = time.monotonic()
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pinned memory from an allocator that keeps it while a copy reads it."""
         return self._gpu.pinned(shape, dtype)
 
-    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of the stream of `across`, which operations do not delay."""
+    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of the stream of `run_beside`, which operations do not delay."""
         return self._gpu.empty(shape, dtype, self._across)
 
-    def enter(self, message: Tensor) -> Tensor:
+    def to_device(self, message: Tensor) -> Tensor:
         """See `DeviceBackend`; earlier operations do not delay it."""
         gpu, computing = self._gpu, self._gpu.computing()
         if gpu.is_here(message):
             gpu.used(message, computing)
             return message
         if not gpu.is_pinned(message):
-            message = self.room(tuple(message.shape), message.dtype).copy_(message)
+            message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
         here = gpu.copied_in(message, self._into)
         gpu.wait(computing, self._into)
         gpu.used(here, computing)
         return here
 
-    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """See `DeviceBackend`; later operations do not delay it."""
         made = made.detach().contiguous()
-        there = self.room(tuple(made.shape), made.dtype)
+        there = self.host_buffer(tuple(made.shape), made.dtype)
         self._gpu.wait(self._out, self._gpu.computing())
         self._gpu.copy_out(there, made, self._out)
         # free it then, although sending takes longer
@@ -208,7 +208,7 @@ class GpuBackend:
 
         return ready
 
-    def across(self, job: Callable[[], object]) -> None:
+    def run_beside(self, job: Callable[[], object]) -> None:
         """See `DeviceBackend`; uses a separate stream."""
         self._gpu.on(self._across, job)
         # a library's wait only orders streams
@@ -218,7 +218,7 @@ class GpuBackend:
         """An event behind all operations."""
         return self._gpu.event(self._gpu.computing(), timing=True)
 
-    def at(self, mark: Mark) -> float:
+    def wait_time_s(self, mark: Mark) -> float:
         """See `DeviceBackend`."""
         mark.synchronize()
         # the event precedes the start of the step slightly

@@ -254,4 +254,4 @@ class _Forward:
 
     def _tokens(self, microbatch: int) -> Tensor:
         assert self._data is not None
-        return self.side.enter(self._data.tokens(self._batch, microbatch))
+        return self.side.to_device(self._data.tokens(self._batch, microbatch))

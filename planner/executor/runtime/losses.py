@@ -35,7 +35,7 @@ class LossCollector:
     own
         Whether rank 0 has losses too.
     steps
-        Number of losses expected from each.
+        Steps whose losses are expected from each.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: range) -> None:

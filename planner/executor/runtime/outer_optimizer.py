@@ -45,7 +45,7 @@ class PlannedWeights:
 
     @property
     def changed(self) -> int:
-        """None: samples are not counted."""
+        """0: samples are not counted."""
         return 0
 
     def follow(self, plan: TrainingPlan, rank: int) -> None:

@@ -54,7 +54,7 @@ def run_operations(
             sender.send(made, after.destination)
         sent = None if after is None else (after, made.nbytes)
         issued.append(_IssuedOperation(operation, start, stop, sent, arrival))
-        drain(backend.ahead)
+        drain(backend.max_pending)
     drain(0)
 
 
@@ -69,7 +69,7 @@ class _IssuedOperation(NamedTuple):
 
     def wait_and_record(self, backend: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Wait for its end, record it, and return the time."""
-        start_s, end_s = backend.at(self.start), backend.at(self.stop)
+        start_s, end_s = backend.wait_time_s(self.start), backend.wait_time_s(self.stop)
         if self.sent is not None:
             record.sent(*self.sent, end_s)
         kind, b = self.operation
@@ -91,7 +91,7 @@ def run_whole_model(
             start = backend.mark()
             compute.run_op(kind, b, None)
             issued.append(_IssuedOperation((kind, b), start, backend.mark()))
-            if len(issued) > backend.ahead:
+            if len(issued) > backend.max_pending:
                 issued.popleft().wait_and_record(backend, rank, record)
     for one in issued:
         one.wait_and_record(backend, rank, record)

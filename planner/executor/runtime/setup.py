@@ -20,7 +20,7 @@ from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.run_segments import RunSegment
 from planner.executor.huggingface.export import Export
 from planner.executor.huggingface.weights import weight_digests
-from planner.executor.launch.arguments import shared_settings, trust_of
+from planner.executor.launch.arguments import secret_of, shared_settings
 from planner.executor.launch.calibrate import calibrate
 from planner.executor.launch.options import Library, data_of, eval_data_of, optimizing_of
 from planner.executor.rendezvous.file_digest import require_same_files
@@ -123,7 +123,7 @@ def set_up(
     detector: FailureDetector,
 ) -> RankContext:
     """Meet the other ranks and get ready."""
-    optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
+    optimizing, data, secret = optimizing_of(args), data_of(args), secret_of(args)
     eval_data = eval_data_of(args)
     _start_gpu(args.device)
     ranks = join(
@@ -209,7 +209,7 @@ def _direct_of(made: RankContext) -> DeviceTransfers | None:
 
 
 def _prepare_checkpoints(made: RankContext, plan: TrainingPlan, detector: FailureDetector) -> None:
-    """Resume if requested; returns the steps done, and the checkpoint manager."""
+    """Resume if requested, and create the checkpoint manager."""
     args, ranks, settings = made.args, made.ranks, made.optimizing.to_dict()
 
     def written(steps: int) -> None:

@@ -118,7 +118,7 @@ class SimulatedCompute:
         self._sleeper.until(time.monotonic() + self._update_s)
 
     def samples(self) -> int:
-        """None: samples are not counted."""
+        """0: samples are not counted."""
         return 0
 
     def leave(self) -> None:

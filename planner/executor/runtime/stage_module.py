@@ -153,7 +153,7 @@ class StageModule:
         self.kept = SavedTensors()
         self._counting = device.type == "cpu"
         self._delayed = plan.sync.delayed
-        self._to_come = False
+        self._outer_step_pending = False
         self._step = 0
         self._loss: Tensor | None = None
 
@@ -196,14 +196,14 @@ class StageModule:
         """Run F, H or B; returns activations or their gradient as a message."""
         given = None if received is None else self.read(kind, received)
         if not self._counting:
-            return self._done(kind, microbatch, given)
+            return self._run_and_encode(kind, microbatch, given)
         with self.kept.counting(self.weights):
-            made = self._done(kind, microbatch, given)
+            made = self._run_and_encode(kind, microbatch, given)
         own = [t for kept in self._kept.values() for t in kept if t is not None]
         self.kept.bytes([*own, *self._head_gradients.values()])
         return made
 
-    def _done(self, kind: str, microbatch: int, given: Tensor | None) -> Tensor:
+    def _run_and_encode(self, kind: str, microbatch: int, given: Tensor | None) -> Tensor:
         if kind == "F":
             return self.boundary.write(self._forward(microbatch, given), gradient=False)
         made = (self._run_head if kind == "H" else self._backward)(microbatch, given)
@@ -211,17 +211,17 @@ class StageModule:
 
     def read(self, kind: str, message: Tensor) -> Tensor:
         """Decode the message that an operation needs."""
-        here = self.side.enter(message)
+        here = self.side.to_device(message)
         return self.boundary.read(here, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        return self.side.enter(self.data.tokens(step, microbatch))
+        return self.side.to_device(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message, *, own: bool = False) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        make = self.side.own if own else self.side.room
+        make = self.side.device_buffer if own else self.side.host_buffer
         return make(*self.boundary.message)
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
@@ -268,7 +268,7 @@ class StageModule:
         assert self.outer is not None
         # the gradient vector is free now
         self.outer.pseudo_gradient(self._vector, self._samples.weight(self._step, samples))
-        self._to_come = True
+        self._outer_step_pending = True
         self._on_host = False
         return self.gradients(here=False)
 
@@ -278,7 +278,7 @@ class StageModule:
         self._from_host()
         self.outer.step(self._vector)
         self._samples.outer_step_taken()
-        self._to_come = False
+        self._outer_step_pending = False
         self._updated()
 
     def round(self) -> None:
@@ -303,7 +303,7 @@ class StageModule:
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
         if self.outer is None:
             return found
-        mean = self.outer.named(self._host) if self._to_come else {}
+        mean = self.outer.named(self._host) if self._outer_step_pending else {}
         found |= self._samples.state()
         return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
@@ -325,8 +325,10 @@ class StageModule:
         if self.outer is not None:
             self.outer.load_state(state)
             self._samples.load_state(state)
-            self._to_come = any(name.startswith(MEAN) for name in state)
-            for name, part in self.outer.named(self._host).items() if self._to_come else ():
+            self._outer_step_pending = any(name.startswith(MEAN) for name in state)
+            for name, part in (
+                self.outer.named(self._host).items() if self._outer_step_pending else ()
+            ):
                 part.copy_(state[MEAN + name])
         self.round()
 
@@ -364,7 +366,7 @@ class StageModule:
     def _host(self) -> Tensor:
         """Host memory for averaging, allocated at first use."""
         if self.side is not HOST:
-            return self.side.room(tuple(self._vector.shape), self._vector.dtype)
+            return self.side.host_buffer(tuple(self._vector.shape), self._vector.dtype)
         # if delayed, gradients are computed while it is averaged
         return self._vector.clone() if self._delayed else self._vector
 
@@ -374,7 +376,7 @@ class StageModule:
 
     def _updated(self) -> None:
         self.round()
-        self.side.at(self.side.mark())
+        self.side.wait_time_s(self.side.mark())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

@@ -48,7 +48,7 @@ class StageRuntime(Operations, Protocol):
         """Microbatches of the pseudo-gradient of this device, or of all that act as one with it."""
 
     def leave(self) -> None:
-        """Take a snapshot, up to which `change` reaches."""
+        """Take a snapshot, up to which `pseudo_gradient` reaches."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
@@ -58,7 +58,7 @@ class StageRuntime(Operations, Protocol):
         """
 
     def outer_step(self) -> None:
-        """Apply the outer step with the averaged `change`."""
+        """Apply the outer step with the averaged `pseudo_gradient`."""
 
     def loss(self) -> float | None:
         """Sum of the losses of the step's microbatches whose head ran here; None if there were

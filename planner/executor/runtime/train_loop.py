@@ -55,7 +55,7 @@ def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -
         evaluation = Evaluation(plan, ranks, made.stage_module, worker.wiring, held_out, steps_left)
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     rebalancing = _rebalancing(made, plan)
-    watchers = [one.after for one in (routes, rebalancing) if one is not None]
+    step_callbacks = [one.after for one in (routes, rebalancing) if one is not None]
     steps: list[StepRecord] = []
     with evaluation or nullcontext():
         for part, piece in enumerate(pieces if rebalancing is None else rebalancing.pieces()):
@@ -65,7 +65,7 @@ def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -
                 worker = Worker(
                     piece.plan, ranks, made.works, time_scale=made.time_scale, before=worker
                 )
-            done = _steps(made, worker, piece, part, evaluation, watchers)
+            done = _steps(made, worker, piece, part, evaluation, step_callbacks)
             steps = [*steps, *done] if args.record is not None else done
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
@@ -111,7 +111,7 @@ def _steps(
     piece: RunSegment,
     part: int,
     evaluation: Evaluation | None,
-    watchers: Sequence[Callable[[StepRecord], None]],
+    step_callbacks: Sequence[Callable[[StepRecord], None]],
 ) -> list[StepRecord]:
     """Run a segment; rank 0 reports each step."""
     args, progress = made.args, made.progress
@@ -121,8 +121,8 @@ def _steps(
         if args.record is None:
             records.clear()
         records.append(record)
-        for detector in watchers:
-            detector(record)
+        for callback in step_callbacks:
+            callback(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
         _evaluate(made, evaluation, record.step)

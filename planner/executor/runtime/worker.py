@@ -77,7 +77,8 @@ class Worker:
     losses
         On rank 0, losses known so far; None where there are none.
     began_s
-        Start of the first step on the monotonic clock.
+        Start of the last step from an idle system, or of the first step after those, on the
+        monotonic clock.
     microbatches
         Number that passed this rank, forward and backward.
     sent_bytes
@@ -132,8 +133,8 @@ class Worker:
         self._microbatch_queue = (
             None if microbatch_queue is None else MicrobatchQueue(microbatch_queue)
         )
-        self._beside: BackgroundTask | None = None
-        self._outer_of: int | None = None
+        self._background_averaging: BackgroundTask | None = None
+        self._pending_outer_step: int | None = None
         self._beside_s = 0.0
         self._commit, self._direct = commit, direct
         self.wiring = CommPlan(
@@ -185,9 +186,9 @@ class Worker:
                 del walk[0]
                 first += 1
             with self.ranks.failing() as failure:
-                yield from self._do(walk, rest, first, owes, begun, connections, failure)
+                yield from self._run_steps(walk, rest, first, owes, begun, connections, failure)
 
-    def _do(
+    def _run_steps(
         self,
         walk: Sequence[int],
         rest: int,
@@ -213,12 +214,12 @@ class Worker:
         record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
         teller = self._teller(_of(connections, ChannelKind.LOSSES), told)
         if owes:
-            self._take_owed(record, peers, sender)
+            self._finish_interrupted_outer_step(record, peers, sender)
             yield record
         if begun:
             self._begin_outer(first - 1, peers, sender)
         elif begun is None and self.plan.sync.begun(first):
-            self._outer_of = first - 1
+            self._pending_outer_step = first - 1
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
@@ -231,7 +232,7 @@ class Worker:
             else:
                 self._operations(record, serial, k, receiver, sender, peers)
             if self.plan.sync.local_steps:
-                self._update_and_agree(record, peers, sender)
+                self._local_step(record, peers, sender)
             else:
                 self._average_and_update(record, peers, sender, norms)
             self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
@@ -340,7 +341,7 @@ class Worker:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
 
-    def _update_and_agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
+    def _local_step(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
         """The local update and, where due, averaging and outer step.
 
         In two-frequency averaging, with the averaged gradient of the region.
@@ -361,10 +362,10 @@ class Worker:
             if sync.delayed and not record.rest:
                 self._begin_outer(record.step, peers, sender)
             else:
-                self._agree(record, peers, sender)
+                self._average_pseudo_gradients(record, peers, sender)
         record.end_s = time.monotonic()
 
-    def _change(self, step: int) -> Tensor:
+    def _pseudo_gradient(self, step: int) -> Tensor:
         """The pseudo-gradient for the outer step after a step."""
         samples = None
         if self._commit is not None:
@@ -377,54 +378,60 @@ class Worker:
             samples = sum(int(told[d]) for d in speak)
         return self._compute.pseudo_gradient(samples)
 
-    def _agree(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
+    def _average_pseudo_gradients(
+        self, record: StepRecord, peers: AllReduceLinks, sender: Sender
+    ) -> None:
         """Average the pseudo-gradients and apply the outer step."""
-        change = self._change(record.step)
+        change = self._pseudo_gradient(record.step)
         self._average(record, self.wiring.averaging, lambda on: change, peers, sender)
         self._take_outer(record.step)
         record.end_s = time.monotonic()
 
     def _begin_outer(self, step: int, peers: AllReduceLinks, sender: Sender) -> None:
         """Start averaging while the next step computes."""
-        vector = self._change(step)
-        self._outer_of = step
+        vector = self._pseudo_gradient(step)
+        self._pending_outer_step = step
         if self.wiring.averaging.peers:
             self._beside_s = time.monotonic()
             averaging = self.wiring.averaging
-            self._beside = BackgroundTask(lambda: averaging.run(lambda on: vector, peers, sender))
+            self._background_averaging = BackgroundTask(
+                lambda: averaging.run(lambda on: vector, peers, sender)
+            )
 
     def _end_outer(self, record: StepRecord) -> None:
         """Apply an outer step whose averaging an earlier step has started.
 
         After a checkpoint its mean is known.
         """
-        if self._outer_of is None:
+        if self._pending_outer_step is None:
             return
-        if self._beside is not None:
-            end = self._beside.wait()
+        if self._background_averaging is not None:
+            end = self._background_averaging.wait()
             record.ops.append((-1, self.rank, "A", self._beside_s, end))
-            self._beside = None
-        self._take_outer(self._outer_of)
-        self._outer_of = None
+            self._background_averaging = None
+        self._take_outer(self._pending_outer_step)
+        self._pending_outer_step = None
 
     def _take_outer(self, step: int) -> None:
         if self._commit is not None:
             self._commit.commit_outer_step(step)
         self._compute.outer_step()
 
-    def _take_owed(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
+    def _finish_interrupted_outer_step(
+        self, record: StepRecord, peers: AllReduceLinks, sender: Sender
+    ) -> None:
         """Apply the outer step that a lost device interrupted."""
         if self.plan.sync.delayed:
             self._begin_outer(record.step - 1, peers, sender)
             self._end_outer(record)
         else:
-            self._agree(record, peers, sender)
+            self._average_pseudo_gradients(record, peers, sender)
         record.end_s = time.monotonic()
 
     def settle(self) -> None:
         """Wait for averaging in the background."""
-        if self._beside is not None:
-            self._beside.wait()
+        if self._background_averaging is not None:
+            self._background_averaging.wait()
 
     def _average(
         self,

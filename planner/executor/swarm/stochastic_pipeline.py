@@ -228,7 +228,7 @@ class StochasticPipeline:
         start = side.mark()
         made = self._compute.run_op(kind, note.microbatch, received)
         # report the compute time to the peer
-        start_s, end_s = side.at(start), side.at(side.mark())
+        start_s, end_s = side.wait_time_s(start), side.wait_time_s(side.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
         return made, end_s
 

@@ -93,11 +93,11 @@ class LateGpu:
         self.copies = 0
 
     def stream(self) -> LateStream:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return LateStream(self._late)
 
     def computing(self) -> LateStream:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return self._computes
 
     def wait(self, stream: LateStream, other: LateStream) -> None:
@@ -110,7 +110,7 @@ class LateGpu:
             stream.give(lambda: awaited.result(LONG_S))
 
     def event(self, stream: LateStream, *, timing: bool) -> LateEvent:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return LateEvent(stream.give(lambda: None))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
@@ -120,7 +120,7 @@ class LateGpu:
         return made
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return tensor.untyped_storage().data_ptr() in self.pins
 
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: LateStream) -> Tensor:
@@ -131,7 +131,7 @@ class LateGpu:
         return made
 
     def is_here(self, tensor: Tensor) -> bool:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         return hasattr(tensor, "here")
 
     def on(self, stream: LateStream, job: Callable[[], object]) -> None:
@@ -140,7 +140,7 @@ class LateGpu:
         stream.give(job)
 
     def copied_in(self, message: Tensor, stream: LateStream) -> Tensor:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         assert self.is_pinned(message), "a copy that the host would wait for"
         here: Tensor = torch.full_like(message, 0)
         stream.give(lambda: here.copy_(message))
@@ -148,7 +148,7 @@ class LateGpu:
         return here
 
     def copy_out(self, there: Tensor, made: Tensor, stream: LateStream) -> None:
-        """See `Gpu`."""
+        """See `GpuStreams`."""
         assert self.is_pinned(there), "a copy that the host would wait for"
         assert stream.waits.pop() is self._computes and not stream.waits
         # what nobody keeps for the copy others may have overwritten by then
@@ -177,10 +177,10 @@ class Counted(GpuBackend):
         self.most = max(self.most, self.open)
         return super().mark()
 
-    def at(self, mark: Any) -> float:
+    def wait_time_s(self, mark: Any) -> float:
         """Looked at."""
         self.open -= 1
-        return super().at(mark)
+        return super().wait_time_s(mark)
 
     def begin(self) -> None:
         """That mark is looked at by itself; the host may wake long after it."""
@@ -194,12 +194,12 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     gpu = LateGpu()
     side = GpuBackend(gpu)
     made = torch.arange(6.0)
-    ready = side.leave(made.view(2, 3).t())
+    ready = side.to_host(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
-    assert torch.equal(HostBackend().leave(made)(), made)
+    assert torch.equal(HostBackend().to_host(made)(), made)
     side._out.last.result(LONG_S)
     # let go of by all as soon as it is copied, though nobody has asked for it
-    ready = side.leave(torch.ones(3))
+    ready = side.to_host(torch.ones(3))
     assert len(gpu.lent) == 1
     side._out.last.result(LONG_S)
     assert not gpu.lent and torch.equal(ready(), torch.ones(3))
@@ -209,11 +209,11 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     """Unpinned memory is pinned first; memory of the copies' stream is lent to what computes."""
     gpu = LateGpu()
     side = GpuBackend(gpu)
-    for message in (torch.arange(5), side.room((5,), torch.float32).fill_(2.5)):
-        here = side.enter(message)
+    for message in (torch.arange(5), side.host_buffer((5,), torch.float32).fill_(2.5)):
+        here = side.to_device(message)
         assert torch.equal(here, message)
         assert gpu.lent[-1] == (here, gpu.computing())
-    assert HOST.enter(message) is message
+    assert HOST.to_device(message) is message
 
 
 def test_what_is_sent_from_where_it_is_made_is_complete() -> None:
@@ -240,11 +240,11 @@ def test_what_is_done_across_is_done_when_it_returns_and_holds_up_nobody() -> No
     side = GpuBackend(gpu)
     stuck = threading.Event()
     gpu.computing().give(lambda: stuck.wait(LONG_S))
-    there = side.own((3,), torch.float32)
+    there = side.device_buffer((3,), torch.float32)
     assert bool((there == GARBAGE).all())
-    side.across(lambda: there.fill_(2.0))
+    side.run_beside(lambda: there.fill_(2.0))
     assert bool((there == 2.0).all())
-    assert side.enter(there) is there and gpu.lent[-1] == (there, gpu.computing())
+    assert side.to_device(there) is there and gpu.lent[-1] == (there, gpu.computing())
     stuck.set()
 
 
@@ -256,7 +256,7 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
             assert side._zero_s >= side._zero.moment_s
         before = time.monotonic()
         marks = [side.mark() for _ in range(5)]
-        found = [side.at(mark) for mark in marks]
+        found = [side.wait_time_s(mark) for mark in marks]
         assert before <= found[0] <= found[-1] <= time.monotonic() + 1e-3
         assert found == sorted(found)
 
