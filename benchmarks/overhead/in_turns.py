@@ -126,12 +126,12 @@ def main() -> int:
 
     def run() -> int:
         plan = load_plan(args.plan)
-        pieces = segments_of(plan, [], args.steps)
-        made = set_up(args, plan, pieces, detector)
+        segments = segments_of(plan, [], args.steps)
+        made = set_up(args, plan, segments, detector)
         # before the executor has any memory for activations
         turns = InTurns(plan, made.device, args.steps, compiled=args.compile)
         turns.work, made.progress = made.progress.work, turns
-        train(made, plan, pieces)
+        train(made, plan, segments)
         made.ranks.part()
         told = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
         print(json.dumps(told), flush=True)

@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace, detector: FailureDetector) -> int:
     validate(args)
     validate_files(args)
     plan = load_plan(args.plan)
-    pieces = segments_of(plan, args.move, args.steps)
+    segments = segments_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
     validate_for_plan(args, plan)
@@ -68,10 +68,10 @@ def _run(args: argparse.Namespace, detector: FailureDetector) -> int:
                 "--elastic: torchrun ends all ranks of a node when one fails; start them with "
                 "python -m planner.executor.node, or with planner run"
             )
-    made = set_up(args, plan, pieces, detector)
+    made = set_up(args, plan, segments, detector)
     if args.elastic:
         return _run_elastic(made, plan, detector)
-    done = train(made, plan, pieces)
+    done = train(made, plan, segments)
     if made.export is not None:
         export_trained(made.export.of(done.plan), made.ranks, made.stage_module)
     _finish(made, made.ranks, done)

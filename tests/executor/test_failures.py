@@ -383,7 +383,7 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
     assert [silent_s for rank, silent_s in heard if rank == 1] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A farewell is nothing, silence is named after the limit, and an end at once."""
     detector = FailureDetector("here", Shutdown(), 1.0)
     proposed: list[str] = []

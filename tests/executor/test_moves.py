@@ -74,20 +74,20 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
     assert code == 0, said
     expected = single(plan, **SETTINGS)
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
-    # what was routed is what each piece's stages allow
+    # what was routed is what each segment's stages allow
     lines = [
         json.loads(line)
         for file in tmp_path.glob("routes-*.jsonl")
         for line in file.read_text().splitlines()
     ]
     assert len(lines) == 12 * STEPS
-    for piece in segments_of(plan, moves, STEPS):
-        ids = piece.plan.cluster.network.ids
+    for segment in segments_of(plan, moves, STEPS):
+        ids = segment.plan.cluster.network.ids
         used = [
-            {line["path"][s] for line in lines if piece.begin <= line["step"] < piece.end}
+            {line["path"][s] for line in lines if segment.begin <= line["step"] < segment.end}
             for s in range(len(grid[0]))
         ]
-        for stage, group in enumerate(piece.plan.assignment.groups):
+        for stage, group in enumerate(segment.plan.assignment.groups):
             assert used[stage] == {ids[d] for d in group}
     # all of a stage have the same parameters in the end, bit by bit
     last = segments_of(plan, moves, STEPS)[-1].plan

@@ -32,7 +32,7 @@ class ChannelKind(enum.IntEnum):
     PIPELINE = 0
     AVERAGING = 1
     LOSSES = 2
-    LIFELINE = 4
+    HEARTBEAT = 4
     NORM = 5
     PROBE = 6
     STATE = 7

@@ -106,7 +106,7 @@ class ElasticRun:
         self._commit: CommitProtocol | None = None
         self._owes = False
         self._held: list[ExitStack] = []
-        self._lifelines: Mapping[socket.socket, str] | None = None
+        self._heartbeats: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
         """Run all steps."""
@@ -223,13 +223,13 @@ class ElasticRun:
         """Replace heartbeat connections by those of this generation."""
         detector = self._all.detector
         assert detector is not None
-        if self._lifelines is not None:
+        if self._heartbeats is not None:
             # all of this generation let go of older ones before any of them closes those
-            detector.only(self._lifelines)
+            detector.only(self._heartbeats)
         self._held.append(self.ranks.held)
-        self._lifelines = {}
-        self._lifelines = ring(self.ranks)
-        detector.only(self._lifelines)
+        self._heartbeats = {}
+        self._heartbeats = ring(self.ranks)
+        detector.only(self._heartbeats)
         for held in self._held[:-2]:
             held.close()
         del self._held[:-2]

@@ -48,7 +48,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
-class _Lifeline:
+class _HeartbeatConnection:
     name: str
     silent_s: float = 0.0
 
@@ -80,7 +80,7 @@ class FailureDetector(threading.Thread):
         self._serves = False
         self._address: StoreAddress | None = None
         self._heartbeat: Heartbeat | None = None
-        self._lifelines: dict[socket.socket, _Lifeline] = {}
+        self._heartbeats: dict[socket.socket, _HeartbeatConnection] = {}
         self._lock = threading.Lock()
         self._proposed_s: float | None = None
         self._proposal = ("", FAILED)
@@ -119,23 +119,23 @@ class FailureDetector(threading.Thread):
         self.heartbeat.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
-    def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
+    def over(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
         """Watch connections too, until the block ends."""
         with self._lock:
-            self._lifelines |= {c: _Lifeline(name) for c, name in lifelines.items()}
+            self._heartbeats |= {c: _HeartbeatConnection(name) for c, name in heartbeats.items()}
         try:
             yield
         finally:
             with self._lock:
-                for connection in lifelines:
-                    if self._lifelines.pop(connection, None) is not None:
+                for connection in heartbeats:
+                    if self._heartbeats.pop(connection, None) is not None:
                         _send(connection, FAREWELL)
 
-    def only(self, lifelines: Collection[socket.socket]) -> None:
+    def only(self, heartbeats: Collection[socket.socket]) -> None:
         """Watch only these connections."""
         with self._lock:
-            for connection in self._lifelines.keys() - set(lifelines):
-                del self._lifelines[connection]
+            for connection in self._heartbeats.keys() - set(heartbeats):
+                del self._heartbeats[connection]
 
     def propose(self, line: str, code: int = FAILED) -> None:
         """End the run: with a reason in the store for all ranks, or else here alone."""
@@ -199,7 +199,7 @@ class FailureDetector(threading.Thread):
         """All ranks have finished: silence is no longer a failure."""
         self._over = True
         with self._lock:
-            self._lifelines.clear()
+            self._heartbeats.clear()
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
@@ -239,13 +239,13 @@ class FailureDetector(threading.Thread):
         if self._ready.select(TICK_S):
             self._take_signals(self._wakes.recv(64))
         with self._lock:
-            connections = list(self._lifelines)
+            connections = list(self._heartbeats)
         for connection in connections:
             self._hear(connection)
 
     def _hear(self, connection: socket.socket) -> None:
         with self._lock:
-            if (line := self._lifelines.get(connection)) is None:
+            if (line := self._heartbeats.get(connection)) is None:
                 return
             try:
                 said = connection.recv(64, socket.MSG_DONTWAIT)
@@ -255,22 +255,22 @@ class FailureDetector(threading.Thread):
                 said = b""
             line.silent_s = 0.0
             if not said or FAREWELL in said:
-                del self._lifelines[connection]
+                del self._heartbeats[connection]
         if not said:
             self._server_ended |= self.server == f"device {line.name!r}"
             self._miss([line.name], f"device {line.name!r} is gone: its process has ended")
 
     def _ping(self) -> None:
         with self._lock:
-            for connection in self._lifelines:
+            for connection in self._heartbeats:
                 _send(connection, PING)
 
     def _count(self, passed_s: float) -> None:
         with self._lock:
-            for line in self._lifelines.values():
+            for line in self._heartbeats.values():
                 line.silent_s += passed_s
             silent: dict[str, float] = {}
-            for line in self._lifelines.values():  # of two to one device, the one that was heard
+            for line in self._heartbeats.values():  # of two to one device, the one that was heard
                 silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
         longest_s = max(silent.values(), default=0.0)
         # one device, a whole site, or this device is cut off

@@ -56,13 +56,13 @@ def connections_to(
     connections = _open(ranks, wanted, name)
     if ranks.loss is not None:
         # wake threads that wait on a connection; none waits on heartbeat connections
-        used = [c for (purpose, _), c in connections.items() if purpose is not ChannelKind.LIFELINE]
+        used = [c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT]
         ranks.loss.on_failure(lambda: _shut(*used))
     try:
         yield connections
     finally:
         for (purpose, _), connection in connections.items():
-            if purpose is ChannelKind.LIFELINE:
+            if purpose is ChannelKind.HEARTBEAT:
                 # read pending data first: closing resets the connection and loses the last message
                 ranks.held.callback(connection.close)
                 continue

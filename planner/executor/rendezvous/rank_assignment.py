@@ -259,12 +259,12 @@ def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
         Connections, and the names of their devices.
     """
     beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
-    wanted = {(ChannelKind.LIFELINE, other) for other in beside}
+    wanted = {(ChannelKind.HEARTBEAT, other) for other in beside}
     opened = ranks.held.enter_context(connections_to(ranks, wanted, "ring"))
-    lifelines: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
+    heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
     assert ranks.detector is not None
-    ranks.held.enter_context(ranks.detector.over(lifelines))
-    return lifelines
+    ranks.held.enter_context(ranks.detector.over(heartbeats))
+    return heartbeats
 
 
 def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:

@@ -119,7 +119,7 @@ class RankContext:
 def set_up(
     args: argparse.Namespace,
     plan: TrainingPlan,
-    pieces: Sequence[RunSegment],
+    segments: Sequence[RunSegment],
     detector: FailureDetector,
 ) -> RankContext:
     """Meet the other ranks and get ready."""
@@ -143,7 +143,7 @@ def set_up(
     progress = Progress(plan.predicted.step_s / args.speed, args.events, plan=plan.content_hash)
     made = RankContext(args, ranks, device, time_scale, optimizing, data, progress)
     if time_scale is None:
-        _prepare_model(made, plan, pieces, detector)
+        _prepare_model(made, plan, segments, detector)
         if eval_data is not None:
             how = {"every": args.eval_every, "batches": args.eval_batches, "stop": args.steps}
             made.held_out = evaluation_data(plan, ranks, made.stage_module, eval_data, **how)
@@ -153,14 +153,14 @@ def set_up(
 
 
 def _prepare_model(
-    made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment], detector: FailureDetector
+    made: RankContext, plan: TrainingPlan, segments: Sequence[RunSegment], detector: FailureDetector
 ) -> None:
     args, ranks = made.args, made.ranks
     require_executable(plan)
     first = ranks.rank == 0 and not ranks.late
     if first:
         made.progress.phase("all processes are connected; building the model")
-    needs = (made.memory_need(piece.plan, ranks.rank) for piece in pieces)
+    needs = (made.memory_need(segment.plan, ranks.rank) for segment in segments)
     made.need = max(needs, key=lambda need: need.total)
     require_memory(ranks, claims_of(ranks, made.need, made.device))
     peak = None if ranks.late else peak_flops(plan, ranks, made.device)

@@ -35,7 +35,7 @@ class TrainResult(NamedTuple):
     last: StepRecord | None
 
 
-def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -> TrainResult:
+def train(made: RankContext, plan: TrainingPlan, segments: Sequence[RunSegment]) -> TrainResult:
     """Run all steps; a collective call."""
     args, ranks = made.args, made.ranks
     microbatch_queue = ranks.store if args.own_pace else None
@@ -58,19 +58,19 @@ def train(made: RankContext, plan: TrainingPlan, pieces: Sequence[RunSegment]) -
     step_callbacks = [one.after for one in (routes, rebalancing) if one is not None]
     steps: list[StepRecord] = []
     with evaluation or nullcontext():
-        for part, piece in enumerate(pieces if rebalancing is None else rebalancing.pieces()):
-            if piece.move is not None:
-                _move(made, piece)
+        for part, segment in enumerate(segments if rebalancing is None else rebalancing.segments()):
+            if segment.move is not None:
+                _move(made, segment)
             if part:
                 worker = Worker(
-                    piece.plan, ranks, made.works, time_scale=made.time_scale, before=worker
+                    segment.plan, ranks, made.works, time_scale=made.time_scale, before=worker
                 )
-            done = _steps(made, worker, piece, part, evaluation, step_callbacks)
+            done = _steps(made, worker, segment, part, evaluation, step_callbacks)
             steps = [*steps, *done] if args.record is not None else done
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
-    return TrainResult(piece.plan, worker, steps[-1] if steps else None)
+    return TrainResult(segment.plan, worker, steps[-1] if steps else None)
 
 
 def _rebalancing(made: RankContext, plan: TrainingPlan) -> Rebalancing | None:
@@ -91,33 +91,33 @@ def _rebalancing(made: RankContext, plan: TrainingPlan) -> Rebalancing | None:
     return Rebalancing(plan, *how, made.ranks, fits, told)
 
 
-def _move(made: RankContext, piece: RunSegment) -> None:
+def _move(made: RankContext, segment: RunSegment) -> None:
     """Transfer the state of the new stage to the moved device."""
     if made.need is not None:
-        now = made.memory_need(piece.plan, made.ranks.rank)
+        now = made.memory_need(segment.plan, made.ranks.rank)
         made.need = max(made.need, now, key=lambda need: need.total)
     if made.time_scale is not None:
-        made.works = SimulatedCompute(piece.plan, made.ranks.rank, made.time_scale)
-    elif made.ranks.rank == piece.taker:
-        made.works = made.stage_module = made.stage_module_of(piece.plan)
-    transfer_state(made.ranks, piece.giver, piece.taker, made.stage_module, piece.begin)
+        made.works = SimulatedCompute(segment.plan, made.ranks.rank, made.time_scale)
+    elif made.ranks.rank == segment.taker:
+        made.works = made.stage_module = made.stage_module_of(segment.plan)
+    transfer_state(made.ranks, segment.giver, segment.taker, made.stage_module, segment.begin)
     if made.checkpoints is not None:
-        made.checkpoints = made.checkpoints.of(piece.plan, made.stage_module)
+        made.checkpoints = made.checkpoints.of(segment.plan, made.stage_module)
 
 
 def _steps(
     made: RankContext,
     worker: Worker,
-    piece: RunSegment,
+    segment: RunSegment,
     part: int,
     evaluation: Evaluation | None,
     step_callbacks: Sequence[Callable[[StepRecord], None]],
 ) -> list[StepRecord]:
     """Run a segment; rank 0 reports each step."""
     args, progress = made.args, made.progress
-    rest, begin = (0, piece.begin) if part else (args.rest, made.first)
+    rest, begin = (0, segment.begin) if part else (args.rest, made.first)
     records: list[StepRecord] = []
-    for record in worker.steps(piece.end - begin, rest, begin):
+    for record in worker.steps(segment.end - begin, rest, begin):
         if args.record is None:
             records.clear()
         records.append(record)

@@ -173,12 +173,12 @@ class Worker:
             wanted = self.wiring.connections
             if self._direct is not None:
                 self._direct.connect(self._reached(self._direct))
-            wanted |= {(ChannelKind.LIFELINE, other) for _, other in wanted}
+            wanted |= {(ChannelKind.HEARTBEAT, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
             )
             self._channels = {way: channels_of(connections, way, self.rank) for way in BACK}
-            held.enter_context(self._watched(_of(connections, ChannelKind.LIFELINE)))
+            held.enter_context(self._watched(_of(connections, ChannelKind.HEARTBEAT)))
             if any(leaves_the_machine(one) for one in connections.values()):
                 held.enter_context(disable_slow_start_after_idle(before_end=self._before_end))
             grow_windows(self._channels.values(), self.wiring.bandwidth_delay_bytes())
@@ -258,11 +258,11 @@ class Worker:
             found |= part.reached(direct)
         return found & direct.members
 
-    def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
+    def _watched(self, heartbeats: dict[int, Connection]) -> AbstractContextManager[None]:
         """Let the failure detector watch connections."""
         if self.ranks.detector is None:
             return nullcontext()
-        return self.ranks.detector.over({c: self.ranks.name(r) for r, c in lifelines.items()})
+        return self.ranks.detector.over({c: self.ranks.name(r) for r, c in heartbeats.items()})
 
     def _before_end(self, undo: Callable[[], None]) -> None:
         if self.ranks.detector is not None:

@@ -59,39 +59,39 @@ class Rebalancing:
         self._busy_s += sum(end - start for _, _, kind, start, end in record.ops if kind in "FHB")
         self._count += sum(kind == "B" for _, _, kind, _, _ in record.ops)
 
-    def pieces(self) -> Iterator[RunSegment]:
+    def segments(self) -> Iterator[RunSegment]:
         """Segments, each requested after the previous one has been run."""
-        piece = RunSegment(self._plan, 0, min(self._every, self._steps))
+        segment = RunSegment(self._plan, 0, min(self._every, self._steps))
         while True:
             begun_s = time.monotonic()
             self._busy_s, self._count = 0.0, 0
-            yield piece
-            if piece.end == self._steps:
+            yield segment
+            if segment.end == self._steps:
                 return
             took_s = time.monotonic() - begun_s
-            decision = self._decide(piece, took_s / (piece.end - piece.begin))
-            end = min(piece.end + self._every, self._steps)
-            piece = RunSegment(piece.plan, piece.end, end)
+            decision = self._decide(segment, took_s / (segment.end - segment.begin))
+            end = min(segment.end + self._every, self._steps)
+            segment = RunSegment(segment.plan, segment.end, end)
             if decision is not None:
-                made, why_not = self._made(piece, decision)
+                made, why_not = self._made(segment, decision)
                 self._told(decision, why_not)
                 if made is None:
                     # and it is not proposed again
-                    self._stay.add(piece.plan.cluster.network.ids.index(decision.move.device))
+                    self._stay.add(segment.plan.cluster.network.ids.index(decision.move.device))
                 else:
-                    piece = made
+                    segment = made
 
-    def _decide(self, piece: RunSegment, step_s: float) -> RebalanceDecision | None:
+    def _decide(self, segment: RunSegment, step_s: float) -> RebalanceDecision | None:
         """The first rank's decision, since sums may differ in the last bit between machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
-        name = f"rebalance/{piece.end}"
+        name = f"rebalance/{segment.end}"
         found = [json.loads(t) for t in self._ranks.all_gather(name, json.dumps([own_s, step_s]))]
         text = ""
         if self._ranks.rank == 0:
             seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
-            left_s = (self._steps - piece.end) * max(step_s for _, step_s in found)
-            how = (piece.end, left_s, self._rule, frozenset(self._stay))
-            if (decision := decide(piece.plan, seconds, *how)) is not None:
+            left_s = (self._steps - segment.end) * max(step_s for _, step_s in found)
+            how = (segment.end, left_s, self._rule, frozenset(self._stay))
+            if (decision := decide(segment.plan, seconds, *how)) is not None:
                 text = json.dumps([str(decision.move), decision.before, decision.after])
         told = self._ranks.all_gather(f"{name}/decision", text)[0]
         if not told:
@@ -100,15 +100,15 @@ class Rebalancing:
         return RebalanceDecision(Migration.of(move), before, after)
 
     def _made(
-        self, piece: RunSegment, decision: RebalanceDecision
+        self, segment: RunSegment, decision: RebalanceDecision
     ) -> tuple[RunSegment | None, str]:
         """The segment after a move, or why there is none; memory is checked by the device."""
         try:
-            made = replace(piece, plan=migrated(piece.plan, decision.move), move=decision.move)
+            made = replace(segment, plan=migrated(segment.plan, decision.move), move=decision.move)
         except PlanError as error:
             return None, str(error)
         fits = made.taker != self._ranks.rank or self._fits(made.plan)
-        told = self._ranks.all_gather(f"rebalance/{piece.begin}/fits", "fits" if fits else "")
+        told = self._ranks.all_gather(f"rebalance/{segment.begin}/fits", "fits" if fits else "")
         return (made, "") if told[made.taker] else (None, "it has not the memory")
 
 
