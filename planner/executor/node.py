@@ -129,7 +129,7 @@ class _Node:
                 who=WHO,
             )
             if code == LEFT:
-                print(f"{WHO}: the others go on without this node", file=sys.stderr, flush=True)
+                print(f"{WHO}: the others continue without this node", file=sys.stderr, flush=True)
                 still_s = max(LEFT_STILL_S, 1.5 * self.heartbeat_timeout_s)
         finally:
             if self.store is not None:

@@ -464,7 +464,7 @@ class PlanRequest:
         for name in ("delayed", "group_size"):
             if self.within is not None and getattr(self, name):
                 raise ProblemError(
-                    f"within '{self.within}' goes without {name}; leave one of them out"
+                    f"within '{self.within}' conflicts with {name}; leave one of them out"
                 )
 
     @property

@@ -773,10 +773,10 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--elastic"], "--direct goes without --elastic; leave one out"),
+        (["--elastic"], "--direct conflicts with --elastic; leave one out"),
         (["--impose"], "--impose runs no model; leave out --direct"),
-        (["--move", "a:1@3"], "--direct goes without --move; leave one out"),
-        (["--rebalance", "5"], "--direct goes without --rebalance; leave one out"),
+        (["--move", "a:1@3"], "--direct conflicts with --move; leave one out"),
+        (["--rebalance", "5"], "--direct conflicts with --rebalance; leave one out"),
     ],
 )
 def test_what_it_goes_without(more: list[str], line: str) -> None:

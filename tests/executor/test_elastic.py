@@ -427,7 +427,7 @@ def test_a_stopped_device_is_left_behind(device: str, tmp_path: Path) -> None:
     done = hurt(plan, tmp_path, device, "backward", "--patience", "4", fault="stop")
     thread.join()
     assert done.codes == [LEFT if d == device else 0 for d in IDS], done.error
-    assert f"the others go on without device '{device}'" in done.error
+    assert f"the others continue without device '{device}'" in done.error
     require_equal(told(done)[0], plan)
 
 
@@ -441,7 +441,7 @@ def test_a_cut(others: tuple[int, ...]) -> None:
     assert row.seconds is not None and row.left == []
     assert sorted(row.codes) == [0] * 5 + [LEFT if len(others) == 1 else FAILED]
     assert row.off is not None and row.off < TOLERANCE
-    assert len(row.told) == 2 and "takes over: 5 devices go on" in row.told[0]
+    assert len(row.told) == 2 and "takes over: 5 devices continue" in row.told[0]
 
 
 @pytest.mark.slow
@@ -758,7 +758,7 @@ def test_who_goes_on_is_agreed() -> None:
     threads = [threading.Thread(target=r.next, args=(9, True), daemon=True) for r in (a, b)]
     for thread in threads:
         thread.start()
-    with pytest.raises(Evicted, match="the others go on without device 'c': c is gone"):
+    with pytest.raises(Evicted, match="the others continue without device 'c': c is gone"):
         c.next(9)
     for thread in threads:
         thread.join(10)
@@ -902,20 +902,19 @@ def test_who_comes_in_vain() -> None:
     [
         (
             {"event": "lost", "why": "device 'a' is gone", "taken_over_by": ["b"]},
-            "step    3  device 'a' is gone; 'b' takes over: 2 devices go on, 0.5 s lost",
+            "step    3  device 'a' is gone; 'b' takes over: 2 devices continue, 0.5 s lost",
         ),
         (
             {"event": "lost", "why": "device 'a' is gone", "taken_over_by": ["b", "c"]},
-            "step    3  device 'a' is gone; 'b', 'c' take over: 2 devices go on, 0.5 s lost",
+            "step    3  device 'a' is gone; 'b', 'c' take over: 2 devices continue, 0.5 s lost",
         ),
         (
             {"event": "came", "devices": ["a"]},
-            "step    3  device 'a' has come and takes its part: 2 devices go on, 0.5 s lost",
+            "step    3  device 'a' has joined: 2 devices continue, 0.5 s lost",
         ),
         (
             {"event": "came", "devices": ["a", "b"]},
-            "step    3  devices 'a', 'b' have come and take their parts: 2 devices go on, "
-            "0.5 s lost",
+            "step    3  devices 'a', 'b' have joined: 2 devices continue, 0.5 s lost",
         ),
     ],
 )
@@ -930,4 +929,4 @@ def test_what_goes_without(tmp_path: Path) -> None:
     save_plan(plan, tmp_path / "plan.json")
     words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--elastic", "--own-pace"]
     done = run_ranks(1, "planner.executor.__main__", *words)
-    assert done.error == f"{PREFIX}device '0': --elastic goes without --own-pace; leave one out\n"
+    assert done.error == f"{PREFIX}device '0': --elastic conflicts with --own-pace; leave one out\n"

@@ -194,7 +194,7 @@ def test_the_store_stays_where_all_ranks_of_its_node_are_lost(nodes: Nodes) -> N
     assert second.wait(WITHIN_S) == 0
     assert sorted(nodes.losses()) == list(range(600))
     assert first.wait(WITHIN_S) == 0
-    assert nodes.err(("0",)).read_text() == f"{node.WHO}: the others go on without this node\n"
+    assert nodes.err(("0",)).read_text() == f"{node.WHO}: the others continue without this node\n"
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_node_without_ranks_says_that_others_go_on(nodes: Nodes) -> None:
         os.kill(rank, signal.SIGCONT)
     assert second.wait(WITHIN_S) == LEFT and first.poll() is None
     said = nodes.err(SECOND).read_text().splitlines()
-    assert said[-1] == f"{node.WHO}: the others go on without this node" and len(said) > 1
+    assert said[-1] == f"{node.WHO}: the others continue without this node" and len(said) > 1
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_store_that_answers_no_more_holds_up_no_command(nodes: Nodes) -> None:
     [
         (["--devices", "0", "9"], "--devices: the plan has no device '9'"),
         (["--devices", "0", "0"], "a device is named twice"),
-        (["--devices", "0", "--elastic", "--own-pace"], "--elastic goes without --own-pace"),
+        (["--devices", "0", "--elastic", "--own-pace"], "--elastic conflicts with --own-pace"),
         (["--devices", "0", "--restarts", "-1"], "--restarts is -1; give 0 or more"),
         (["--devices", "0", "--restarts", "1"], "--restarts is for --elastic"),
         (["--devices", "0", "--bind", "203.0.113.7"], "203.0.113.7"),

@@ -388,9 +388,9 @@ def test_estimate_is_at_least_the_rounds_time(
         ({"within": "site", "sync_every": 2}, "within 'site' is unknown; choose one of region"),
         (
             {"within": "region", "sync_every": 2, "delayed": True},
-            "within 'region' goes without delayed",
+            "within 'region' conflicts with delayed",
         ),
-        ({"within": "region", "sync_every": 2, "group_size": 2}, "goes without group_size"),
+        ({"within": "region", "sync_every": 2, "group_size": 2}, "conflicts with group_size"),
         (
             {"within": "region", "sync_every": 2, "stages": 2, "path_stages": 2},
             "within is 'region', which .*; leave path_stages out",

@@ -335,5 +335,5 @@ def _tell(line: str) -> None:
     """Write a reason into the store, if possible."""
     with suppress(DistError, StoreMissingError, ValueError):
         store = StoreAddress.of_environment().connect(PUBLISH_S)
-        if not store.check([BEGUN]):  # else the others go on without this process
+        if not store.check([BEGUN]):  # else the others continue without this process
             publish(store, line)

@@ -209,7 +209,7 @@ class Membership:
         found = Generation.of_text(self._store.get(key).decode())
         if self.name not in found.members:
             why = (found.lost or {}).get(self.name, "it was not there")
-            raise Evicted(f"the others go on without device {self.name!r}: {why}")
+            raise Evicted(f"the others continue without device {self.name!r}: {why}")
         self._begin(found)
 
     def ranks(self, rank: int) -> ProcessGroup:

@@ -46,12 +46,12 @@ def membership_events(
 def event_line(event: Mapping[str, Any]) -> str:
     """Text of an event."""
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
-    tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
+    tail = f"{count} devices continue, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
         named = _named(event["devices"])
-        came = f"device {named} has come and takes its part"
+        came = f"device {named} has joined"
         if len(event["devices"]) > 1:
-            came = f"devices {named} have come and take their parts"
+            came = f"devices {named} have joined"
         return f"{head}{came}: {tail}"
     if event["event"] == "torn":
         return f"{head}{event['why']}, and is connected anew: {tail}"

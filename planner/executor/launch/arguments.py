@@ -101,14 +101,14 @@ def parse_arguments(
         "--rebalance-rule",
         choices=list(RebalanceRule),
         default=RebalanceRule.PLANNED,
-        help="whoever wins most for the rest of the run, or SWARM's Algorithm 2; default "
+        help="the move that saves most over the rest of the run, or SWARM's Algorithm 2; default "
         "%(default)s",
     )
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="go on without a device that is lost, where its stage has another; started again, it "
-        "comes back",
+        help="continue without a lost device where its stage has another; started again, it "
+        "rejoins",
     )
     add_trust(parser)
     add_force(parser)
@@ -157,18 +157,18 @@ def validate(args: argparse.Namespace) -> None:
     for option in NO_MODEL if args.impose else ():
         if getattr(args, option):
             raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
-    moving = "move" if args.move else None if args.rebalance is None else "rebalance"
-    for option in NO_MOVES if moving else ():
-        if getattr(args, option):
-            raise ValueError(f"--{moving} goes without --{option.replace('_', '-')}; leave one out")
     if args.move and args.rebalance is not None:
         raise ValueError("--move says who moves and --rebalance decides it; leave one out")
-    for option in NO_ELASTIC if args.elastic else ():
-        if getattr(args, option):
-            raise ValueError(f"--elastic goes without --{option.replace('_', '-')}; leave one out")
-    for option in NO_DIRECT if args.direct is not None else ():
-        if getattr(args, option):
-            raise ValueError(f"--direct goes without --{option.replace('_', '-')}; leave one out")
+    moving = "move" if args.move else "rebalance"
+    for name, given, excluded in (
+        (moving, args.move or args.rebalance is not None, NO_MOVES),
+        ("elastic", args.elastic, NO_ELASTIC),
+        ("direct", args.direct is not None, NO_DIRECT),
+    ):
+        for option in excluded if given else ():
+            if getattr(args, option):
+                other = option.replace("_", "-")
+                raise ValueError(f"--{name} conflicts with --{other}; leave one out")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:

@@ -99,7 +99,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
     )
-    group = parser.add_argument_group("what updates the parameters")
+    group = parser.add_argument_group("optimizer")
     usual = OptimizerConfig()
     group.add_argument(
         "--optimizer",
