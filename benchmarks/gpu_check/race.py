@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 import time
 from pathlib import Path
@@ -19,15 +18,9 @@ import torch
 from common import PLANS
 
 from planner.executor.comm.direct import DeviceTransfers
-from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
-from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import HOST, CudaStreams, GpuBackend, HostBackend
-from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.p2p_schedule import P2PSchedule
-from planner.executor.runtime.pipeline import run_operations
-from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
+from tests.executor.devices import train_in_threads
 
 TIMEOUT_S = 60
 STEPS = 3
@@ -157,86 +150,8 @@ def _train(
     directs: dict[int, DeviceTransfers] | None = None,
 ) -> tuple[list[float], list[list[torch.Tensor]]]:
     """Train a plan whose devices are threads; return the losses and all parameters."""
-    ranks, schedule, directs = range(len(plan.cluster)), plan.schedules[0], directs or {}
-    traffic = [P2PSchedule(schedule, rank) for rank in ranks]
-    sending, receiving = {}, {}
-    for rank in ranks:
-        for peer in traffic[rank].peers:
-            sending[rank, peer], receiving[peer, rank] = socket.socketpair()
-    stage_modules = [
-        StageModule(plan, rank, where, OptimizerConfig(), side=sides[rank]) for rank in ranks
-    ]
-    losses: list[list[float]] = [[] for _ in ranks]
-    failure, gradients = ErrorLatch(), {}
-    barriers = {group: threading.Barrier(len(group)) for group in plan.assignment.groups}
-
-    def average(rank: int) -> None:
-        group = plan.assignment.groups[plan.stage_of[rank]]
-        gradients[rank] = stage_modules[rank].gradients(here=None if len(group) == 1 else False)
-        barriers[group].wait(TIMEOUT_S)
-        total = torch.stack([gradients[member] for member in group]).sum(0)
-        barriers[group].wait(TIMEOUT_S)
-        if len(group) > 1:
-            gradients[rank].copy_(total)
-
-    def train_rank(rank: int) -> None:
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
-        outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
-        incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
-        expected = {
-            source: [
-                ExpectedMessage(step, message)
-                for step in range(STEPS)
-                for message in traffic[rank].incoming.get(source, ())
-            ]
-            for source in outgoing
-        }
-        stage_module, direct = stage_modules[rank], directs.get(rank)
-        receiver = Receiver(incoming, expected, stage_module.buffer, failure, direct=direct)
-        rates = dict.fromkeys(outgoing, 1e9)
-        sender = Sender(outgoing, failure, rates, side=stage_module.side, direct=direct)
-        for step in range(STEPS):
-            record = StepRecord(step, False)
-            stage_module.begin(step, schedule)
-            run_operations(
-                schedule.order[rank],
-                traffic[rank],
-                stage_module,
-                receiver,
-                sender,
-                step,
-                rank,
-                record,
-            )
-            average(rank)
-            stage_module.update()
-            losses[rank].append(stage_module.loss() or 0.0)
-        sender.finish()
-
-    errors: list[BaseException] = []
-
-    def guarded(rank: int) -> None:
-        try:
-            train_rank(rank)
-        except BaseException as error:
-            errors.append(error)
-            if isinstance(error, Exception):
-                failure(error)
-
-    threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-        if thread.is_alive():
-            raise TimeoutError(f"a device's thread is still running; errors so far: {errors}")
-    if errors:
-        raise errors[0]
-    for end in (*sending.values(), *receiving.values()):
-        end.close()
-    parameters = [[p.detach().cpu().clone() for p in one.parameters] for one in stage_modules]
-    return [sum(each) for each in zip(*losses, strict=True)], parameters
+    stage_modules, _, losses = train_in_threads(plan, sides, STEPS, directs, where)
+    return losses, [[p.detach().cpu().clone() for p in one.parameters] for one in stage_modules]
 
 
 def _identical(one: Any, other: Any) -> bool:

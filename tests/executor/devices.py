@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
+from torch import Tensor
+
+from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.runtime.device_backend import DeviceBackend
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.p2p_schedule import P2PSchedule
+from planner.executor.runtime.pipeline import run_operations
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import StageModule
+from planner.training_plan.model import TrainingPlan
 
+CPU = torch.device("cpu")
 LONG_S = 60
 """Nothing here takes as long, on a busy machine either."""
 
@@ -31,12 +44,91 @@ def all_run(
     failure
         Of all.
     """
-    threads = [threading.Thread(target=run, args=(d,), daemon=True) for d in range(devices)]
+
+    def guarded(device: int) -> None:
+        try:
+            run(device)
+        except Exception as error:
+            failure(error)
+            raise
+
+    threads = [threading.Thread(target=guarded, args=(d,), daemon=True) for d in range(devices)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
+        if thread.is_alive():
+            failure.check()
         assert not thread.is_alive()
     failure.check()
     for end in ends:
         end.close()
+
+
+def train_in_threads(
+    plan: TrainingPlan,
+    backends: Sequence[DeviceBackend],
+    steps: int = 2,
+    directs: Mapping[int, DeviceTransfers] | None = None,
+    where: torch.device = CPU,
+) -> tuple[list[StageModule], list[list[StepRecord]], list[float]]:
+    """Train a plan whose devices are threads; return their modules, records and each step's loss.
+
+    Gradients are summed as they are found where they are averaged.
+    """
+    ranks, schedule, directs = range(len(plan.cluster)), plan.schedules[0], directs or {}
+    traffic = [P2PSchedule(schedule, rank) for rank in ranks]
+    sending: dict[tuple[int, int], socket.socket] = {}
+    receiving: dict[tuple[int, int], socket.socket] = {}
+    for rank in ranks:
+        for peer in traffic[rank].peers:
+            sending[rank, peer], receiving[peer, rank] = socket.socketpair()
+    stage_modules = [
+        StageModule(plan, rank, where, OptimizerConfig(), side=backends[rank]) for rank in ranks
+    ]
+    records: list[list[StepRecord]] = [[] for _ in ranks]
+    # each device's own: two threads that add to one sum may lose a part
+    losses: list[list[float]] = [[] for _ in ranks]
+    failure = ErrorLatch()
+    gradients: dict[int, Tensor] = {}
+    barriers = {group: threading.Barrier(len(group)) for group in plan.assignment.groups}
+
+    def average(rank: int) -> None:
+        group = plan.assignment.groups[plan.stage_of[rank]]
+        gradients[rank] = stage_modules[rank].gradients(here=None if len(group) == 1 else False)
+        barriers[group].wait(LONG_S)
+        total = torch.stack([gradients[member] for member in group]).sum(0)
+        barriers[group].wait(LONG_S)
+        if len(group) > 1:
+            gradients[rank].copy_(total)
+
+    def train(rank: int) -> None:
+        if where.type == "cuda":
+            torch.cuda.set_device(where)
+        outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
+        incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
+        expected = {
+            source: [
+                ExpectedMessage(step, message)
+                for step in range(steps)
+                for message in traffic[rank].incoming.get(source, ())
+            ]
+            for source in outgoing
+        }
+        stage_module, direct = stage_modules[rank], directs.get(rank)
+        receiver = Receiver(incoming, expected, stage_module.buffer, failure, direct=direct)
+        rates = dict.fromkeys(outgoing, 1e9)
+        sender = Sender(outgoing, failure, rates, side=stage_module.side, direct=direct)
+        for step in range(steps):
+            record = StepRecord(step, False)
+            records[rank].append(record)
+            stage_module.begin(step, schedule)
+            order = schedule.order[rank]
+            run_operations(order, traffic[rank], stage_module, receiver, sender, step, rank, record)
+            average(rank)
+            stage_module.update()
+            losses[rank].append(stage_module.loss() or 0.0)
+        sender.finish()
+
+    all_run(train, len(ranks), [*sending.values(), *receiving.values()], failure)
+    return stage_modules, records, [sum(each) for each in zip(*losses, strict=True)]

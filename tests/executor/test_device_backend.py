@@ -7,20 +7,18 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.direct import DeviceTransfers  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.runtime.device_backend import HOST, DeviceBackend, GpuBackend, HostBackend  # noqa: E402
@@ -29,9 +27,8 @@ from planner.executor.runtime.p2p_schedule import P2PSchedule  # noqa: E402
 from planner.executor.runtime.pipeline import run_operations  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule  # noqa: E402
-from tests.executor.devices import LONG_S, all_run  # noqa: E402
+from tests.executor.devices import CPU, LONG_S, train_in_threads  # noqa: E402
 
-CPU = torch.device("cpu")
 LATE_S = 0.003
 GARBAGE = 1e30
 
@@ -261,66 +258,6 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
         assert found == sorted(found)
 
 
-def played(
-    plan: TrainingPlan,
-    sides: Sequence[DeviceBackend],
-    steps: int = 2,
-    directs: Mapping[int, DeviceTransfers] | None = None,
-) -> tuple[list[StageModule], list[list[StepRecord]], list[float]]:
-    """All devices of a plan, a thread each; and the loss of each step.
-
-    Gradients are summed as they are found where they are averaged, by the first of a stage.
-    """
-    n, schedule, directs = len(plan.cluster), plan.schedules[0], directs or {}
-    traffic = [P2PSchedule(schedule, d) for d in range(n)]
-    to: dict[tuple[int, int], socket.socket] = {}
-    of: dict[tuple[int, int], socket.socket] = {}
-    for d in range(n):
-        for other in traffic[d].peers:
-            to[d, other], of[other, d] = socket.socketpair()
-    stage_modules = [StageModule(plan, d, CPU, OptimizerConfig(), side=sides[d]) for d in range(n)]
-    records: list[list[StepRecord]] = [[] for _ in range(n)]
-    # each device's own: two threads that add to one sum may lose a part
-    losses: list[list[float]] = [[] for _ in range(n)]
-    failure = ErrorLatch()
-    vectors: dict[int, Tensor] = {}
-    met = {g: threading.Barrier(len(g)) for g in plan.assignment.groups}
-
-    def average(d: int) -> None:
-        group = plan.assignment.groups[plan.stage_of[d]]
-        vectors[d] = stage_modules[d].gradients(here=None if len(group) == 1 else False)
-        met[group].wait(LONG_S)
-        total = torch.stack([vectors[e] for e in group]).sum(0)
-        met[group].wait(LONG_S)
-        if len(group) > 1:
-            vectors[d].copy_(total)
-
-    def run(d: int) -> None:
-        mine = {other: c for (own, other), c in to.items() if own == d}
-        theirs = {other: c for (own, other), c in of.items() if own == d}
-        expected = {
-            s: [ExpectedMessage(k, m) for k in range(steps) for m in traffic[d].incoming.get(s, ())]
-            for s in mine
-        }
-        stage_module, direct = stage_modules[d], directs.get(d)
-        receiver = Receiver(theirs, expected, stage_module.buffer, failure, direct=direct)
-        rates = dict.fromkeys(mine, 1e9)
-        sender = Sender(mine, failure, rates, side=stage_module.side, direct=direct)
-        for k in range(steps):
-            record = StepRecord(k, False)
-            records[d].append(record)
-            stage_module.begin(k, schedule)
-            order = schedule.order[d]
-            run_operations(order, traffic[d], stage_module, receiver, sender, k, d, record)
-            average(d)
-            stage_module.update()
-            losses[d].append(stage_module.loss() or 0.0)
-        sender.finish()
-
-    all_run(run, n, [*to.values(), *of.values()], failure)
-    return stage_modules, records, [sum(each) for each in zip(*losses, strict=True)]
-
-
 @pytest.mark.parametrize("head", ["last", "first"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: str) -> None:
@@ -335,10 +272,10 @@ def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: st
         [[0, 1, 2]] if head == "last" else [[0, 1], [3, 2]], workload=workload, head=head
     )
     n = len(plan.cluster)
-    want, _, want_losses = played(plan, [HOST] * n)
+    want, _, want_losses = train_in_threads(plan, [HOST] * n)
     gpus = [LateGpu(seed) for seed in range(n)]
     sides = [Counted(gpu) for gpu in gpus]
-    found, records, losses = played(plan, sides)
+    found, records, losses = train_in_threads(plan, sides)
     assert losses == want_losses and losses[1] < losses[0]
     for one, other in zip(found, want, strict=True):
         assert all(map(torch.equal, one.parameters, other.parameters))
@@ -364,7 +301,7 @@ def test_the_host_is_one_operation_ahead_and_no_further() -> None:
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=6))
     sides: list[DeviceBackend] = [Counted(LateGpu(d)) for d in range(2)]
 
-    _, records, _ = played(plan, sides)
+    _, records, _ = train_in_threads(plan, sides)
     assert [side.most for side in sides if isinstance(side, Counted)] == [4, 4]
     assert [side.open for side in sides if isinstance(side, Counted)] == [0, 0]
     assert all(

@@ -47,10 +47,10 @@ from planner.executor.launch.options import Library  # noqa: E402
 from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
 from planner.executor.runtime.device_backend import HOST, DeviceBackend, GpuBackend  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
-from tests.executor.devices import LONG_S  # noqa: E402
+from tests.executor.devices import LONG_S, train_in_threads  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
-from tests.executor.test_device_backend import GARBAGE, LateGpu, played  # noqa: E402
+from tests.executor.test_device_backend import GARBAGE, LateGpu  # noqa: E402
 from tests.executor.test_exchange import Members, averaged  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
 
@@ -301,14 +301,14 @@ def test_libraries_meet_in_both_directions() -> None:
 def test_the_pipeline_is_the_same_to_the_last_bit(head: str, library: str) -> None:
     """However late what is begun ends: nothing is sent before it is made, or used before it is."""
     plan = make_plan([[0, 1, 2], [4, 5, 3]], workload=tiny_workload(), head=head)
-    want, _, losses = played(plan, [HOST] * 6)
+    want, _, losses = train_in_threads(plan, [HOST] * 6)
     sides = [GpuBackend(LateGpu(seed)) for seed in range(6)]
     members, hall = [0, 1, 2, 4, 5], Hall(5)
     whose = gloo(5) if library == "gloo" else [hall.of(number) for number in range(5)]
     groups = [OnlyHere(group) for group in whose]
     # what the other one sends and gets goes by hosts
     directs = directs_of(groups, members, [sides[d] for d in members])
-    found, records, same = played(plan, sides, directs=directs)
+    found, records, same = train_in_threads(plan, sides, directs=directs)
     assert same == losses
     for one, other in zip(found, want, strict=True):
         assert all(map(torch.equal, one.parameters, other.parameters))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from planner.executor.runtime.device_backend import HOST
 from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.stage_module import require_executable, tied_values
+from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
 
-class Aggregator:
+class Aggregator(ModelFree):
     """A vector for the gradients of its stage, and no operations."""
-
-    side = HOST
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         arch, stage = require_executable(plan), plan.averages_for[rank]
@@ -47,10 +45,6 @@ class Aggregator:
         """Not called: it has no operations."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
-        """The vector for sums of its share; its content is ignored."""
-        return self._vector
-
     @property
     def tied_values(self) -> int:
         """0: only devices with a stage average tied parameters."""
@@ -58,21 +52,3 @@ class Aggregator:
 
     def update(self) -> None:
         """Does nothing."""
-
-    def samples(self) -> int:
-        """None."""
-        return 0
-
-    def leave(self) -> None:
-        """Does nothing."""
-
-    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
-        """As `gradients`."""
-        return self._vector
-
-    def outer_step(self) -> None:
-        """Does nothing."""
-
-    def loss(self) -> float | None:
-        """None."""
-        return None

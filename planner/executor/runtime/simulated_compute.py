@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.executor.runtime.device_backend import HOST
 from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -55,10 +55,8 @@ class TimeScale:
                 )
 
 
-class SimulatedCompute:
+class SimulatedCompute(ModelFree):
     """Sleeps for each operation as long as it takes in the plan."""
-
-    side = HOST
 
     def __init__(self, plan: TrainingPlan, rank: int, time_scale: TimeScale) -> None:
         times, speed, shrink = plan.compute_times, time_scale.speed, time_scale.shrink
@@ -109,31 +107,9 @@ class SimulatedCompute:
         owner = message.destination if message.kind == "B" else message.source
         return torch.empty(self._sizes[owner], dtype=torch.uint8)
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
-        """A vector of the stage's size."""
-        return self._vector
-
     def update(self) -> None:
         """Sleep."""
         self._sleeper.until(time.monotonic() + self._update_s)
-
-    def samples(self) -> int:
-        """0: samples are not counted."""
-        return 0
-
-    def leave(self) -> None:
-        """Does nothing."""
-
-    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
-        """As `gradients`."""
-        return self._vector
-
-    def outer_step(self) -> None:
-        """Does nothing: the plan counts no time for it."""
-
-    def loss(self) -> float | None:
-        """None."""
-        return None
 
 
 class Sleeper:

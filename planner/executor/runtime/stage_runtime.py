@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from planner.executor.runtime.device_backend import DeviceBackend
+from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.executor.runtime.p2p_schedule import Message
 from planner.training_plan.schedule import Schedule
 
@@ -63,3 +63,32 @@ class StageRuntime(Operations, Protocol):
     def loss(self) -> float | None:
         """Sum of the losses of the step's microbatches whose head ran here; None if there were
         none."""
+
+
+class ModelFree:
+    """What a rank without a model has in common: a vector to average, and nothing to optimize."""
+
+    side: DeviceBackend = HOST
+    _vector: Tensor
+
+    def gradients(self, *, here: bool | None = None) -> Tensor:
+        """The vector; its content is ignored."""
+        return self._vector
+
+    def samples(self) -> int:
+        """0: samples are not counted."""
+        return 0
+
+    def leave(self) -> None:
+        """Does nothing."""
+
+    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
+        """As `gradients`."""
+        return self._vector
+
+    def outer_step(self) -> None:
+        """Does nothing: the plan counts no time for it."""
+
+    def loss(self) -> float | None:
+        """None."""
+        return None
