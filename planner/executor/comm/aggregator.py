@@ -41,7 +41,7 @@ class Aggregator(ModelFree):
         """Not called: it has no operations."""
         raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
 
-    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+    def buffer(self, message: Message) -> Tensor:
         """Not called: it has no operations."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 

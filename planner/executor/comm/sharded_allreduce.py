@@ -5,7 +5,7 @@ for a slice of the vector.
 
 A round begins when its last member is ready, of which members notify each other: earlier messages
 would compete with pipeline messages that others still need. Word is sent ahead where possible
-(`planner.executor.swarm.ready_hint`); where it would arrive too late, a member does not wait for it
+(`planner.executor.comm.ready_hint`); where it would arrive too late, a member does not wait for it
 (`Chunking.early_s`). Shares are sent in chunks; the chunks of all reducers with the same number
 travel together, so that contributions, sums and returns overlap and rates stay in proportion to
 shares. A member sends up to a window of chunks beyond those returned completely: a return is an

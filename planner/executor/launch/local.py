@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
+from planner.executor.elastic.store_monitor import CONNECT_S, LOOK_S, StoreMonitor
 from planner.executor.fault_tolerance.heartbeat import publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
-from planner.executor.fault_tolerance.store_monitor import CONNECT_S, LOOK_S, StoreMonitor
 from planner.executor.launch.process import STARTER
 from planner.executor.rendezvous.store import SERVED, StoreAddress, call_with_timeout, served
 

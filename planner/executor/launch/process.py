@@ -13,9 +13,9 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from planner.executor.comm.connections import ConnectionLost
-from planner.executor.fault_tolerance.elastic import EmptyStageError
+from planner.executor.elastic.elastic import EmptyStageError
+from planner.executor.elastic.membership import Evicted
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
-from planner.executor.fault_tolerance.membership import Evicted
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
 from planner.executor.rendezvous.rank_assignment import RendezvousTimeout
 from planner.executor.rendezvous.store import StoreMissingError

@@ -8,15 +8,44 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from planner.executor.fault_tolerance.run_segments import RunSegment
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.records import StepRecord
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule, decide
 from planner.training_plan.error import PlanError
-from planner.training_plan.migration import Migration, migrated, require_agreed, require_routed
+from planner.training_plan.migration import Migration, migrated, require_movable
 from planner.training_plan.model import TrainingPlan
+
+
+@dataclass(frozen=True)
+class RunSegment:
+    """Steps with one plan.
+
+    Attributes
+    ----------
+    begin, end
+        Numbers of steps done before and after it.
+    move
+        The move before it; None for the first segment.
+    """
+
+    plan: TrainingPlan
+    begin: int
+    end: int
+    move: Migration | None = None
+
+    @property
+    def taker(self) -> int:
+        """The rank that has moved."""
+        assert self.move is not None
+        return self.plan.cluster.network.ids.index(self.move.device)
+
+    @property
+    def giver(self) -> int:
+        """The first rank that was in its new stage before."""
+        group = self.plan.assignment.groups[self.plan.stage_of[self.taker]]
+        return next(d for d in group if d != self.taker)
 
 
 class Rebalancing:
@@ -90,14 +119,16 @@ class Rebalancing:
         if self._ranks.rank == 0:
             seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
             left_s = (self._steps - segment.end) * max(step_s for _, step_s in found)
-            how = (segment.end, left_s, self._rule, frozenset(self._stay))
-            if (decision := decide(segment.plan, seconds, *how)) is not None:
-                text = json.dumps([str(decision.move), decision.before, decision.after])
+            decision = decide(
+                segment.plan, seconds, segment.end, left_s, self._rule, frozenset(self._stay)
+            )
+            if decision is not None:
+                text = json.dumps([asdict(decision.move), decision.before, decision.after])
         told = self._ranks.all_gather(f"{name}/decision", text)[0]
         if not told:
             return None
         move, before, after = json.loads(told)
-        return RebalanceDecision(Migration.of(move), before, after)
+        return RebalanceDecision(Migration(**move), before, after)
 
     def _made(
         self, segment: RunSegment, decision: RebalanceDecision
@@ -110,11 +141,3 @@ class Rebalancing:
         fits = made.taker != self._ranks.rank or self._fits(made.plan)
         told = self._ranks.all_gather(f"rebalance/{segment.begin}/fits", "fits" if fits else "")
         return (made, "") if told[made.taker] else (None, "it has not the memory")
-
-
-def require_movable(plan: TrainingPlan, every: int) -> None:
-    """Refuse plans in which devices cannot move after so many steps."""
-    if every < 1:
-        raise PlanError(f"--rebalance is {every}; give steps, at least 1")
-    require_routed(plan, "--rebalance")
-    require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.checkpoint.safetensors_io import TensorEntry, read_entries, read_tensor
-from planner.executor.huggingface.names import EMBEDDING, PREFIX, TensorPart, tensor_parts
 from planner.executor.rendezvous.file_digest import digest_of
+from planner.executor.runtime.model import EMBEDDING
+from planner.huggingface.names import PREFIX, TensorPart, tensor_parts
 from planner.utils.input_files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.training_plan.model import TrainingPlan
 
 if TYPE_CHECKING:
-    from planner.executor.fault_tolerance.membership import Generation
+    from planner.executor.elastic.membership import Generation
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Kinds of events."""

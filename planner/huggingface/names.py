@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.workload.layers import Architecture, Family
 
 PREFIX = {Family.GPT2: "transformer.", Family.LLAMA: "model."}
 """Prefix of all names except the output projection; absent in files of the bare model."""
-
-EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
-"""Our names of the matrices that are one if tied."""
 
 
 class TensorPart(NamedTuple):

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Collection
 
 from planner.executor.comm.connections import ConnectionLost
+from planner.executor.elastic.membership import AGAIN, CAUSE_S, NEW, DeviceLost, Membership
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.fault_tolerance.membership import AGAIN, CAUSE_S, NEW, DeviceLost, Membership
 from planner.executor.rendezvous.process_group import ProcessGroup
 
 GO, GROW = "go", "grow"

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard
 from planner.executor.checkpoint.safetensors_io import write_tensors
-from planner.executor.huggingface.names import PROJECTION, tensor_parts
-from planner.executor.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime import outer_optimizer as outer
+from planner.executor.runtime.model import PROJECTION
 from planner.executor.runtime.stage_module import StageModule, has_head, require_executable
+from planner.huggingface.names import tensor_parts
+from planner.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes, write_text
 from planner.utils.output_files import NO_ROOM, make_writable
