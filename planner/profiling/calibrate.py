@@ -62,22 +62,22 @@ def calibrate(
     rank = ranks.rank
     places = _places(ranks, device)
     turns = _turns(places)
-    mine: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
     group = () if stage_module is None else plan.assignment.groups[plan.stage_of[rank]]
     averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
         ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and stage_module is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            mine = {"layers": layers, **measure_compute(stage_module, averages=averages)}
+            own = {"layers": layers, **measure_compute(stage_module, averages=averages)}
     ranks.barrier("calibration/link")
     side = HOST if stage_module is None else stage_module.side
     link = measure_link(ranks, side) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
-    told = ranks.all_gather("calibration", json.dumps([name, mine, measure_operation()]))
+    answers = ranks.all_gather("calibration", json.dumps([name, own, measure_operation()]))
     if rank != 0:
         return None
-    found = [json.loads(text) for text in told]
+    found = [json.loads(text) for text in answers]
     entries = {name: entry for name, entry, _ in found if entry is not None}
     return Calibration(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,8 +110,8 @@ def _places(ranks: ProcessGroup, device: torch.device) -> list[tuple[str, int]]:
     own = machine(), max(1, cores() // torch.get_num_threads())
     if device.type == "cuda":
         own = gpu_of(device)[1], 1
-    told = ranks.all_gather("calibration/places", json.dumps(own))
-    return [(str(place), int(together)) for place, together in map(json.loads, told)]
+    answers = ranks.all_gather("calibration/places", json.dumps(own))
+    return [(str(place), int(together)) for place, together in map(json.loads, answers)]
 
 
 def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
@@ -157,8 +157,8 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
             state["gradient"] = leaf.grad
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
-            own = state.get("gradient")
-            gradient = stage_module.read("B", message) if own is None else own
+            head_gradient = state.get("gradient")
+            gradient = stage_module.read("B", message) if head_gradient is None else head_gradient
             torch.autograd.backward(state["output"], gradient)
             if not first and (made := state["input"].grad) is not None:
                 boundary.write(made, gradient=True)

@@ -875,7 +875,7 @@ def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None
     run = Threads(("a", "b", "c"))
     run.memberships[2].report_lost(["c"], "device 'c' hears nobody any more")
     run.look()
-    with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to go on with"):
+    with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to continue with"):
         run.memberships[2].next(9)
 
 
@@ -889,7 +889,7 @@ def late(run: Threads, heartbeat_timeout_s: float, wait_s: float = 60.0) -> Memb
 def test_who_comes_in_vain() -> None:
     """Nobody gives a sign of life, another process has the name, or all steps are done."""
     run = Threads(("a", "b", "c"))
-    with pytest.raises(Evicted, match="nobody is left to go on with"):
+    with pytest.raises(Evicted, match="nobody is left to continue with"):
         late(run, 0.2).join()
     with pytest.raises(Evicted, match=r"'c' was not missed within 0.2 s; see whether another"):
         late(run, 60.0, 0.2).join()

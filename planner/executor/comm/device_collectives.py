@@ -98,12 +98,12 @@ class DeviceCollectives:
                 handle.allreduce([sent], AllreduceOptions()).wait()
             else:
                 reduces = all(group.sends_contributions)
-                how: Any = ReduceOptions() if reduces else BroadcastOptions()
+                options: Any = ReduceOptions() if reduces else BroadcastOptions()
                 collective = handle.reduce if reduces else handle.broadcast
                 for root, part in enumerate(parts):
-                    how.rootRank = root
+                    options.rootRank = root
                     if len(part):
-                        collective([part], how).wait()
+                        collective([part], options).wait()
             if sent is not whole:
                 whole.copy_(sent)
             if scale != 1.0:
@@ -140,16 +140,16 @@ def open_collectives(
     """Create the process groups of this rank; a collective call."""
     if library is Library.NCCL and not is_nccl_available():
         raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
-    own = json.dumps(gpu_location(library, ranks.rank, device))
-    locations = [json.loads(text) for text in ranks.all_gather("collectives/location", own)]
+    location = json.dumps(gpu_location(library, ranks.rank, device))
+    locations = [json.loads(text) for text in ranks.all_gather("collectives/location", location)]
     rounds = [groups for entry in plan.averaging for groups in entry]
-    found = {
+    members_of = {
         group.members: None
         for groups in rounds
         for group in groups
         if is_uniform(group) and share_machine([locations[member] for member in group.members])
     }
-    if not found:
+    if not members_of:
         raise ValueError(
             f"--direct {library}: no averaging group has a GPU of one machine for each member, so "
             "that nothing could go from GPU to GPU; leave it out"
@@ -158,7 +158,7 @@ def open_collectives(
     store.set_timeout(WATCHED)
     groups: dict[tuple[int, ...], Any] = {}
     # in the same order on all ranks, so that connecting cannot deadlock
-    for number, members in enumerate(found):
+    for number, members in enumerate(members_of):
         if ranks.rank in members:
             prefixed = PrefixStore(f"collectives/{number}", store)
             groups[members] = _process_group(

@@ -144,13 +144,13 @@ class ElasticRun:
         return None if self._told is None else self._told.record
 
     @contextmanager
-    def at_the_end(self, otherwise: str = "") -> Iterator[None]:
+    def at_the_end(self, consequence: str = "") -> Iterator[None]:
         """Context of collective calls after the last step."""
         try:
             yield
         except (DeviceLost, ConnectionLost) as error:
-            if otherwise:
-                raise EmptyStageError(f"{error}; all steps were done, but {otherwise}") from None
+            if consequence:
+                raise EmptyStageError(f"{error}; all steps were done, but {consequence}") from None
             assert self._all.detector is not None
             self._all.detector.finish()
 
@@ -206,10 +206,10 @@ class ElasticRun:
         )
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
-        found = [] if evaluation is None else evaluation.after(step)
-        if found and self.ranks.rank == 0:
-            for one in found:
-                self._progress.evaluated(one)
+        results = [] if evaluation is None else evaluation.after(step)
+        if results and self.ranks.rank == 0:
+            for result in results:
+                self._progress.evaluated(result)
             self._membership.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
@@ -239,8 +239,8 @@ class ElasticRun:
         self._heartbeats = {}
         self._heartbeats = ring(self.ranks)
         detector.only(self._heartbeats)
-        for held in self._held[:-2]:
-            held.close()
+        for previous in self._held[:-2]:
+            previous.close()
         del self._held[:-2]
 
     def _hand_over(self, now: Generation) -> None:
@@ -254,8 +254,8 @@ class ElasticRun:
                 group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
                 giver = next((d for d in group if now.members[d] not in now.new), None)
                 if giver is None:
-                    said = f"stage {stage} has no device left that has its parameters"
-                    raise EmptyStageError(_because(now, said))
+                    reason = f"stage {stage} has no device left that has its parameters"
+                    raise EmptyStageError(_because(now, reason))
                 transfer_state(self.ranks, giver, taker, self._stage_module, now.step)
                 if (
                     taker == self.ranks.rank
@@ -306,8 +306,8 @@ class ElasticRun:
         """Report what the first rank of the previous generation could not."""
         last, now = self._told, self._membership.now
         first = next((m for m in now.members if m not in now.new), None)
-        mine = self._membership.name == first
-        if mine and last is not None and self._membership.told() < last.record.step:
+        reports = self._membership.name == first
+        if reports and last is not None and self._membership.told() < last.record.step:
             self._tell(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
@@ -327,6 +327,6 @@ class ElasticRun:
         raise error
 
 
-def _because(now: Generation, said: str) -> str:
+def _because(now: Generation, consequence: str) -> str:
     why = next(iter((now.lost or {}).values()), "")
-    return f"{why}; {said}" if why else said
+    return f"{why}; {consequence}" if why else consequence

@@ -244,8 +244,8 @@ class RunConfig:
     @classmethod
     def of(cls, args: argparse.Namespace, **values: Any) -> RunConfig:
         """From parsed options; fields that the parser lacks have their default."""
-        found = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
-        return cls(**(found | values))
+        parsed = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
+        return cls(**(parsed | values))
 
     def to_arguments(self) -> list[str]:
         """The command line of a rank with these options."""

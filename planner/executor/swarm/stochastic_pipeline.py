@@ -202,50 +202,52 @@ class StochasticPipeline:
             message = Message(kind, note.microbatch, mail.source, self._rank)
             record.received(message, mail.tensor.nbytes, mail.arrived_s)
         if note.word is MessageKind.LOSS:
-            made, end_s = self._operate("H", note, mail.tensor, record)
-            self._send(MessageKind.BACKWARD, note, made, note.path[-1], end_s, record)
+            output, end_s = self._operate("H", note, mail.tensor, record)
+            self._send(MessageKind.BACKWARD, note, output, note.path[-1], end_s, record)
         elif note.word is MessageKind.BACKWARD:
             self._go_back(note, mail.tensor, record)
         else:
-            made, end_s = self._go_forward(mail, record)
+            output, end_s = self._go_forward(mail, record)
             if places.stage < places.last:
                 with self._changed:
                     peer = self._choose(places.stage + 1, note)
                 path = _with(note.path, places.stage + 1, peer)
-                self._send(MessageKind.FORWARD, replace(note, path=path), made, peer, end_s, record)
+                self._send(
+                    MessageKind.FORWARD, replace(note, path=path), output, peer, end_s, record
+                )
             elif places.head_first:
-                self._send(MessageKind.LOSS, note, made, note.path[0], end_s, record)
+                self._send(MessageKind.LOSS, note, output, note.path[0], end_s, record)
             else:
                 self._operate("H", note, None, record)
                 self._go_back(note, None, record)
 
     def _go_forward(self, mail: RoutedMessage, record: StepRecord) -> tuple[Tensor, float]:
         begin_s = time.monotonic()
-        made, end_s = self._operate("F", mail.note, mail.tensor, record)
+        output, end_s = self._operate("F", mail.note, mail.tensor, record)
         answer = replace(mail.note, word=MessageKind.ANSWER, seconds=end_s - begin_s)
         self._tell(mail.source, answer)
-        return made, end_s
+        return output, end_s
 
     def _go_back(self, note: RoutingMessage, received: Tensor | None, record: StepRecord) -> None:
-        made, end_s = self._operate("B", note, received, record)
+        gradient, end_s = self._operate("B", note, received, record)
         with self._changed:
             self._held -= 1
         if self._places.stage > 0:
             before = note.path[self._places.stage - 1]
-            self._send(MessageKind.BACKWARD, note, made, before, end_s, record)
+            self._send(MessageKind.BACKWARD, note, gradient, before, end_s, record)
         else:
             self._tell(self._starts[note.microbatch], replace(note, word=MessageKind.FINISHED))
 
     def _operate(
         self, kind: str, note: RoutingMessage, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        side = self._compute.side
-        start = side.mark()
-        made = self._compute.run_op(kind, note.microbatch, received)
+        backend = self._compute.side
+        start = backend.mark()
+        output = self._compute.run_op(kind, note.microbatch, received)
         # report the compute time to the peer
-        start_s, end_s = side.wait_time_s(start), side.wait_time_s(side.mark())
+        start_s, end_s = backend.wait_time_s(start), backend.wait_time_s(backend.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
-        return made, end_s
+        return output, end_s
 
     def _ask(self, microbatch: int) -> None:
         """Start the next microbatch of this source."""
@@ -287,15 +289,15 @@ class StochasticPipeline:
         self,
         word: MessageKind,
         note: RoutingMessage,
-        made: Tensor,
+        tensor: Tensor,
         peer: int,
         end_s: float,
         record: StepRecord,
     ) -> None:
-        self._sender.send(made, peer, self._form.pack(replace(note, word=word)))
-        self._sender.made(peer, made.nbytes, end_s)
+        self._sender.send(tensor, peer, self._form.pack(replace(note, word=word)))
+        self._sender.made(peer, tensor.nbytes, end_s)
         message = Message(KINDS[word], note.microbatch, self._rank, peer)
-        record.sent(message, made.nbytes, end_s)
+        record.sent(message, tensor.nbytes, end_s)
 
     def _tell(self, peer: int, note: RoutingMessage) -> None:
         if peer == self._rank:
