@@ -125,7 +125,7 @@ def main() -> int:
         plan = load_plan(config.plan)
         context = set_up(config, plan, detector)
         # before the executor has any memory for activations
-        turns = InTurns(plan, context.device, config.steps, compiled=config.compile)
+        turns = InTurns(plan, context.device, config.steps, compiled=context.compiled)
         turns.work, context.progress = context.progress.work, turns
         train(context, plan)
         context.ranks.part()

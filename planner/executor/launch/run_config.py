@@ -116,10 +116,10 @@ class RunConfig:
         "(gloo: the same on the CPU, for tests); default: through host memory",
         choices=["nccl", "gloo"],
     )
-    compile: bool = _option(
-        False,
+    compile: bool | None = _option(
+        None,
         "compile layers and head with torch.compile: faster steps after a slow first one; "
-        "rounding differs in the last bits; default: not",
+        "rounding differs in the last bits; default: on GPUs where Triton and a C compiler are",
         action=argparse.BooleanOptionalAction,
     )
     wait: float | None = _option(
@@ -254,7 +254,10 @@ class RunConfig:
             value = getattr(self, option.name)
             if option.default is MISSING or value == option.default:
                 continue
-            words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
+            if option.name == "compile" and not value:
+                words.append("--no-compile")
+            else:
+                words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
         return words
 
     def optimizer_config(self) -> OptimizerConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,6 +91,13 @@ class RankContext:
     export: Export | None = None
     collectives: DeviceCollectives | None = None
 
+    @property
+    def compiled(self) -> bool:
+        """Whether layers and head are compiled."""
+        if self.config.compile is not None:
+            return self.config.compile
+        return self.device.type == "cuda" and _has_compilers()
+
     def stage_module_of(self, plan: TrainingPlan) -> StageModule:
         """The stage module of this rank in a plan."""
         # a resumed run has its own weights
@@ -101,7 +110,7 @@ class RankContext:
             data=self.data,
             load_weights=None if weights is None else partial(load_weights, weights),
             counted=self.config.elastic,
-            compiled=self.config.compile,
+            compiled=self.compiled,
         )
 
     def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
@@ -277,6 +286,12 @@ def _start_gpu(choice: str) -> None:
         # create the context in autograd's thread, too
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         torch.zeros(1, device=_torch_device(choice))
+
+
+def _has_compilers() -> bool:
+    """Whether Triton is here, and the C compiler that it calls."""
+    found = [shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")]
+    return importlib.util.find_spec("triton") is not None and any(found)
 
 
 def _torch_device(choice: str) -> torch.device:
