@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command_line import report_path, run
+from planner.bench.environment import describe_environment
 from planner.bench.plan_instances import INSTANCES, PlanInstance, regional_cluster
-from planner.bench.stamp import stamp
 from planner.network.catalogue import list_networks
 from planner.network.cluster import Cluster
 from planner.planning.baselines.dtfm import dtfm_rule
@@ -267,7 +267,7 @@ def report(rows: Sequence[Row], before: str) -> str:
     lines = [
         f"# Plans and what needs no planner, {today}",
         "",
-        stamp(before),
+        describe_environment(before),
         "",
         f"Regenerate with `python -m benchmarks.plans`. Asked: {'; '.join(asked)}. Seeds "
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock "

@@ -16,8 +16,8 @@ from planner.bench.averaging_instances import (
     table_1_setups,
 )
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_network
 from planner.bench.problem import BenchInstance, ProblemFamily
-from planner.bench.world import world
 from planner.lp.rates import attained_rates
 from planner.lp.solve import build_plan, solve_averaging
 from planner.network.catalogue import load_network
@@ -57,8 +57,8 @@ def _of_pairs(pairs: NDArray[np.float64], samples_per_s: float) -> AveragingProb
 
 
 def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
-    """Build peers of a `world`; every third has no accelerator, every fifth no open port."""
-    network = world(regions, peers, seed, 0.3)
+    """Peers on a `random_network`; every third has no accelerator, every fifth no open port."""
+    network = random_network(regions, peers, seed, 0.3)
     base = _of_pairs(network.bandwidth_bytes_per_s, 40.0)
     number = np.arange(peers)
     return AveragingProblem(
@@ -114,7 +114,7 @@ INSTANCES = (
         "skyplane_60_20220129, its 57 complete regions",
         lambda: _network("skyplane_60_20220129", 60.0),
     ),
-    _instance("world8-24", "world(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
+    _instance("world8-24", "random_network(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
 )
 
 

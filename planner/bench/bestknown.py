@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import planner
-from planner.bench.judge import Accepted, judge
+from planner.bench.evaluation import EvaluatedSolution, evaluate
 from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.solution_files import (
@@ -137,7 +137,7 @@ def record(
         problem = instance.make()
         try:
             solution = read_solution(path)
-            accepted = judge(instance.family, problem, solution["answer"])
+            accepted = evaluate(instance.family, problem, solution["answer"])
             # validate the file before anything is written
             claim = _claim_of(solution, by)
             bound = _bound_of(solution, instance.family, accepted) if bounds else None
@@ -194,7 +194,7 @@ def _taken(
     instance: BenchInstance,
     problem: Any,
     claim: _Claim,
-    accepted: Accepted,
+    accepted: EvaluatedSolution,
     known: BestKnown | None,
     folder: Path,
     date: str,
@@ -249,7 +249,7 @@ def solution_hash(path: Path) -> str:
 
 
 def _bound_of(
-    solution: Mapping[str, Any], family: ProblemFamily, accepted: Accepted
+    solution: Mapping[str, Any], family: ProblemFamily, accepted: EvaluatedSolution
 ) -> tuple[float, bool, str, str] | None:
     """Return a solution's bound, marked as recomputed if the checker confirms it."""
     raw = solution.get("bound")

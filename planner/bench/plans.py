@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_cluster
 from planner.bench.plan_instances import INSTANCES as BENCH
 from planner.bench.plan_instances import figures_of
 from planner.bench.problem import BenchInstance, PlanProblem, ProblemFamily
-from planner.bench.world import mixed_world
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster
 from planner.planning.baselines.dtfm import dtfm_rule
@@ -68,23 +68,23 @@ INSTANCES = (
     ),
     _instance(
         "world3-12-mixed",
-        "world(3, 12, seed 10), regions of A100, T4 and V100 in turn, gpt2-large, batch 64",
-        lambda: mixed_world(3, 12, 10, ("A100", "T4", "V100")),
+        "random_network(3, 12, seed 10), regions of A100, T4, V100 in turn, gpt2-large, batch 64",
+        lambda: random_cluster(3, 12, 10, ("A100", "T4", "V100")),
         "gpt2-large",
         quick=True,
         batch_samples=64,
     ),
     _instance(
         "world6-24",
-        "world(6, 24, seed 11), V100, llama-500m, batch 256",
-        lambda: mixed_world(6, 24, 11, ("V100",)),
+        "random_network(6, 24, seed 11), V100, llama-500m, batch 256",
+        lambda: random_cluster(6, 24, 11, ("V100",)),
         "llama-500m",
         batch_samples=256,
     ),
     _instance(
         "world8-32-mixed",
-        "world(8, 32, seed 12), regions of A100, A40 and T4 in turn, gpt3-1.3b, batch 256",
-        lambda: mixed_world(8, 32, 12, ("A100", "A40", "T4")),
+        "random_network(8, 32, seed 12), regions of A100, A40, T4 in turn, gpt3-1.3b, batch 256",
+        lambda: random_cluster(8, 32, 12, ("A100", "A40", "T4")),
         "gpt3-1.3b",
         batch_samples=256,
     ),

@@ -54,7 +54,7 @@ ROUNDING = 1e-7
 class PlanProblem:
     """A whole plan for a cluster and a workload; the objective is the simulated step time.
 
-    Decisions that change training are not allowed (`planner.bench.judge`).
+    Decisions that change training are not allowed (`planner.bench.evaluation`).
 
     Attributes
     ----------

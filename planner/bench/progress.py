@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from planner.bench.work import TaskResult
+from planner.bench.task import TaskResult
 from planner.cli.progress import PROGRESS
 
 KNOWN = 0.1

@@ -11,8 +11,8 @@ from types import FrameType
 
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import INSTANCES
-from planner.bench.rows import BenchRow
-from planner.bench.work import Task, TaskResult, run_task, start_worker
+from planner.bench.result_rows import BenchRow
+from planner.bench.task import Task, TaskResult, run_task, start_worker
 from planner.search.interrupts import INTERRUPTS
 
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from planner.bench.bestknown import BestKnown
 from planner.bench.problem import ProblemFamily
-from planner.bench.rows import BenchRow
+from planner.bench.result_rows import BenchRow
 
 OURS = "ours"
 

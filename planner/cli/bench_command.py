@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from planner.bench.bestknown import FOLDER, load_table, record
-from planner.bench.kept import KeptSolutions
+from planner.bench.environment import describe_environment
 from planner.bench.method import BenchMethod, foreign_method
 from planner.bench.page import page
 from planner.bench.problem import BenchInstance
 from planner.bench.problem_files import instance_data, problem_hash
 from planner.bench.progress import BenchProgress
 from planner.bench.registry import METHODS, instances_of
-from planner.bench.rows import BenchRow, append_row, mend, read_rows
+from planner.bench.result_rows import BenchRow, append_row, read_rows, rewrite_rows
 from planner.bench.runner import Interrupted, run_tasks
 from planner.bench.solution_files import find_solution
-from planner.bench.stamp import stamp
+from planner.bench.solution_store import SolutionStore
 from planner.bench.summary import Summary, summarise
+from planner.bench.task import Task
 from planner.bench.text import markdown, terminal
-from planner.bench.work import Task
 from planner.cli.output import INTERRUPTED
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs, require_writable
@@ -289,7 +289,7 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
     if options.resume:
         found = read_rows(path)
         # rows of other instances stay in the file for later calls
-        mend(path, found)
+        rewrite_rows(path, found)
         rows = _still_valid(found, tasks)
     elif path.exists():
         # keep a backup in case --resume was forgotten
@@ -298,7 +298,7 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
     there = len(rows)
     kept = None
     if options.keep is not None:
-        kept = KeptSolutions(options.keep)
+        kept = SolutionStore(options.keep)
         kept.require_own(task.instance for task in tasks)
     progress = BenchProgress(len(todo), there)
     whole = True
@@ -359,7 +359,7 @@ def _made(
     effort, seeds = _effort(options), options.seeds or SEEDS
     resumed = f", {kept} rows kept from before" if kept else ""
     return [
-        stamp(before),
+        describe_environment(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
         f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
         f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
