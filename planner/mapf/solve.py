@@ -17,12 +17,12 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import CbsSearch
 from planner.mapf.exact_solver import ExactSolver
 from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import count_swaps, in_order
 from planner.mapf.search import PathSearch, PathSearchParams, initial_plans
+from planner.mapf.skippipe_cbs import SkipPipeSearch
 from planner.mapf.warm_up import compile_kernels
 from planner.mapf.waves import (
     offer_repeated_wave,
@@ -320,12 +320,12 @@ def _run_cbs(
         inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
         own = PathArrays.of(wave)
         best = PathIncumbent(own, inner, wave, seed=seed)
-        CbsSearch(own, best, inner).search()
+        SkipPipeSearch(own, best, inner).search()
         run.update(inner.iterations)
         if best.plan is not None:
             offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)
     if run.check() is None:
-        CbsSearch(arrays, incumbent, run).search()
+        SkipPipeSearch(arrays, incumbent, run).search()
 
 
 def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:

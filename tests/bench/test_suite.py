@@ -561,7 +561,7 @@ def test_methods_cannot_modify_the_evaluated_problem(monkeypatch: pytest.MonkeyP
     method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "cheats", cheats, MethodKind.OTHER, "")
     monkeypatch.setattr(bench_task, "METHODS", (method,))
     monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
-    row = bench_task.run_task(bench_task.Task(SMALL, "cheats", 0, 1.0, 60.0)).row
+    row = bench_task.run_task(Task(SMALL, "cheats", 0, 1.0, 60.0)).row
     problem = INSTANCES[SMALL].make()
     assert row.problem == problem_hash(problem)
     assert (
@@ -609,10 +609,7 @@ def test_methods_do_not_get_the_instance_id(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     renamed = BenchInstance("assignment/other-name", "", INSTANCES[SMALL].make)
     monkeypatch.setitem(registry.INSTANCES, renamed.id, renamed)
-    rows = [
-        bench_task.run_task(bench_task.Task(i, "looks", 0, 1.0, 9.0)).row
-        for i in (SMALL, renamed.id)
-    ]
+    rows = [bench_task.run_task(Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
     assert rows[0].problem == rows[1].problem and rows[0].reason == rows[1].reason != ""
     assert problem_hash(seen[0]) == problem_hash(seen[1])
     assert [one.id for one in instances_of([SMALL])] == [SMALL]
