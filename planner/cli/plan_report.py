@@ -27,7 +27,7 @@ MAX_LINES = 3
 """Most lines for the device names of a stage; beyond, devices per region are printed."""
 SAME = 0.005
 """Relative difference below which two step times count as equal."""
-PROVEN = {"OPTIMAL": "proven best", "FEASIBLE": "not proven best"}
+PROVEN = {"OPTIMAL": "proven optimal", "FEASIBLE": "not proven optimal"}
 FASTER = {
     "everything": "no plan is faster",
     "shapes": "no placement in the shapes that were tried is faster",
