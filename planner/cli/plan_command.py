@@ -583,7 +583,10 @@ def _random(
 def _bound_long_run(
     best_plan: TrainingPlan, planning_problem: PlanningProblem, data: dict[str, Any]
 ) -> None:
-    """Add a lower bound on the mean step time over many steps, if one is known."""
+    """Add a lower bound on the mean step time over many steps, if one is known.
+
+    It is for this report; plan files hold the bound on a single step.
+    """
     from planner.planning.joint_bound import plan_long_run_bound_s
 
     seconds = plan_long_run_bound_s(planning_problem, best_plan)
