@@ -59,8 +59,8 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     for k, s in enumerate(plan.schedules):
         allowed = 0 if k == 1 else swaps
         for path in s.paths:
-            made = swaps_of([stage_of[d] for d in path[1:]])
-            if made is None or made > allowed:
+            swaps_made = swaps_of([stage_of[d] for d in path[1:]])
+            if swaps_made is None or swaps_made > allowed:
                 return None
     total = 0.0
     for k, part in enumerate(parts):

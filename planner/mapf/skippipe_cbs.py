@@ -118,15 +118,18 @@ class MicrobatchAgents:
 
     def conflicts(self, routes: Sequence[Route]) -> list[Conflict]:
         """Crowded stages (CC3), crowded devices (TC1), collisions (TC2)."""
-        found: list[Conflict] = [*self._stage_conflicts(routes), *self._swap_conflicts(routes)]
+        all_conflicts: list[Conflict] = [
+            *self._stage_conflicts(routes),
+            *self._swap_conflicts(routes),
+        ]
         if not self.stages_only:
-            found += self._device_conflicts(routes)
+            all_conflicts += self._device_conflicts(routes)
             slack = 1e-9 * max(route.end_s for route in routes)
             occupancies = [
                 occupancy for route in routes for occupancy in (*route.occupancies, *route.messages)
             ]
-            found += conflicts(occupancies, slack)
-        return found
+            all_conflicts += conflicts(occupancies, slack)
+        return all_conflicts
 
     def priority(self, conflict: Conflict) -> int:
         """CC3 and the cap on swaps before TC1 before TC2."""
@@ -138,14 +141,14 @@ class MicrobatchAgents:
         """Constrain the faster agent; with a tie, one branch for each."""
         if isinstance(conflict, CapacityConflict):
             return list(self._reroute_branches(conflict, node))
-        one, other = conflict
-        ends = node.routes[one.agent].end_s, node.routes[other.agent].end_s
+        first, second = conflict
+        ends = node.routes[first.agent].end_s, node.routes[second.agent].end_s
         tied = abs(ends[0] - ends[1]) <= self.params.tie_tolerance * max(ends)
         branches: list[Branch[Constraint]] = []
         if ends[0] >= ends[1] or tied:
-            branches.append([(other.agent, self._constraint_for(node, other, one))])
+            branches.append([(second.agent, self._constraint_for(node, second, first))])
         if ends[0] < ends[1] or tied:
-            branches.append([(one.agent, self._constraint_for(node, one, other))])
+            branches.append([(first.agent, self._constraint_for(node, first, second))])
         return branches
 
     def _constraint_for(self, node: Node, occupancy: Occupancy, spared: Occupancy) -> Constraint:

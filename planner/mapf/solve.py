@@ -178,8 +178,8 @@ def solve_paths(
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
     reason = arrays.impossible()
     if reason is not None:
-        found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
-        return found
+        result: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
+        return result
     with run.interruptible():
         if chosen is PathMethod.AUTO and (
             first is None or not _offer_initial_plan(arrays, incumbent, first)
@@ -313,8 +313,8 @@ def _run_cbs(
 
     First the smallest wave, whose paths are found soon, then the largest.
     """
-    found = (wave_problem(problem, 1), wave_problem(problem))
-    waves = {wave.microbatches_per_start: wave for wave in found if wave is not None}
+    problems = (wave_problem(problem, 1), wave_problem(problem))
+    waves = {wave.microbatches_per_start: wave for wave in problems if wave is not None}
     # a single wave size gets the larger share
     for wave, share in zip(waves.values(), params.cbs_wave_shares[-len(waves) :], strict=False):
         inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -76,8 +77,14 @@ def joint_bound(
     """Lower bound in seconds on every plan's step."""
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     workload = _of_steps(workload, every)
-    settings = (workload, wire_ratio, recomputes, every)
-    requirements = StageRequirements(pool, *settings)
+    require = partial(
+        StageRequirements,
+        workload=workload,
+        wire_ratio=wire_ratio,
+        recomputes=recomputes,
+        every=every,
+    )
+    requirements = require(pool)
     seconds, price = _best_price(
         pool, lambda price: _price_from_any_stage(requirements, price), requirements.scale_s
     )
@@ -95,19 +102,19 @@ def joint_bound(
     if measured:
         witness["measured"] = True
 
-    more = 1 + SENSITIVITY
+    factor = 1 + SENSITIVITY
     faster = {
-        "computing": replace(pool, flops=pool.flops * more),
-        "messages and averaging": replace(pool, up=pool.up * more, down=pool.down * more),
+        "computing": replace(pool, flops=pool.flops * factor),
+        "messages and averaging": replace(pool, up=pool.up * factor, down=pool.down * factor),
     }
     less_s = seconds * (1 - SENSITIVITY / 10)
     names = [
         name
         for name, other in faster.items()
-        if _price_from_any_stage(StageRequirements(other, *settings), price)(less_s) <= BUDGET
+        if _price_from_any_stage(require(other), price)(less_s) <= BUDGET
     ]
-    what = ", ".join(names) or "the number, memory and latencies"
-    basis = f"{what} of all devices, whatever stages they are in"
+    limiting = ", ".join(names) or "the number, memory and latencies"
+    basis = f"{limiting} of all devices, whatever stages they are in"
     if pool.hierarchical:
         basis += "; for stages that average hierarchically, from one exchange to the next"
     if pool.regions:

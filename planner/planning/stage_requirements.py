@@ -128,8 +128,18 @@ class DevicePool:
         hierarchical = has_hierarchy(cluster) and not two_frequency
         up, down = device_limits(cluster)
         if n == 1:
-            columns = (cluster.flops, cluster.memory_bytes, up, down)
-            return cls(*columns, np.zeros(1), 0.0, np.inf, has_aggregators, hierarchical, regions)
+            return cls(
+                cluster.flops,
+                cluster.memory_bytes,
+                up,
+                down,
+                rtt_s=np.zeros(1),
+                hop_s=0.0,
+                hop_bytes_per_s=np.inf,
+                has_aggregators=has_aggregators,
+                hierarchical=hierarchical,
+                regions=regions,
+            )
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
         rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]

@@ -293,10 +293,10 @@ def _flags(field: str, value: ArrayLike | None, count: int) -> NDArray[np.bool_]
 
 def _links(value: ArrayLike, count: int) -> Floats:
     try:
-        given = numbers(value)
-        if given.shape not in ((), (count, count)):
+        links = numbers(value)
+        if links.shape not in ((), (count, count)):
             raise ValueError
-        array = np.array(np.broadcast_to(given, (count, count)))
+        array = np.array(np.broadcast_to(links, (count, count)))
     except (TypeError, ValueError):
         raise ProblemError(
             f"link_bytes_per_s must be one number or {count} x {count} of them, found shape "

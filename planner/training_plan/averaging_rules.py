@@ -120,11 +120,11 @@ def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
             "stages have; give all of them some, or none"
         )
     if not plan.sync.local_steps or plan.sync.delayed:
-        what = "delayed" if plan.sync.delayed else "gradients of all in every step"
+        averaging = "delayed" if plan.sync.delayed else "gradients of all in every step"
         yield (
             "averaging.stages: groups that average within in every step go with changes that are "
-            f"averaged every so many, not delayed, found sync of {what}; give every_steps above 1, "
-            "or leave phase out"
+            f"averaged every so many, not delayed, found sync of {averaging}; give "
+            "every_steps above 1, or leave phase out"
         )
 
 
@@ -169,8 +169,8 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
         if share > 0 and len(group.members) > 1 and d < len(sums) and not sums[d]:
             yield f"{where}: device {d} cannot aggregate, found the share {share:g}; give it none"
         if not gets and (gives or share == 0):
-            what = "contributes" if gives else "sums nothing"
-            yield f"{where}: device {d} gets nothing back and {what}; let it sum a share, no more"
+            role = "contributes" if gives else "sums nothing"
+            yield f"{where}: device {d} gets nothing back and {role}; let it sum a share, no more"
 
 
 def _aggregator_contradictions(plan: TrainingPlan) -> Iterator[str]:

@@ -70,10 +70,10 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         if set(group) <= gone:
             names = ", ".join(repr(ids[d]) for d in group)
             raise PlanError(f"stage {j} has no device left, it had {names}")
-    here = [d for d in range(len(ids)) if d not in gone]
-    number = {d: k for k, d in enumerate(here)}
-    made = plan.replace(
-        cluster=plan.cluster.subset(here),
+    remaining = [d for d in range(len(ids)) if d not in gone]
+    number = {d: k for k, d in enumerate(remaining)}
+    new = plan.replace(
+        cluster=plan.cluster.subset(remaining),
         assignment=AssignmentPlan(
             tuple(
                 tuple(number[d] for d in group if d not in gone) for group in plan.assignment.groups
@@ -81,7 +81,7 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
             None,
         ),
         averaging=tuple(_averaging(plan, j, gone, number) for j in range(len(plan.averaging))),
-        compute_times=_times(plan.compute_times, here),
+        compute_times=_times(plan.compute_times, remaining),
         left_out=(*plan.left_out, *(ids[d] for d in sorted(gone))),
         schedules=tuple(_schedule(plan, s, gone, number) for s in plan.schedules),
         certificates={},
@@ -89,9 +89,9 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         baselines=(),
         cost=None,
     )
-    for problem in contradictions(made):
+    for problem in contradictions(new):
         raise PlanError(f"without {', '.join(map(repr, sorted(lost)))}: {problem}")
-    return made
+    return new
 
 
 def _averaging(
@@ -110,9 +110,11 @@ def _averaging(
     )
 
 
-def _times(times: ComputeTimes, here: Sequence[int]) -> ComputeTimes:
+def _times(times: ComputeTimes, remaining: Sequence[int]) -> ComputeTimes:
     data = times.to_dict()
-    return ComputeTimes.from_dict(data | {name: [data[name][d] for d in here] for name in FIELDS})
+    return ComputeTimes.from_dict(
+        data | {name: [data[name][d] for d in remaining] for name in FIELDS}
+    )
 
 
 def _schedule(

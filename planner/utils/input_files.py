@@ -59,17 +59,17 @@ def parse_json(
     """Parse JSON text; a key that occurs twice in an object is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) == len(pairs):
-            return found
-        found = {}
+        fields = dict(pairs)
+        if len(fields) == len(pairs):
+            return fields
+        fields = {}
         for key, value in pairs:
-            name = key if key not in found or second is None else second.get(key, key)
-            if name in found:
+            name = key if key not in fields or second is None else second.get(key, key)
+            if name in fields:
                 times = "twice" if name == key else "more than twice"
                 raise _RepeatedKeyError(f"{short_repr(key)} {times}")
-            found[name] = value
-        return found
+            fields[name] = value
+        return fields
 
     try:
         return json.loads(text, object_pairs_hook=unique)
