@@ -67,8 +67,8 @@ def measure(case: Case | RandomCase, settings: EmulationSettings) -> Row:
     return Row(
         case.key,
         **parts,
-        speed=done.asked.speed,
-        shrink=done.asked.shrink,
+        speed=done.settings.speed,
+        shrink=done.settings.shrink,
         busy=done.busy,
         worst=_worst(done),
     )

@@ -31,9 +31,11 @@ TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
 
 def _table_1(setup: int) -> AveragingProblem:
     """Build a set-up of Table 1, with computing slightly slower than averaging by all peers."""
-    found = list(table_1_setups().values())[setup]
-    each = TABLE_1_STEPS_PER_S[setup] * found.batch_size / float(found.samples_per_s.sum())
-    return found.replace(samples_per_s=found.samples_per_s * each)
+    table_setup = list(table_1_setups().values())[setup]
+    each = (
+        TABLE_1_STEPS_PER_S[setup] * table_setup.batch_size / float(table_setup.samples_per_s.sum())
+    )
+    return table_setup.replace(samples_per_s=table_setup.samples_per_s * each)
 
 
 def _albert() -> AveragingProblem:
@@ -141,7 +143,7 @@ def parameter_server(problem: AveragingProblem, seed: int, effort: float) -> Ave
     """One peer sums everything; the best choice of that peer."""
     del seed, effort
     servers = np.eye(len(problem))[problem.can_aggregate]
-    plans = [_with_shares(problem, one) for one in servers]
+    plans = [_with_shares(problem, server) for server in servers]
     return max(plans, key=lambda plan: plan.steps_per_s)
 
 

@@ -82,7 +82,7 @@ def load_table(folder: Path = FOLDER) -> Table:
     if not path.exists():
         return {}
     data = read_json(path)
-    known = {one.name for one in fields(BestKnown)}
+    known = {field.name for field in fields(BestKnown)}
     try:
         if data["format"] != FORMAT or any(set(raw) != known for raw in data["entries"].values()):
             raise ValueError
@@ -144,16 +144,18 @@ def record(
         except AnswerError as error:
             changes.append(RecordChange(instance.id, "refused", str(error)))
             continue
-        known, asked = table.get(instance.id), problem_hash(problem)
-        if known is not None and known.problem != asked:
-            words = f"the table is about problem {known.problem}, this is {asked}"
+        known, problem_id = table.get(instance.id), problem_hash(problem)
+        if known is not None and known.problem != problem_id:
+            words = f"the table is about problem {known.problem}, this is {problem_id}"
             changes.append(RecordChange(instance.id, "refused", words))
             continue
         new, change = _taken(instance, problem, claim, accepted, known, folder, date)
-        if bound is not None and solution.get("problem") != asked:
+        if bound is not None and solution.get("problem") != problem_id:
             # the solution is evaluated on this problem, but its bound may be of another
-            said = solution.get("problem", "not said")
-            words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
+            stated = solution.get("problem", "not said")
+            words = (
+                f"{change.words}; bound not taken: its problem is {stated}, this is {problem_id}"
+            )
             change = RecordChange(instance.id, change.what, words)
         elif bound is not None and _raises(instance.family, bound[0], new):
             new = BestKnown(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
@@ -221,7 +223,7 @@ def _taken(
         date=date,
         solution=name,
         sha256=solution_hash(folder / name),
-        **({one: getattr(known, one) for one in BOUND_FIELDS} if keeps else {}),
+        **({field: getattr(known, field) for field in BOUND_FIELDS} if keeps else {}),
     )
     if known is None:
         return entry, RecordChange(instance.id, "new", words)

@@ -94,8 +94,8 @@ def _evaluate(family: ProblemFamily, problem: Any, answer: Any) -> EvaluatedSolu
     if isinstance(plan, TrainingPlan):
         violations += _other_training(plan, problem)
     if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise AnswerError(f"{violations[0]}{more}")
+        others = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise AnswerError(f"{violations[0]}{others}")
     objective = objective_of(plan, problem)
     if not 0 < objective < math.inf:
         raise AnswerError(f"the objective is {objective:g} {family.unit}: no work is done")

@@ -66,9 +66,9 @@ def _reference() -> PathProblem:
 
 def _unlike() -> PathProblem:
     """Return `unlike` with seconds rounded to microseconds, for reproducibility."""
-    found = unlike(_reference(), 0)
+    problem = unlike(_reference(), 0)
     times = ("forward_s", "backward_s", "head_s")
-    return found.replace(**{name: np.round(getattr(found, name), 6) for name in times})
+    return problem.replace(**{name: np.round(getattr(problem, name), 6) for name in times})
 
 
 def _instance(name: str, about: str, make: Any, quick: bool = False) -> BenchInstance:

@@ -49,11 +49,11 @@ def _instance(
 
 def _shipped(name: str) -> BenchInstance:
     """Build an instance of ``python -m benchmarks.plans``."""
-    made = BENCH[name]
+    shipped = BENCH[name]
     return BenchInstance(
         f"{ProblemFamily.PLANS}/{name}-{VERSION}",
-        made.about,
-        lambda: PlanProblem(made.cluster(), made.model()),
+        shipped.about,
+        lambda: PlanProblem(shipped.cluster(), shipped.model()),
     )
 
 
@@ -103,10 +103,10 @@ Rule = Callable[[PlanningProblem, float], TrainingPlan]
 def _rule(rule: Rule) -> Any:
     def run(problem: PlanProblem, seed: int, effort: float) -> TrainingPlan:
         question = PlanningProblem.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
-        made = rule(question, effort)
-        used = set(made.cluster.network.ids)
+        outcome = rule(question, effort)
+        used = set(outcome.cluster.network.ids)
         rest = tuple(name for name in problem.cluster.network.ids if name not in used)
-        return made.replace(left_out=rest)
+        return outcome.replace(left_out=rest)
 
     return run
 
@@ -115,10 +115,10 @@ def _events(effort: float) -> int:
     return int(min(MAX_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
-def _given(found: BaselinePlan | None) -> TrainingPlan:
-    if found is None:
+def _given(baseline: BaselinePlan | None) -> TrainingPlan:
+    if baseline is None:
         raise ProblemError("nothing fits")
-    return found.plan()
+    return baseline.plan()
 
 
 def _dtfm(question: PlanningProblem, effort: float) -> TrainingPlan:

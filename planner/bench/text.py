@@ -50,7 +50,7 @@ def count_of(instances: int) -> str:
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """Format one table per family."""
     for family, standings in summary.families.items():
-        count = sum(one.family is family for one in summary.known.values())
+        count = sum(known.family is family for known in summary.known.values())
         yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
         yield from [""] * markdown
         rows = [(s.method, s.kind, *s.words()) for s in standings]
@@ -142,7 +142,7 @@ def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
         *instances(summary, markdown=True),
         "",
     ]
-    told = list(refusals(summary, markdown=True))
-    if told:
-        lines += ["## Refused", "", *told, ""]
+    refused = list(refusals(summary, markdown=True))
+    if refused:
+        lines += ["## Refused", "", *refused, ""]
     return "\n".join(lines)

@@ -172,11 +172,11 @@ def run(args: argparse.Namespace) -> int:
         )
     before = f"{os.getloadavg()[0]:.1f}"
     began = time.perf_counter()
-    rows, whole, kept = _run(args, tasks)
+    rows, whole, resumed_rows = _run(args, tasks)
     summary = summarise(rows, load_table(args.best_known))
     print(terminal(summary))
     total_s = sum(row.seconds for row in rows)
-    _write(args, summary, _made(args, before, time.perf_counter() - began, kept, total_s))
+    _write(args, summary, _made(args, before, time.perf_counter() - began, resumed_rows, total_s))
     if not whole:
         print(f"interrupted; --resume continues from {_rows_path(args)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -202,8 +202,8 @@ def _record(args: argparse.Namespace, instances: Sequence[BenchInstance]) -> int
 
 
 def _list(instances: Iterable[BenchInstance]) -> None:
-    for one in instances:
-        print(f"{one.id:<34}{'quick  ' if one.quick else '':<7}{one.about}")
+    for instance in instances:
+        print(f"{instance.id:<34}{'quick  ' if instance.quick else '':<7}{instance.about}")
     print()
     for method in METHODS:
         family = next(iter(method.families))
@@ -211,10 +211,10 @@ def _list(instances: Iterable[BenchInstance]) -> None:
 
 
 def _write_instances(folder: Path, instances: Sequence[BenchInstance]) -> int:
-    for one in instances:
-        path = folder / f"{one.id}.json"
+    for instance in instances:
+        path = folder / f"{instance.id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(instance_data(one), allow_nan=False) + "\n")
+        write_text(path, json.dumps(instance_data(instance), allow_nan=False) + "\n")
     print(f"{folder}: {len(instances)} instances")
     return 0
 
@@ -251,15 +251,15 @@ def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> I
                 "rename one of the folders"
             )
         folders[name] = folder
-    for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
+    for instance in sorted(instances, key=lambda instance: HEAVY.index(instance.family)):
         for method in methods:
-            if one.family in method.families:
+            if instance.family in method.families:
                 for seed in seeds if method.seeded else seeds[:1]:
-                    yield Task(one.id, method.name, seed, effort, guard_s)
+                    yield Task(instance.id, method.name, seed, effort, guard_s)
         for name, folder in folders.items():
-            path = find_solution(folder, one.id)
+            path = find_solution(folder, instance.id)
             if path is not None:
-                yield Task(one.id, f"{name} (files)", 0, effort, guard_s, path)
+                yield Task(instance.id, f"{name} (files)", 0, effort, guard_s, path)
 
 
 def _effort(options: argparse.Namespace) -> float:
@@ -287,26 +287,26 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], BenchRow] = {}
     if options.resume:
-        found = read_rows(path)
+        stored = read_rows(path)
         # rows of other instances stay in the file for later calls
-        rewrite_rows(path, found)
-        rows = _still_valid(found, tasks)
+        rewrite_rows(path, stored)
+        rows = _still_valid(stored, tasks)
     elif path.exists():
         # keep a backup in case --resume was forgotten
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
     there = len(rows)
-    kept = None
+    store = None
     if options.keep is not None:
-        kept = SolutionStore(options.keep)
-        kept.require_own(task.instance for task in tasks)
+        store = SolutionStore(options.keep)
+        store.require_own(task.instance for task in tasks)
     progress = BenchProgress(len(todo), there)
     whole = True
     try:
         for done in run_tasks(todo, options.jobs):
             append_row(path, done.row)
-            if kept is not None:
-                kept.offer(done)
+            if store is not None:
+                store.offer(done)
             row = done.row
             rows[row.instance, row.method, row.seed, row.effort] = row
             progress.step(done)
@@ -325,17 +325,18 @@ def _still_valid(
 ) -> dict[tuple[str, str, int, float], BenchRow]:
     """Return stored rows whose problem is unchanged; solution files are evaluated again."""
     hashes = {
-        one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
+        instance.id: problem_hash(instance.make())
+        for instance in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
     selected = {_key(task) for task in tasks} - files
     valid = [row for row in rows if hashes.get(row.instance) == row.problem]
-    found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
-    return {key: row for key, row in found.items() if key in selected}
+    by_key = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
+    return {key: row for key, row in by_key.items() if key in selected}
 
 
 def _made(
-    options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
+    options: argparse.Namespace, before: str, seconds: float, resumed_rows: int, total_s: float
 ) -> list[str]:
     """Describe the run in paragraphs: host, command, effort, seeds and duration."""
     words = ["planner", "bench"]
@@ -357,7 +358,7 @@ def _made(
         if getattr(options, name) is not None:
             words += [f"--{name}", Path(getattr(options, name)).name]
     effort, seeds = _effort(options), options.seeds or SEEDS
-    resumed = f", {kept} rows kept from before" if kept else ""
+    resumed = f", {resumed_rows} rows kept from before" if resumed_rows else ""
     return [
         describe_environment(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
@@ -370,7 +371,7 @@ def _made(
 def _processor_s() -> float:
     """Return the CPU seconds of this process and its child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:
@@ -393,7 +394,7 @@ def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
             for name, k in summary.known.items()
         },
         "families": {
-            str(family): [asdict(one) for one in standings]
+            str(family): [asdict(standing) for standing in standings]
             for family, standings in summary.families.items()
         },
         "rows": [asdict(row) for row in summary.rows],

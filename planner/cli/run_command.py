@@ -227,14 +227,13 @@ def require_same_transport(calibration: Calibration, options: LocalRun) -> None:
     """Reject a calibration that was measured with another transport between ranks."""
     measured = calibration.software.get("direct")
     if measured != options.direct:
-        found, wanted = (
-            "through host memory" if one is None else f"with --direct {one}"
-            for one in (measured, options.direct)
+        measured_with, wanted = (
+            "through host memory" if is_direct is None else f"with --direct {is_direct}"
+            for is_direct in (measured, options.direct)
         )
         raise ValueError(
-            f"--calibration {options.calibration}: measured {found}, this run sends {wanted}; "
-            "measure "
-            "again with --calibrate, or use the same --direct"
+            f"--calibration {options.calibration}: measured {measured_with}, this run sends "
+            f"{wanted}; measure again with --calibrate, or use the same --direct"
         )
 
 
@@ -406,7 +405,7 @@ class _EventPrinter:
 
     def _step(self, step: int) -> dict[str, Any]:
         # the event of a step is missing if the rank that reports it was lost
-        return next((one for one in reversed(self.done) if one["step"] == step), {})
+        return next((event for event in reversed(self.done) if event["step"] == step), {})
 
     def _say_predicted(self) -> None:
         assert self._predicted is not None
@@ -475,9 +474,9 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
         if plan.sync.every_steps > 1:
             alone = "that average within regions" if plan.two_frequency else "without averaging"
             labels.append("that average" if kind[1] else alone)
-        what = f" ({', '.join(labels)})" if labels else ""
+        suffix = f" ({', '.join(labels)})" if labels else ""
         print(
-            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
+            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{suffix}: measured "
             f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
             f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
