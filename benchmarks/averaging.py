@@ -385,7 +385,7 @@ def _group_lines() -> list[str]:
     lines = ["", "## Optimal group size, as Figure 8"]
     for wait, title in (
         (True, "A round ends when its slowest group has succeeded:"),
-        (False, "Each group restarts and goes on alone:"),
+        (False, "Each group restarts and continues alone:"),
     ):
         table: NDArray[np.int64] = group_size_table(peers, chances, wait)
         lines += [

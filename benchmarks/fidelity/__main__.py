@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/fidelity-[random-]DATE.md"
     )
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and continue")
     parser.add_argument("--plans", nargs="*", help="those whose name begins so")
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=5)

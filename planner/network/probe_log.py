@@ -171,7 +171,9 @@ class ProbeLog:
                 arrays[0, place[source], place[destination]] = finding.round_trips_s[1] / 2
                 arrays[1, place[source], place[destination]] = finding.rates[1][0]
         if len(names) < 2:
-            raise NetworkError("the log has no pair of devices; let the probe go on")
+            raise NetworkError(
+                "the log has no pair of devices; run the probe until it has measured one"
+            )
         return Network(arrays[0], arrays[1], list(names))
 
     def network_csv(self) -> str:

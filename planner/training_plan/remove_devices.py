@@ -23,20 +23,20 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
     """Refuse a plan from which devices cannot be removed."""
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
-            "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
-            "after a loss no other plan goes on from such a checkpoint; leave one of them out, or "
-            "plan without --delayed"
+            "--elastic: --checkpoint: with sync.delayed, an outer step ends one step late, and the "
+            "plan for the remaining devices cannot continue from such a checkpoint; leave one of "
+            "them out, or plan without --delayed"
         )
     if checkpoints_every is not None and checkpoints_every % plan.sync.every_steps:
         raise PlanError(
-            f"--elastic: --every is {checkpoints_every}, and the plan averages every "
-            f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
-            "after an outer step only; give a multiple of it"
+            f"--elastic: --every is {checkpoints_every}, but the plan averages every "
+            f"{plan.sync.every_steps} steps, and after a loss the run can continue only from a "
+            f"checkpoint of an outer step; give a multiple of {plan.sync.every_steps}"
         )
     if plan.sync.delayed and plan.sync.every_steps == 1:
         raise PlanError(
-            "--elastic: sync.delayed: every step ends an outer step and begins the next, found "
-            "every_steps 1, so that a loss between the two is not mended; plan with --sync-every "
+            "--elastic: sync.delayed with every_steps 1: every step ends one outer step and begins "
+            "the next, so a lost device cannot be removed between the two; plan with --sync-every "
             "2 or more, or leave --elastic out"
         )
     stage_of = plan.stage_of
