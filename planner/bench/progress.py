@@ -18,12 +18,12 @@ class BenchProgress:
     ----------
     total
         Rows to run.
-    kept
+    resumed
         Rows that exist already.
     """
 
     def __init__(self, total: int, resumed: int) -> None:
-        self._total, self._kept, self._done = total, resumed, 0
+        self._total, self._resumed, self._done = total, resumed, 0
         self._began = time.perf_counter()
         PROGRESS.start(f"{total} rows to come")
 
@@ -32,7 +32,7 @@ class BenchProgress:
         self._done += 1
         spent_s = time.perf_counter() - self._began
         left_s = spent_s / self._done * (self._total - self._done)
-        resumed = f"{self._kept} kept, " if self._kept else ""
+        resumed = f"{self._resumed} kept, " if self._resumed else ""
         # the first rows include compilation
         known = self._done >= KNOWN * self._total
         left = f", about {left_s / 60:.0f} min left" if known else ""
