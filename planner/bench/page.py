@@ -23,7 +23,7 @@ Cell = tuple[str, float | None]
 """Text of a cell and its sort key; None: sort by the text."""
 
 
-def page(summary: Summary, title: str, made: Sequence[str]) -> str:
+def page(summary: Summary, title: str, description: Sequence[str]) -> str:
     """Render the page."""
     style = STYLE.read_text() + (HERE / "page.css").read_text()
     parts = [
@@ -34,7 +34,7 @@ def page(summary: Summary, title: str, made: Sequence[str]) -> str:
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
         f"<title>{escape(title)}</title><style>{style}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
-        *map(_note, made),
+        *map(_note, description),
         *(
             f'<p class="wrong" role="alert">{escape(message)}</p>'
             for message in contradictions(summary)
@@ -135,7 +135,7 @@ def _known(summary: Summary) -> str:
                 (percent(k.gap), k.gap),
             ]
         )
-    note = "On record or of this run. A bound with a star is its method's word."
+    note = "On record or of this run. A bound with a star is stated by its method, not verified."
     heads = ("instance", "best known", "unit", "reached by", "bound", "gap")
     return _note(note) + _table(heads, rows)
 

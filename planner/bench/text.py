@@ -124,10 +124,10 @@ def terminal(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
+def markdown(summary: Summary, title: str, description: Sequence[str]) -> str:
     """Format a dated report."""
     lines = [f"# {title}", ""]
-    for paragraph in made:
+    for paragraph in description:
         lines += [paragraph, ""]
     for wrong in contradictions(summary):
         lines += [f"**{wrong}**", ""]
@@ -136,8 +136,8 @@ def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
     lines += [
         "## Instances",
         "",
-        "Best known: on record or of this run. A bound with a star is its method's word, the "
-        "others the checker computed again.",
+        "Best known: on record or of this run. A bound with a star is stated by its "
+        "method and not verified; the checker has recomputed the others.",
         "",
         *instances(summary, markdown=True),
         "",

@@ -37,7 +37,7 @@ class BoundBasis:
             return f"{self.part}: no bound"
         bound = f"{self.part}: bound {self.bound:.6g} {'$' if self.part == 'cost' else 's'}"
         if self.recomputed is None:
-            return f"{bound} on the solver's word: {self.basis or 'not said'}"
+            return f"{bound} stated by the solver, not verified: {self.basis or 'no reason given'}"
         return f"{bound} recomputed: {self.argument}"
 
 

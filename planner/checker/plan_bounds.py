@@ -45,7 +45,7 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
 def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
     """The mean over the cycle of the bounds that the schedules' witnesses prove.
 
-    ``in_flight`` and ``max_swaps`` are limits that were asked for; the bound holds within them.
+    ``in_flight`` and ``max_swaps`` are limits of the request; the bound holds within them.
     """
     parts, in_flight, swaps = (witness.get(k) for k in ("schedules", "in_flight", "max_swaps"))
     if not isinstance(parts, list) or len(parts) != len(plan.schedules):

@@ -176,7 +176,11 @@ def run(args: argparse.Namespace) -> int:
     summary = summarise(rows, load_table(args.best_known))
     print(terminal(summary))
     total_s = sum(row.seconds for row in rows)
-    _write(args, summary, _made(args, before, time.perf_counter() - began, resumed_rows, total_s))
+    _write(
+        args,
+        summary,
+        _describe_run(args, before, time.perf_counter() - began, resumed_rows, total_s),
+    )
     if not whole:
         print(f"interrupted; --resume continues from {_rows_path(args)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -335,7 +339,7 @@ def _still_valid(
     return {key: row for key, row in by_key.items() if key in selected}
 
 
-def _made(
+def _describe_run(
     options: argparse.Namespace, before: str, seconds: float, resumed_rows: int, total_s: float
 ) -> list[str]:
     """Describe the run in paragraphs: host, command, effort, seeds and duration."""
@@ -374,21 +378,23 @@ def _processor_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:
+def _write(options: argparse.Namespace, summary: Summary, description: Sequence[str]) -> None:
     today = datetime.now(UTC).date().isoformat()
     title = f"The open benchmark, {today}"
     if options.json is not None:
-        write_text(options.json, json.dumps(_data(summary, made), allow_nan=False, indent=1) + "\n")
+        write_text(
+            options.json, json.dumps(_data(summary, description), allow_nan=False, indent=1) + "\n"
+        )
     if options.markdown is not None:
-        write_text(options.markdown, markdown(summary, title, made))
+        write_text(options.markdown, markdown(summary, title, description))
     if options.html is not None:
-        write_text(options.html, page(summary, title, made))
+        write_text(options.html, page(summary, title, description))
 
 
-def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
+def _data(summary: Summary, description: Sequence[str]) -> dict[str, Any]:
     return {
         "format": "planner.bench_suite",
-        "made": list(made),
+        "made": list(description),
         "instances": {
             name: {**asdict(k), "gap": k.gap, "contradicted": k.contradicted}
             for name, k in summary.known.items()

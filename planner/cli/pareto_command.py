@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -255,15 +256,16 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     kinds: dict[str, list[FrontPoint]] = {}
-    for point in sorted(points, key=lambda one: one.training_settings):
+    for point in sorted(points, key=attrgetter("training_settings")):
         kinds.setdefault(_kind(point), []).append(point)
     for k, (name, some) in enumerate(kinds.items()):
         some.sort(key=lambda point: point.step_s)
         front = [point for point in some if point.on_front]
-        at = ([point.step_s for point in front], [point.step_usd for point in front])
-        axes.step(*at, where="post", color=f"C{k}", alpha=0.4, zorder=0)
-        every = ([point.step_s for point in some], [point.step_usd for point in some])
-        axes.scatter(*every, label=name, color=f"C{k}")
+        front_s = [point.step_s for point in front]
+        front_usd = [point.step_usd for point in front]
+        axes.step(front_s, front_usd, where="post", color=f"C{k}", alpha=0.4, zorder=0)
+        steps_s, steps_usd = [p.step_s for p in some], [p.step_usd for p in some]
+        axes.scatter(steps_s, steps_usd, label=name, color=f"C{k}")
         for point in front:
             where = (point.step_s, point.step_usd)
             text = f"{len(point.plan.cluster)}"

@@ -361,13 +361,13 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             unit == "$" or long_run is None or entry["bound"] < long_run * (1 - SAME)
         ):
             bound = seconds(entry["bound"]) if unit == "s" else f"{entry['bound']:.4g} $"
-            what = FASTER[data["searched"]]
+            meaning = FASTER[data["searched"]]
             if unit == "$":
-                what = what.replace("faster", "cheaper")
+                meaning = meaning.replace("faster", "cheaper")
                 waiting = ", waiting included" * bool((data["cost"] or {}).get("hour_usd"))
-                yield "bound of cost", f"{bound}{waiting}: {what} (gap {entry['gap']:.1%})"
+                yield "bound of cost", f"{bound}{waiting}: {meaning} (gap {entry['gap']:.1%})"
             elif long_run is None:
-                yield "lower bound", f"{bound}: {what} (gap {entry['gap']:.1%})"
+                yield "lower bound", f"{bound}: {meaning} (gap {entry['gap']:.1%})"
             else:
                 yield (
                     "in the plan file",
@@ -385,11 +385,11 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             continue
         bound = "no bound" if entry["bound"] is None else f"bound {seconds(entry['bound'])}"
         gap = "" if entry["gap"] is None else f", gap {entry['gap']:.1%}"
-        what = "DT-FM's, not a step time" if part == "assignment" else "makespan as placed"
+        meaning = "DT-FM's, not a step time" if part == "assignment" else "makespan as placed"
         value = "none" if entry["objective"] is None else seconds(entry["objective"])
         yield (
             label,
-            f"{value} ({what}), {bound}{gap}; {entry['status']}, {entry['stop_reason']}, "
+            f"{value} ({meaning}), {bound}{gap}; {entry['status']}, {entry['stop_reason']}, "
             f"{entry['runtime_s']:.1f} s",
         )
 

@@ -39,12 +39,12 @@ class _Rows:
         return self._of(f"{self._ids[source]} to {self._ids[destination]}")
 
     def names(self) -> Iterable[dict[str, Any]]:
-        for process, what in (
+        for process, label in (
             (PREDICTED, "predicted"),
             (EXECUTED, "executed"),
             (CARRIED, "carried by the switch"),
         ):
-            yield _name("process_name", process, 0, what)
+            yield _name("process_name", process, 0, label)
             for name, row in self._rows.items():
                 yield _name("thread_name", process, row, name)
                 sort = {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row}

@@ -86,7 +86,7 @@ class ContributorSearch:
         )
         self._tried: dict[bytes, ReducerRates] = {}
         value = problem.steps_of(self.samples, self._max_rate_bound())
-        basis = "all who can, as fast as the slowest link of each lets them"
+        basis = "all peers that can contribute, each at the rate of its slowest link"
         self.incumbent.raise_bound(value, basis, {"kind": "everyone"})
 
     @property

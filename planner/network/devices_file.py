@@ -267,7 +267,7 @@ def _cluster(
         return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
     if inside is None:
         raise NetworkError(
-            "count is given and nothing says how devices of one place are linked; give their "
+            "count is given and the link between devices of one place is unknown; give their "
             "latency and bandwidth (inside=, or --intra-latency-ms and --intra-bandwidth-gbps)"
         )
     network = network.replicate(

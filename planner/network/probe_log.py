@@ -137,7 +137,9 @@ class ProbeLog:
         except ValueError:
             about = None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise NetworkError(f"{path}: is not the log of a probe; its first line says {FORMAT!r}")
+            raise NetworkError(
+                f"{path}: is not the log of a probe; its first line must be {FORMAT!r}"
+            )
         if about.get("schema_version") != SCHEMA_VERSION:
             raise NetworkError(
                 f"{path}: schema_version is {about.get('schema_version')!r}; this release reads "

@@ -132,7 +132,7 @@ def evenly_filled(
     workload: Workload,
     memory: Sequence[float],
     recompute: Sequence[tuple[bool, ...]],
-    given: tuple[tuple[int, int], ...] | None = None,
+    fixed_layers: tuple[tuple[int, int], ...] | None = None,
     *,
     any_order: bool = False,
 ) -> Filled:
@@ -173,9 +173,9 @@ def evenly_filled(
             best = after
         return best.get(())
 
-    if given is not None:
-        fullest = max(share(j, memory[j], *part) for j, part in enumerate(given))
-        return Filled(fullest, given, tuple(memory), tuple(recompute))
+    if fixed_layers is not None:
+        fullest = max(share(j, memory[j], *part) for j, part in enumerate(fixed_layers))
+        return Filled(fullest, fixed_layers, tuple(memory), tuple(recompute))
     low, high, best_cut = 0.0, 1.0, filled(1.0)
     while best_cut is None:
         low, high = high, 2 * high

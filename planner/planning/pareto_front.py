@@ -181,7 +181,11 @@ def pareto(
         if INTERRUPTS.requested or result.stop_reason == INTERRUPTED:
             break
     if not points:
-        why = refused[0][1] if refused else "nothing is asked for; give one of each kind"
+        why = (
+            refused[0][1]
+            if refused
+            else "no combination is given; give at least one value of each option"
+        )
         raise ProblemError(why)
     return _front(points, refused)
 

@@ -69,7 +69,7 @@ def _on_one_region(
     return [scored for scored in _improved(layouts, best)[:1] if scored.value < least]
 
 
-def _improved(layouts: LayoutSearch, scored: Sequence[ScoredLayout]) -> list[ScoredLayout]:
+def _improved(layouts: LayoutSearch, initial_layouts: Sequence[ScoredLayout]) -> list[ScoredLayout]:
     """The layouts with better layers, best first."""
-    better = [layouts.with_better_layers(one.layout) for one in scored]
+    better = [layouts.with_better_layers(initial.layout) for initial in initial_layouts]
     return sorted(better, key=lambda layout: layout.value)

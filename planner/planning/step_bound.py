@@ -106,7 +106,7 @@ def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
     walk = _Walk.of(cluster, costs, count, shape.head_stage)
     stages = range(shape.stages)
     if shape.starts == 1:
-        return walk.home_s(0, 0)  # nobody averages, so stage 0 ends last
+        return walk.home_s(0, 0)  # no stage averages, so stage 0 ends last
     if not together:
         return min(walk.home_s(j, 0) for j in stages)
     averaging = one_round(problem, shape)

@@ -22,7 +22,7 @@ ENOUGH = b"\1"
 BLOCK_BYTES = 1 << 18
 """Bytes that a stream sends at a time."""
 LOOK_S = 0.02
-"""Interval of polling for word from a receiver."""
+"""Interval of polling for messages from a receiver."""
 SLICES = 5
 """Intervals of a stream whose rates are recorded separately."""
 

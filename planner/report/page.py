@@ -323,8 +323,12 @@ def _alternatives(plan: TrainingPlan) -> str:
             "made by an older release. planner compare shows two plans side by side."
         )
     cells = [
-        [escape(one.taken), escape(one.instead), escape(one.outcome(least(plan)))]
-        for one in plan.alternatives
+        [
+            escape(alternative.taken),
+            escape(alternative.instead),
+            escape(alternative.outcome(least(plan))),
+        ]
+        for alternative in plan.alternatives
     ]
     return table(["decision", "alternative", "step time or cost with it"], cells)
 

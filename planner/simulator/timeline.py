@@ -257,7 +257,7 @@ class Timeline:
     ) -> None:
         """Draw the iteration to a PNG, SVG or PDF file: one row per device, then the fullest links.
 
-        Of more than 128 devices some are drawn, and the title says how many. Where operations are
+        Of more than 128 devices some are drawn, and the title states how many. Where operations are
         narrower than pixels, the height of a bar is the share of time that they take.
 
         Parameters

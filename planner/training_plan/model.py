@@ -476,13 +476,13 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
 
 def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
     """Rounds of groups of every stage."""
-    found = []
+    averaging = []
     for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
         each = sequence(f"averaging[{j}]", rounds, error=PlanError)
-        found.append(
+        averaging.append(
             tuple(coercion.all_of(AveragingGroup, f"averaging[{j}]", groups) for groups in each)
         )
-    return tuple(found)
+    return tuple(averaging)
 
 
 def _rounds(rounds: StageAveraging) -> dict[str, Any]:

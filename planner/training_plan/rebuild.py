@@ -110,7 +110,7 @@ def _shares(
         shares = [float(able[d]) * (d not in aggregators) for d in members]
     if sum(shares) <= 0:
         shares = [float(able[d]) for d in members]
-    if sum(shares) <= 0:  # nobody can sum; a device that is alone need not
+    if sum(shares) <= 0:  # no device can sum; a single device need not
         shares = [1.0] * len(members)
     total = sum(shares)
     return tuple(share / total for share in shares)

@@ -132,7 +132,7 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
     for k, name in enumerate(plan.left_out):
         if name in ids or name in plan.left_out[:k]:
             state = "takes part in the plan" if name in ids else "is listed twice"
-            yield f"assignment.left_out[{k}]: {name!r} {state}; list once who takes no part"
+            yield f"assignment.left_out[{k}]: {name!r} {state}; list each unused device once"
     start = 0
     for j, (a, b) in enumerate(layers):
         if a != start or b <= a:

@@ -21,8 +21,8 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         with Path(path).open("rb") as file:
             # limit reading of endless files
             data = file.read(most_bytes + 1)
-    except OSError as said:
-        raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
+    except OSError as cause:
+        raise error(f"{path}: cannot be read ({cause.strerror}); check the path") from None
     except (ValueError, TypeError):
         raise error(f"{short_repr(path)} is no path; give one") from None
     if len(data) > most_bytes:
@@ -31,8 +31,8 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         raise error(f"{path}: is not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError as said:
-        raise error(f"{path}: is not UTF-8 text (byte {said.start}); save it as UTF-8") from None
+    except UnicodeDecodeError as cause:
+        raise error(f"{path}: is not UTF-8 text (byte {cause.start}); save it as UTF-8") from None
 
 
 def is_utf_16(data: bytes) -> bool:
@@ -75,6 +75,6 @@ def parse_json(
         return json.loads(text, object_pairs_hook=unique)
     except _RepeatedKeyError as key:
         raise error(f"{where}: an object has the key {key}; keep one of them") from None
-    except (ValueError, RecursionError) as said:
+    except (ValueError, RecursionError) as cause:
         # also refuses huge integers and deep nesting
-        raise error(f"{where}: is not JSON ({said}); correct the file") from None
+        raise error(f"{where}: is not JSON ({cause}); correct the file") from None

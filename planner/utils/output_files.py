@@ -115,7 +115,7 @@ def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
 def _require_own(output: Output, path: Path) -> None:
     if has_mark(path, output.mark):
         return
-    who = "this command did not make it" if output.mark else "nothing says who made it"
+    who = "this command did not make it" if output.mark else "its author is unknown"
     raise ValueError(
         f"{output.option} {path}: exists, and {who}; name another file, or give --force"
     )

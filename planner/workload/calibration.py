@@ -380,7 +380,8 @@ class Calibration:
         Returns
         -------
         ComputeTimes
-            Seconds per device; its source says whether they were scaled, and for how many devices.
+            Seconds per device; its source states whether, and for how many devices, they were
+            scaled.
 
         Raises
         ------

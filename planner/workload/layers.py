@@ -180,7 +180,7 @@ class Architecture:
                     f"layers is {self.layers - 1}; correct it"
                 )
         if full and self.window is None:
-            raise ValueError("architecture full_layers says nothing without a window; give one")
+            raise ValueError("architecture full_layers has no effect without a window; give one")
 
     def _require_gpt2(self) -> None:
         later = [name for name in NOT_GPT2 if getattr(self, name)]

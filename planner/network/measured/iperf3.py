@@ -52,7 +52,7 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
             measurements.set_bandwidth(*flow[::-1], _rate(back))
     except (KeyError, IndexError, TypeError, AttributeError):
         raise NetworkError(
-            "lacks what an iperf3 client over TCP tells; give what iperf3 --json wrote"
+            "lacks fields of an iperf3 TCP client; give the output of iperf3 --json"
         ) from None
     return measurements
 

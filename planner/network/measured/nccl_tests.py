@@ -92,7 +92,7 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Measurements:
             measurements.set_bandwidth(source, destination, large.bytes_per_s)
     if small.size > LARGEST_FOR_LATENCY and large.size < SMALLEST_FOR_BANDWIDTH:
         raise NetworkError(
-            f"has sizes from {small.size} to {large.size}, of which none says a latency (up to "
+            f"has sizes from {small.size} to {large.size}, none of which gives a latency (up to "
             f"{LARGEST_FOR_LATENCY}) or a bandwidth (from {SMALLEST_FOR_BANDWIDTH}); run it with "
             "-b 8 -e 128M"
         )

@@ -45,7 +45,7 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     """Placements with the least communication cost.
 
     The paper uses equal stages and straight pipelines; its cost includes neither computation nor
-    time. The number of stages is left to the user, who tries all (10.2): ``tried``; or chosen by
+    time. The number of stages is chosen by the user, who tries all (10.2): ``tried``; or chosen by
     eq. 1 among those that divide the devices: ``plan``. Microbatches are the workload's. Added
     here: evaluation, the order of operations (the faster of 1F1B and eager 1F1B), and layers that
     follow heterogeneous devices.
