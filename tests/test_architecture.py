@@ -31,9 +31,17 @@ MAY_IMPORT = {
     "swarm": BASE | {"training_plan", "simulator"},
     "checker": BASE | {"training_plan"},
     "planning": BASE | SOLVERS | {"training_plan", "simulator"},
-    "executor": {"utils", "network", "workload", "training_plan", "simulator", "swarm"},
+    "executor": {
+        *("utils", "network", "workload", "training_plan", "simulator", "swarm"),
+        # options of a run, which its set-up adds
+        *("huggingface", "profiling", "emulate"),
+    },
+    "huggingface": {"utils", "workload", "training_plan", "executor"},
+    "profiling": {"workload", "training_plan", "executor"},
     "probe": {"utils", "network", "executor"},
-    "emulate": {"utils", "network", "workload", "search", "training_plan", "simulator"},
+    "emulate": {
+        *("utils", "network", "workload", "search", "training_plan", "simulator", "executor"),
+    },
     "exports": {
         "utils",
         "network",
@@ -84,6 +92,23 @@ def test_imports_follow_the_arrows(name: str) -> None:
     if allowed is not None:
         used = {target.split(".")[1] for target in GRAPH[name] if "." in target}
         assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
+
+
+CORE = ("runtime", "comm", "rendezvous", "fault_tolerance", "checkpoint", "data")
+"""Rooms of the executor that carry out a plan as it was planned."""
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n.split(".")[1:2] == ["executor"]])
+def test_the_executors_core_imports_no_option(name: str) -> None:
+    """Elastic membership, stochastic wiring, simulated compute and the rest plug into it."""
+    core = tuple(f"planner.executor.{room}" for room in CORE)
+    if not name.startswith(core):
+        return
+    rooms = ["huggingface", "profiling", "emulate", "swarm"]
+    rooms += [f"executor.{room}" for room in ("elastic", "swarm", "launch")]
+    optional = tuple(f"planner.{room}" for room in rooms)
+    wrong = [target for target in GRAPH[name] if target.startswith(optional)]
+    assert wrong == []
 
 
 def test_executor_takes_timeline_router_and_moves_alone() -> None:

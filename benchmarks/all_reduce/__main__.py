@@ -2,8 +2,8 @@
 
 All ranks run on this machine, because a network would hide differences in CPU and memory use. The
 executor's ranks connect by Unix sockets, their default on one machine, and by TCP over loopback, as
-gloo does. All methods take turns; Linux only. With ``--direct nccl`` each rank has its vector on
-its own GPU, and NCCL's all-reduce is compared too.
+gloo does. All methods take turns; Linux only. With ``--gpus`` each rank has its vector on its own
+GPU, and NCCL's all-reduce is compared instead: that is what ``--direct nccl`` uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 from benchmarks.command_line import report_path, run
 from planner.bench.environment import describe_environment
 from planner.executor.comm.chunking import Chunking, chunking_of
-from planner.executor.launch.options import Library
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
@@ -42,7 +41,6 @@ WAYS = {
     "nccl": "NCCL's all_reduce",
     "exchange": "executor, Unix sockets",
     "exchange, TCP": "executor, TCP",
-    "direct": "executor, --direct",
 }
 """What each is called."""
 LIMIT_S = 600
@@ -74,7 +72,7 @@ def local_pace(ranks: int, values: int) -> Chunking:
     return chunking_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
 
 
-def measure(ranks: int, values: int, repeats: int, direct: Library | None = None) -> Row:
+def measure(ranks: int, values: int, repeats: int, *, gpus: bool = False) -> Row:
     """Start the ranks and read what they found."""
     chunking = local_pace(ranks, values)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -86,7 +84,7 @@ def measure(ranks: int, values: int, repeats: int, direct: Library | None = None
                 *(sys.executable, "-m", "benchmarks.all_reduce.rank"),
                 *("--values", str(values), "--repeats", str(repeats)),
                 *("--chunks", str(chunking.chunks), "--window", str(chunking.window)),
-                *(() if direct is None else ("--direct", direct)),
+                *(("--gpus",) if gpus else ()),
             ],
             env=os.environ
             | {
@@ -146,15 +144,15 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cases_of(direct: Library | None) -> Sequence[tuple[int, int]]:
+def cases_of(*, gpus: bool) -> Sequence[tuple[int, int]]:
     """Ranks, and values of the vector."""
-    if direct is not Library.NCCL:
+    if not gpus:
         return CASES
     import torch
 
-    if (gpus := torch.cuda.device_count()) < 2:
-        raise ValueError(f"--direct nccl needs two GPUs at least, found {gpus}; use gloo")
-    return [(gpus, values) for values in SIZES]
+    if (found := torch.cuda.device_count()) < 2:
+        raise ValueError(f"--gpus needs two GPUs at least, found {found}; leave it out")
+    return [(found, values) for values in SIZES]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -162,23 +160,17 @@ def main(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="python -m benchmarks.all_reduce", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument(
-        "--direct",
-        type=Library,
-        choices=list(Library),
-        help="from GPU to GPU too, on as many as there are (gloo: from memory to memory)",
-    )
+    parser.add_argument("--gpus", action="store_true", help="a rank on each GPU of this machine")
     args = parser.parse_args(argv)
     if args.out is None:
-        kind = "" if args.direct is None else f"-{args.direct}"
-        args.out = report_path(f"all-reduce{kind}")
+        args.out = report_path("all-reduce-gpus" if args.gpus else "all-reduce")
     before = f"{os.getloadavg()[0]:.1f}"
     rows = []
-    cases = cases_of(args.direct)
+    cases = cases_of(gpus=args.gpus)
     words = f"--repeats {args.repeats}"
-    words += "" if args.direct is None else f" --direct {args.direct}"
+    words += " --gpus" if args.gpus else ""
     for ranks, values in cases:
-        row = measure(ranks, values, args.repeats, args.direct)
+        row = measure(ranks, values, args.repeats, gpus=args.gpus)
         rows.append(row)
         told = ", ".join(f"{way} {row.seconds(way):.3f} s" for way in row.found)
         print(f"{ranks} ranks, {values:,} values: {told}", flush=True)

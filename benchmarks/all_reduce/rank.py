@@ -17,11 +17,8 @@ from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
-from planner.executor.comm.device_allreduce import DeviceAllReduce
-from planner.executor.comm.direct import DeviceTransfers, open_device_transfers
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.launch.options import Library
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import NEAR, connections_to
 from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
@@ -40,11 +37,11 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--chunks", type=int, required=True)
     parser.add_argument("--window", type=int, required=True)
-    parser.add_argument("--direct", type=Library, choices=list(Library))
+    parser.add_argument("--gpus", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-    on_gpus = args.direct is Library.NCCL
+    on_gpus = args.gpus
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     side = backend_of(device)
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
@@ -61,25 +58,11 @@ def main() -> int:
 
     def all_reduce() -> None:
         dist.all_reduce(vector)
-        side.made(vector)()
+        side.wait_time_s(side.mark())
 
     ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
-    directly: dict[str, Callable[[], None]] = {}
     with ExitStack() as held:
         os.environ[NEAR] = "1"
-        if args.direct is not None:
-            direct = open_device_transfers(
-                args.direct, ranks, device, side, PrefixStore("direct", store)
-            )
-            assert isinstance(direct, DeviceTransfers)
-            direct.connect(others)
-            opened = held.enter_context(connections_to(ranks, wanted, "direct"))
-            words = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
-
-            def exchange_directly() -> None:
-                DeviceAllReduce(vector, group, rank, words, direct, side, WireFormat.FP32).run()
-
-            directly["direct"] = exchange_directly
         for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
             os.environ[NEAR] = near
             opened = held.enter_context(connections_to(ranks, wanted, name))
@@ -91,10 +74,9 @@ def main() -> int:
                 ShardedAllReduce(host, group, rank, peers, WireFormat.FP32, chunking).run()
                 if on_gpus:
                     vector.copy_(host)
-                    side.made(vector)()
+                    side.wait_time_s(side.mark())
 
             ways[name] = exchange
-        ways |= directly
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats + 1):
             for name, way in ways.items():

@@ -26,7 +26,7 @@ from benchmarks.faults.runs import (
 )
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
-from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line
+from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
 from planner.executor.rendezvous.store import SERVED, served
 
 STEPS = 20

@@ -25,7 +25,7 @@ import planner.executor.checkpoint.checkpoint as checkpoint
 import planner.executor.rendezvous.connect as opening
 import planner.executor.rendezvous.rank_assignment as binding
 from planner.executor.comm.connections import ChannelKind, Connections
-from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.elastic.commit import CommitProtocol
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.process_group import ProcessGroup

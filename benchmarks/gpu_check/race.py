@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from typing import Any
 import torch
 from common import PLANS
 
-from planner.executor.comm.direct import DeviceTransfers
 from planner.executor.runtime.device_backend import HOST, CudaStreams, GpuBackend, HostBackend
 from planner.training_plan.file import load_plan
 from tests.executor.devices import train_in_threads
 
-TIMEOUT_S = 60
 STEPS = 3
 SEEDS = 4
 
@@ -70,12 +67,6 @@ class DelayedCuda(CudaStreams):
         """Allocate pinned memory and poison it."""
         return super().pinned(shape, dtype).fill_(_poison(dtype))
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
-        """Allocate GPU memory and poison it on the stream."""
-        made = super().empty(shape, dtype, stream)
-        self.on(stream, lambda: made.fill_(_poison(dtype)))
-        return made
-
     def copied_in(self, message: torch.Tensor, stream: Any) -> torch.Tensor:
         """Copy to the GPU, late."""
         self._delay(stream)
@@ -86,71 +77,14 @@ class DelayedCuda(CudaStreams):
         self._delay(stream)
         super().copy_out(there, made, stream)
 
-    def on(self, stream: Any, job: Any) -> None:
-        """Run a job on a stream, late."""
-        self._delay(stream)
-        super().on(stream, job)
-
-
-class Transfers:
-    """Matches sends and receives of threads; the call that comes second does the copy."""
-
-    def __init__(self) -> None:
-        self._pending: dict[tuple[int, int], list[torch.Tensor | None]] = {}
-        self._changed = threading.Condition()
-
-    def transfer(self, source: int, target: int, *, receives: bool, tensor: torch.Tensor) -> None:
-        """Take part in a transfer and wait until it is done."""
-        with self._changed:
-            pair = self._pending.setdefault((source, target), [None, None])
-            pair[receives] = tensor
-            sent, received = pair
-            if sent is not None and received is not None:
-                received.copy_(sent)
-                _synchronize_stream(received.device)
-                del self._pending[source, target]
-                self._changed.notify_all()
-            elif not self._changed.wait_for(
-                lambda: self._pending.get((source, target)) is not pair, TIMEOUT_S
-            ):
-                raise TimeoutError(f"transfer from {source} to {target}: no peer")
-
-
-class StandInGroup:
-    """Stand-in for one rank's NCCL process group: ordered after the caller's current stream."""
-
-    def __init__(self, transfers: Transfers, rank: int) -> None:
-        self._transfers, self._rank = transfers, rank
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> StandInGroup:
-        """Send the first tensor."""
-        _synchronize_stream(tensors[0].device)
-        self._transfers.transfer(self._rank, rank, receives=False, tensor=tensors[0])
-        return self
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> StandInGroup:
-        """Receive into the first tensor."""
-        _synchronize_stream(tensors[0].device)
-        self._transfers.transfer(rank, self._rank, receives=True, tensor=tensors[0])
-        return self
-
-    def wait(self) -> None:
-        """Return at once: transfers are complete when their calls return."""
-
-
-def _synchronize_stream(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
 
 def _train(
     plan: Any,
     where: torch.device,
     sides: list[Any],
-    directs: dict[int, DeviceTransfers] | None = None,
 ) -> tuple[list[float], list[list[torch.Tensor]]]:
     """Train a plan whose devices are threads; return the losses and all parameters."""
-    stage_modules, _, losses = train_in_threads(plan, sides, STEPS, directs, where)
+    stage_modules, _, losses = train_in_threads(plan, sides, STEPS, where)
     return losses, [[p.detach().cpu().clone() for p in one.parameters] for one in stage_modules]
 
 
@@ -192,17 +126,8 @@ def race(device: str, out: Path) -> dict[str, Any]:
         }
         for seed in range(SEEDS):
             sides = [GpuBackend(gpu(100 * seed + rank)) for rank in ranks]
-            directs = None
-            if seed % 2:  # GPU-to-GPU transfers instead of messages through the host
-                transfers = Transfers()
-                directs = {
-                    rank: DeviceTransfers(
-                        StandInGroup(transfers, rank), list(ranks), rank, sides[rank]
-                    )
-                    for rank in ranks
-                }
-            found = _train(plan, where, sides, directs)
-            key = f"late_{seed}{'_direct' if directs else ''}"
+            found = _train(plan, where, sides)
+            key = f"late_{seed}"
             row[key] = _identical(expected, found)
             if not row[key]:
                 row[f"{key}_losses"] = found[0]

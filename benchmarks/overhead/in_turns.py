@@ -15,20 +15,17 @@ import torch
 
 from planner.executor.data.microbatches import microbatches_of
 from planner.executor.data.options import SYNTHETIC
-from planner.executor.fault_tolerance.commit import CommitProtocol
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
-from planner.executor.fault_tolerance.run_segments import segments_of
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now, init_process, run_rank
+from planner.executor.launch.setup import set_up
+from planner.executor.launch.train_loop import train
 from planner.executor.rendezvous.rank_assignment import own_name
-from planner.executor.runtime.losses import LossCollector
 from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.progress import Progress
+from planner.executor.runtime.progress import KnownLosses, Progress
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.setup import set_up
-from planner.executor.runtime.train_loop import train
 from planner.network.dtype import Dtype
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -100,7 +97,7 @@ class InTurns(Progress):
         self.losses: list[float] = []
         self._began_s = self._now_s()
 
-    def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
+    def step(self, record: StepRecord, losses: KnownLosses | None) -> None:
         """The executor has done one; what it took to say so is part of it."""
         super().step(record, losses)
         self.seconds["executor"].append(self._now_s() - self._began_s)
@@ -120,24 +117,23 @@ class InTurns(Progress):
 
 def main() -> int:
     """Run both; the last line has seconds and the plain loop's losses, as JSON."""
-    args = parse_arguments(None, __doc__)
+    config = parse_arguments(None, __doc__)
     init_process()
-    detector = FailureDetector(own_name(args.devices), Shutdown())
+    detector = FailureDetector(own_name(config.devices), Shutdown())
 
     def run() -> int:
-        plan = load_plan(args.plan)
-        segments = segments_of(plan, [], args.steps)
-        made = set_up(args, plan, segments, detector)
+        plan = load_plan(config.plan)
+        context = set_up(config, plan, detector)
         # before the executor has any memory for activations
-        turns = InTurns(plan, made.device, args.steps, compiled=args.compile)
-        turns.work, made.progress = made.progress.work, turns
-        train(made, plan, segments)
-        made.ranks.part()
+        turns = InTurns(plan, context.device, config.steps, compiled=config.compile)
+        turns.work, context.progress = context.progress.work, turns
+        train(context, plan)
+        context.ranks.part()
         told = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
         print(json.dumps(told), flush=True)
         return 0
 
-    return run_rank(own_name(args.devices), detector, run)
+    return run_rank(own_name(config.devices), detector, run)
 
 
 if __name__ == "__main__":

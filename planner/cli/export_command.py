@@ -15,7 +15,6 @@ from planner.exports.launch import ELASTIC
 from planner.exports.options import load_hosts
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import require_elastic
 from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = "write a plan in the format of another tool"
@@ -94,9 +93,7 @@ def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
     are not checked at all.
     """
     try:
-        from planner.executor.fault_tolerance.run_segments import segments_of
-        from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
-        from planner.executor.launch.options import optimizing_of
+        from planner.executor.launch.arguments import parse_arguments
         from planner.executor.node import own_options, require_own
     except ImportError:
         return
@@ -114,28 +111,24 @@ def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
         with redirect_stderr(output), redirect_stdout(output):
             if by_node:
                 node_args, words = own_options(words)
-            executor_args = parse_arguments(["plan.json", "--devices", "", *words], None)
+            config = parse_arguments(["plan.json", "--devices", "", *words], None)
     except SystemExit as end:
         why = output.getvalue().partition(": ")[2].partition("; see ")[0]
         raise ValueError(
             f"--executor-options: {why if end.code else '--help is not allowed'}"
         ) from None
-    if executor_args.devices != [""] or executor_args.bind is not None:
-        name = "bind" if executor_args.bind is not None else "devices"
+    if config.devices != ("",) or config.bind is not None:
+        name = "bind" if config.bind is not None else "devices"
         raise ValueError(f"--executor-options: --{name} differs from host to host; leave it out")
-    if executor_args.elastic and to == "torchrun":
+    if config.elastic and to == "torchrun":
         raise ValueError(
             "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
             "fails; take --to nodes"
         )
     if node_args is not None:
-        require_own(node_args, executor_args)
-    validate(executor_args)
-    validate_for_plan(executor_args, plan)
-    if executor_args.elastic:
-        require_elastic(plan, None if executor_args.checkpoint is None else executor_args.every)
-    optimizing_of(executor_args)
-    segments_of(plan, executor_args.move, executor_args.steps)
+        require_own(node_args, config)
+    config.validate()
+    config.validate_for_plan(plan)
 
 
 def _readers(option: str) -> str:

@@ -9,39 +9,27 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.checker.dispatch import check
-from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
-from planner.executor.data.options import Data
-from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line
-from planner.executor.launch.options import (
-    EVERY,
-    add_device,
-    add_training,
-    data_of,
-    eval_data_of,
-    optimizing_of,
-    words_of,
-)
+from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
+from planner.executor.launch.run_config import RunConfig, add_options
 from planner.executor.runtime.flops_counter import summary
 from planner.report.figures import samples
 from planner.simulator.host_prediction import executable_workload, predict_on_host, require_memory
-from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule
+from planner.swarm.rebalance_policy import RebalanceDecision
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.migration import Migration
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import require_elastic
-from planner.utils.atomic_write import MADE
-from planner.utils.output_files import Output, add_force, require_outputs
-from planner.workload.calibration import FORMAT, Calibration
+from planner.utils.output_files import add_force
+from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
 WAIT_S, START_S = 60.0, 4.0
@@ -49,6 +37,9 @@ WAIT_S, START_S = 60.0, 4.0
 
 RESTARTS = 3
 """Most restarts of a device's process with ``--elastic``."""
+
+RANKS_ONLY = ("events", "own_pace", "record", "impose", "speed", "shrink", "rest")
+"""Options that `planner run` does not offer."""
 
 OPTIONAL_METRICS = ("tokens_per_s", "mfu", "gradient_norm")
 """Fields of a step event that are only sometimes known."""
@@ -61,246 +52,82 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the plan, steps, training options, and what to measure."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument(
-        "--steps",
-        type=count,
-        default=10,
-        help="steps in total; with 0, or no more than the checkpoint has, only --eval-data is "
-        "evaluated; default %(default)s",
-    )
-    sub.add_argument("--calibrate", type=Path, help="file to write measured compute times to")
-    sub.add_argument(
         "--calibration", type=Path, help="file with compute times that were measured before"
     )
-    sub.add_argument("--checkpoint", type=Path, help="folder to write checkpoints to")
-    sub.add_argument("--every", type=positive, help="steps between checkpoints; default 100")
-    sub.add_argument(
-        "--resume",
-        type=Path,
-        help="resume from the latest checkpoint in this folder; --steps includes the steps before",
-    )
-    sub.add_argument("--trace", type=Path, help="Chrome trace of the executed iteration to write")
-    sub.add_argument(
-        "--routes",
-        type=Path,
-        help="stochastic wiring: JSON lines file with the path of each microbatch; {rank} in the "
-        "name "
-        "is replaced by the trainer's rank",
-    )
-    sub.add_argument(
-        "--move",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="DEVICE:STAGE@STEPS",
-        help="stochastic wiring: move a device to another stage after so many steps",
-    )
-    sub.add_argument(
-        "--rebalance",
-        type=positive,
-        metavar="STEPS",
-        help="stochastic wiring: every STEPS steps, decide from measured times whether a device "
-        "moves "
-        "to another stage",
-    )
-    sub.add_argument(
-        "--rebalance-rule",
-        choices=list(RebalanceRule),
-        help="choose the move with the largest gain for the rest of the run (planned, the "
-        "default), "
-        "or use SWARM's Algorithm 2",
-    )
-    sub.add_argument(
-        "--elastic",
-        action="store_true",
-        help="continue without a device whose process ends if its stage has another one, and "
-        "restart "
-        f"the process so that it rejoins, at most {RESTARTS} times",
-    )
-    add_device(sub)
-    sub.add_argument(
-        "--patience",
-        type=seconds,
-        help="heartbeat timeout in seconds; default 10, more for plans with long latencies",
-    )
-    add_training(sub)
+    add_options(sub, exclude=RANKS_ONLY)
     add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Validate the outputs, then launch the run."""
-    require_outputs(
-        vars(args),
-        [
-            Output("--trace", args.trace, [".json"], MADE),
-            Output("--calibrate", args.calibrate, [".json"], FORMAT),
-        ],
-    )
-    optimizing_of(args)  # validate the values before anything starts
-    options = LocalRun(
-        args.plan,
-        args.steps,
-        words_of(args),
-        (data_of(args), eval_data_of(args)),
-        (args.weights, args.export),
-        args.calibrate,
-        args.calibration,
-        args.trace,
-        args.device,
-        args.direct,
-        args.patience,
-        args.checkpoint,
-        args.every,
-        args.resume,
-        args.routes,
-        tuple(args.move),
-        args.rebalance,
-        args.rebalance_rule,
-        args.elastic,
-        args.compile,
-    )
-    return launch(options, as_json=args.json)
+    config = RunConfig.of(args, devices=())
+    config.validate_files()
+    config.validate()
+    return launch(config, args.calibration, as_json=args.json)
 
 
-@dataclass(frozen=True)
-class LocalRun:
-    """Options of a local run.
-
-    Attributes
-    ----------
-    plan
-        Plan file.
-    steps
-        Steps in total.
-    training
-        Options of `planner.executor.launch.options.add_training`, as command-line words.
-    texts
-        Data to train on, and data to evaluate on.
-    weights
-        Folders of Hugging Face weights: initial weights, and where to export the final ones.
-    calibrate, calibration
-        File that measured compute times are written to, or read from.
-    trace
-        File for the trace of the executed iteration.
-    device
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
-    direct
-        Transport between GPUs; None: through host memory.
-    patience
-        Heartbeat timeout in seconds; None: the executor's default.
-    checkpoint, every, resume
-        Checkpoint folder, steps between checkpoints, and folder to resume from.
-    routes
-        File for the paths that devices chose.
-    moves
-        Planned migrations of devices between stages, ``DEVICE:STAGE@STEPS``.
-    rebalance, rebalance_rule
-        Steps between rebalancing decisions, and their rule.
-    elastic
-        Whether the run continues if a device is lost.
-    compile
-        Whether layers and head are compiled.
-    """
-
-    plan: Path
-    steps: int
-    training: list[str]
-    texts: tuple[Data, Data | None]
-    weights: tuple[Path | None, Path | None]
-    calibrate: Path | None
-    calibration: Path | None
-    trace: Path | None
-    device: str
-    direct: str | None = None
-    patience: float | None = None
-    checkpoint: Path | None = None
-    every: int | None = None
-    resume: Path | None = None
-    routes: Path | None = None
-    moves: tuple[str, ...] = ()
-    rebalance: int | None = None
-    rebalance_rule: str | None = None
-    elastic: bool = False
-    compile: bool = False
-
-
-def require_same_transport(calibration: Calibration, options: LocalRun) -> None:
-    """Reject a calibration that was measured with another transport between ranks."""
-    measured = calibration.software.get("direct")
-    if measured != options.direct:
-        measured_with, wanted = (
-            "through host memory" if is_direct is None else f"with --direct {is_direct}"
-            for is_direct in (measured, options.direct)
-        )
-        raise ValueError(
-            f"--calibration {options.calibration}: measured {measured_with}, this run sends "
-            f"{wanted}; measure again with --calibrate, or use the same --direct"
-        )
-
-
-def launch(options: LocalRun, *, as_json: bool) -> int:
+def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int:
     """Validate, run the ranks, print their events and a summary; return the exit code."""
     PROGRESS.start("loading PyTorch and checking the plan")
-    plan = load_plan(options.plan)
+    plan = load_plan(config.plan)
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.data.microbatches import microbatches_of
-    from planner.executor.fault_tolerance.run_segments import segments_of
-    from planner.executor.huggingface.export import Export
-    from planner.executor.huggingface.weights import require_weights
-    from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
-    from planner.executor.launch.calibrate import cores
     from planner.executor.launch.local import run_local, threads
     from planner.executor.rendezvous.address import named_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
+    from planner.executor.runtime.device_identity import cores
     from planner.executor.runtime.stage_module import require_executable
+    from planner.huggingface.export import Export
+    from planner.huggingface.weights import require_weights
 
     # report once what every rank would reject
-    executor_args = parse_arguments(_executor_arguments(options, plan, options.calibrate), None)
-    validate(executor_args)
-    validate_for_plan(executor_args, plan)
+    config.validate_for_plan(plan)
     named_address()
     arch = require_executable(plan)
-    for text in options.texts:
+    for text in (config.training_data(), config.evaluation_data()):
         if text is not None:
             microbatches_of(plan, text)
-    segments_of(plan, options.moves, options.steps)
-    if options.resume is not None:
-        require_checkpoint(options.resume)
-    if options.checkpoint is not None:
-        require_fresh_folder(options.checkpoint, options.resume)
-    if options.elastic:
-        require_elastic(plan, None if options.checkpoint is None else options.every or EVERY)
-    begin, end = options.weights
-    if begin is not None:
-        require_weights(begin, arch)
-    if end is not None:
-        Export(end, plan, begin)
+    if config.resume is not None:
+        require_checkpoint(config.resume)
+    if config.checkpoint is not None:
+        require_fresh_folder(config.checkpoint, config.resume)
+    if config.weights is not None:
+        require_weights(config.weights, arch)
+    if config.export is not None:
+        Export(config.export, plan, config.weights)
     workload = executable_workload(plan)
     violations = check(plan)
     if violations:
-        raise PlanError(f"{options.plan}: {violations[0]}; make the plan again")
+        raise PlanError(f"{config.plan}: {violations[0]}; make the plan again")
     predicted = None
-    if options.calibration is not None:
-        calibration = Calibration.load(options.calibration)
-        require_same_transport(calibration, options)
-        predicted = predict_on_host(plan, workload, calibration)
-    if not _on_gpus(options.device):
+    if calibration is not None:
+        predicted = predict_on_host(plan, workload, Calibration.load(calibration))
+    if not _on_gpus(config.device):
         require_memory(plan, workload)
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
-        path = options.calibrate or Path(folder) / "calibration.json"
-        steps = _EventPrinter(plan, workload, path, predicted, as_json, options.steps)
+        path = config.calibrate or Path(folder) / "calibration.json"
+        steps = _EventPrinter(plan, workload, path, predicted, as_json, config.steps)
         ids = plan.cluster.network.ids
         try:
-            arguments = _executor_arguments(options, plan, None if options.calibration else path)
+            ranks = replace(
+                config,
+                devices=ids,
+                events=True,
+                calibrate=None if calibration else path,
+                # many processes on few CPUs start slowly
+                wait=config.wait or WAIT_S + START_S * len(ids),
+                force=True,  # outputs were validated before
+            )
             code, reason = run_local(
-                [sys.executable, "-m", "planner.executor", *arguments],
+                [sys.executable, "-m", "planner.executor", *ranks.to_arguments()],
                 ids,
                 # pass the secret as a file: others can read command lines and environments
                 threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
                 _warn,
-                restarts=RESTARTS if options.elastic else None,
+                restarts=RESTARTS if config.elastic else None,
             )
         except KeyboardInterrupt as error:
             # still print the summary of the steps that were done
@@ -487,39 +314,3 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
 def _kind(plan: TrainingPlan, step: int) -> tuple[int, bool]:
     """Return a step's schedule, and whether the step averages."""
     return plan.cycle[step % len(plan.cycle)], plan.sync.due(step)
-
-
-def _executor_arguments(options: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
-    """Return the command-line arguments of the executor."""
-    ids = plan.cluster.network.ids
-    arguments = [
-        *(str(options.plan), "--events"),
-        *("--devices", *ids),
-        *("--steps", str(options.steps)),
-        "--force",  # outputs were validated before
-        *options.training,
-        # many processes on few CPUs start slowly
-        *("--wait", str(WAIT_S + START_S * len(ids))),
-    ]
-    if options.elastic:
-        arguments.append("--elastic")
-    if options.compile:
-        arguments.append("--compile")
-    if options.moves:
-        arguments += ["--move", *options.moves]
-    for flag, value in (
-        ("--calibrate", calibrate),
-        ("--trace", options.trace),
-        ("--device", options.device),
-        ("--direct", options.direct),
-        ("--patience", options.patience),
-        ("--rebalance", options.rebalance),
-        ("--rebalance-rule", options.rebalance_rule),
-        ("--checkpoint", options.checkpoint),
-        ("--every", options.every),
-        ("--resume", options.resume),
-        ("--routes", options.routes),
-    ):
-        if value is not None:
-            arguments += [flag, str(value)]
-    return arguments

@@ -27,7 +27,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the weights and print how many steps the model was trained for."""
     # imported here: only this needs torch
-    from planner.executor.huggingface.export import Export, export_checkpoint
+    from planner.huggingface.export import Export, export_checkpoint
 
     plan = load_plan(args.plan)
     steps = export_checkpoint(Export(args.out, plan, args.like), plan, args.checkpoint)

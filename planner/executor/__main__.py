@@ -7,37 +7,29 @@ plan's bytes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
 
 from planner.executor.comm.aggregator import Aggregator
-from planner.executor.fault_tolerance.elastic import ElasticRun
+from planner.executor.elastic.elastic import ElasticRun
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
-from planner.executor.fault_tolerance.run_segments import segments_of
 from planner.executor.fault_tolerance.shutdown import Shutdown
-from planner.executor.huggingface.export import export_trained
-from planner.executor.launch.arguments import (
-    parse_arguments,
-    validate,
-    validate_files,
-    validate_for_plan,
-)
+from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import die_with_parent, exit_now, init_process, run_rank
+from planner.executor.launch.run_config import RunConfig
+from planner.executor.launch.setup import RankContext, set_up
+from planner.executor.launch.train_loop import TrainResult, train
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.rendezvous.rank_assignment import own_name
+from planner.executor.rendezvous.rank_assignment import WAIT_S, own_name
 from planner.executor.runtime.device_report import device_reports
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.setup import RankContext, set_up
 from planner.executor.runtime.stage_module import StageModule
-from planner.executor.runtime.train_loop import TrainResult, train
 from planner.executor.runtime.worker import Worker
-from planner.executor.swarm.rebalancing import require_movable
+from planner.huggingface.export import export_trained
 from planner.simulator.timeline import from_records
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import require_elastic
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Environment variable of ranks started by torchrun."""
@@ -45,64 +37,68 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
-    args = parse_arguments(argv, __doc__)
+    config = parse_arguments(argv, __doc__)
     init_process()
     die_with_parent()
-    name = own_name(args.devices)
+    name = own_name(config.devices)
     detector = FailureDetector(name, Shutdown())
-    return run_rank(name, detector, lambda: _run(args, detector))
+    return run_rank(name, detector, lambda: _run(config, detector))
 
 
-def _run(args: argparse.Namespace, detector: FailureDetector) -> int:
-    validate(args)
-    validate_files(args)
-    plan = load_plan(args.plan)
-    segments = segments_of(plan, args.move, args.steps)
-    if args.rebalance is not None:
-        require_movable(plan, args.rebalance)
-    validate_for_plan(args, plan)
-    if args.elastic:
-        require_elastic(plan, None if args.checkpoint is None else args.every)
-        if TORCHRUN in os.environ:
-            raise ValueError(
-                "--elastic: torchrun ends all ranks of a node when one fails; start them with "
-                "python -m planner.executor.node, or with planner run"
-            )
-    made = set_up(args, plan, segments, detector)
-    if args.elastic:
-        return _run_elastic(made, plan, detector)
-    done = train(made, plan, segments)
-    if made.export is not None:
-        export_trained(made.export.of(done.plan), made.ranks, made.stage_module)
-    _finish(made, made.ranks, done)
+def _run(config: RunConfig, detector: FailureDetector) -> int:
+    config.validate()
+    config.validate_files()
+    plan = load_plan(config.plan)
+    config.validate_for_plan(plan)
+    if config.elastic and TORCHRUN in os.environ:
+        raise ValueError(
+            "--elastic: torchrun ends all ranks of a node when one fails; start them with "
+            "python -m planner.executor.node, or with planner run"
+        )
+    context = set_up(config, plan, detector)
+    if config.elastic:
+        return _run_elastic(context, plan, detector)
+    result = train(context, plan)
+    if context.export is not None:
+        export_trained(context.export.of(result.plan), context.ranks, context.stage_module)
+    _finish(context, context.ranks, result)
     return 0
 
 
-def _run_elastic(made: RankContext, plan: TrainingPlan, detector: FailureDetector) -> int:
-    assert isinstance(made.works, StageModule | Aggregator)
-    how = (made.works, made.progress, made.checkpoints, made.held_out, made.args.wait)
-    elastic = ElasticRun(plan, made.ranks, *how)
-    last = elastic.train(made.first, made.args.steps)
+def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDetector) -> int:
+    assert isinstance(context.compute, StageModule | Aggregator)
+    elastic = ElasticRun(
+        plan,
+        context.ranks,
+        context.compute,
+        context.progress,
+        context.checkpoints,
+        context.held_out,
+        context.config.wait or WAIT_S,
+        context.pipeline_of,
+    )
+    last = elastic.train(context.first, context.config.steps)
     if elastic.worker is None:  # it came too late
         detector.finish()
         return 0
     with elastic.at_the_end("the model is not written"):
-        if made.export is not None:
-            export_trained(made.export.of(elastic.plan), elastic.ranks, made.stage_module)
+        if context.export is not None:
+            export_trained(context.export.of(elastic.plan), elastic.ranks, context.stage_module)
     with elastic.at_the_end():
-        _finish(made, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
+        _finish(context, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
     return 0
 
 
-def _finish(made: RankContext, ranks: ProcessGroup, done: TrainResult) -> None:
+def _finish(context: RankContext, ranks: ProcessGroup, result: TrainResult) -> None:
     """Reports after the last step; a collective call."""
-    if made.args.trace is not None:
-        _trace(made.args.trace, done.plan, ranks, done.worker, done.last)
-    if made.need is not None:
-        assert isinstance(made.works, StageModule | Aggregator)
-        reports = device_reports(done.plan, ranks, made.works, made.need, made.device, done.worker)
+    trace, need, compute = context.config.trace, context.need, context.compute
+    if trace is not None:
+        _trace(trace, result.plan, ranks, result.worker, result.last)
+    if need is not None:
+        assert isinstance(compute, StageModule | Aggregator)
+        reports = device_reports(result.plan, ranks, compute, need, context.device, result.worker)
         if ranks.rank == 0:
-            made.progress.devices(reports)
+            context.progress.devices(reports)
     ranks.part()
 
 

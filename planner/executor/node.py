@@ -18,17 +18,16 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.fault_tolerance.run_segments import segments_of
+from planner.executor.elastic.store_monitor import LOOK_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
-from planner.executor.fault_tolerance.store_monitor import LOOK_S, StoreMonitor
-from planner.executor.launch.arguments import parse_arguments, validate, validate_for_plan
-from planner.executor.launch.calibrate import cores
+from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.local import run_local, threads
 from planner.executor.launch.process import allow_descriptors, exit_now
+from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.rank_assignment import NODE, heartbeat_timeout_s, rank_of
 from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
+from planner.executor.runtime.device_identity import cores
 from planner.training_plan.file import load_plan
-from planner.training_plan.remove_devices import require_elastic
 from planner.utils.argument_parser import OneLineParser
 
 WHO = "planner.executor.node"
@@ -89,12 +88,12 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
     return argparse.ArgumentParser.parse_known_args(parser, words)
 
 
-def require_own(asked: argparse.Namespace, args: argparse.Namespace) -> None:
+def require_own(asked: argparse.Namespace, config: RunConfig) -> None:
     """Refuse options that do not go with those of the ranks."""
     if asked.restarts is not None and asked.restarts < 0:
         raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
-    if asked.restarts is not None and not args.elastic:
-        raise ValueError("--restarts is for --elastic, where the others go on; add that")
+    if asked.restarts is not None and not config.elastic:
+        raise ValueError("--restarts is for --elastic, where the others continue; add that")
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class _Node:
     """Ranks of a node before they are started."""
 
     words: list[str]
-    devices: list[str]
+    devices: tuple[str, ...]
     restarts: int | None
     address: StoreAddress
     world: int
@@ -147,30 +146,27 @@ def _serve_on(view: StoreMonitor, still_s: float) -> None:
 
 
 def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
-    args = parse_arguments(words, None, prog=f"python -m {WHO}")
+    config = parse_arguments(words, None, prog=f"python -m {WHO}")
     # report once what every rank would refuse
-    validate(args)
-    plan = load_plan(args.plan)
-    validate_for_plan(args, plan)
-    segments_of(plan, args.move, args.steps)
-    if args.elastic:
-        require_elastic(plan, None if args.checkpoint is None else args.every)
-    for local in range(len(args.devices)):
-        rank_of(plan, args.devices, local)
-    require_own(asked, args)
+    config.validate()
+    plan = load_plan(config.plan)
+    config.validate_for_plan(plan)
+    for local in range(len(config.devices)):
+        rank_of(plan, config.devices, local)
+    require_own(asked, config)
     # otherwise PyTorch would use an existing store
     os.environ.pop(SERVED, None)
     address = replace(StoreAddress.of_environment(), by_starter=True)
     allow_descriptors()
-    serves = plan.cluster.network.ids[0] in args.devices and not asked.no_store
+    serves = plan.cluster.network.ids[0] in config.devices and not asked.no_store
     return _Node(
         words,
-        args.devices,
-        None if not args.elastic else RESTARTS if asked.restarts is None else asked.restarts,
+        config.devices,
+        None if not config.elastic else RESTARTS if asked.restarts is None else asked.restarts,
         address,
         len(plan.cluster),
-        args.patience or heartbeat_timeout_s(plan),
-        served(args.bind or address.bind or address.host, address.port) if serves else None,
+        config.patience or heartbeat_timeout_s(plan),
+        served(config.bind or address.bind or address.host, address.port) if serves else None,
     )
 
 

@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
         detector=detector,
         wait_s=args.wait,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-        secret=secret_of(args),
+        secret=secret_of(args.bind, args.secret_file),
     )
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")

@@ -33,20 +33,6 @@ class Migration:
     stage: int
     after: int
 
-    @classmethod
-    def of(cls, text: str) -> Migration:
-        """Parse ``DEVICE:STAGE@STEPS``."""
-        rest, at, after = text.rpartition("@")
-        device, colon, stage = rest.rpartition(":")
-        if not (device and at and colon and stage.isdecimal() and after.isdecimal()):
-            raise PlanError(
-                f"--move {text!r}: must be DEVICE:STAGE@STEPS, such as Oregon:1@20; correct it"
-            )
-        return cls(device, int(stage), int(after))
-
-    def __str__(self) -> str:
-        return f"{self.device}:{self.stage}@{self.after}"
-
 
 def require_routed(plan: TrainingPlan, where: str) -> None:
     """Refuse plans whose devices have fixed paths."""
@@ -75,7 +61,7 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
     the proportions of their shares, the new member gets the mean. Predicted times are the old
     plan's.
     """
-    where = f"--move {move}"
+    where = f"device {move.device!r} to stage {move.stage} after {move.after} steps"
     require_routed(plan, where)
     ids, groups = plan.cluster.network.ids, plan.assignment.groups
     if move.device not in ids:
@@ -144,3 +130,11 @@ def _schedule(old: TrainingPlan, new: TrainingPlan, device: int, changed: set[in
         columns[stage] = tuple(assign_greedily(each, len(schedule.paths)))
     bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
     return replace(bare, order=list_schedule(bare, len(new.cluster), room))
+
+
+def require_movable(plan: TrainingPlan, every: int) -> None:
+    """Refuse plans in which devices cannot move after so many steps."""
+    if every < 1:
+        raise PlanError(f"--rebalance is {every}; give steps, at least 1")
+    require_routed(plan, "--rebalance")
+    require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")

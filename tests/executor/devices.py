@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from planner.executor.comm.direct import DeviceTransfers
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import DeviceBackend
@@ -69,14 +68,13 @@ def train_in_threads(
     plan: TrainingPlan,
     backends: Sequence[DeviceBackend],
     steps: int = 2,
-    directs: Mapping[int, DeviceTransfers] | None = None,
     where: torch.device = CPU,
 ) -> tuple[list[StageModule], list[list[StepRecord]], list[float]]:
     """Train a plan whose devices are threads; return their modules, records and each step's loss.
 
     Gradients are summed as they are found where they are averaged.
     """
-    ranks, schedule, directs = range(len(plan.cluster)), plan.schedules[0], directs or {}
+    ranks, schedule = range(len(plan.cluster)), plan.schedules[0]
     traffic = [P2PSchedule(schedule, rank) for rank in ranks]
     sending: dict[tuple[int, int], socket.socket] = {}
     receiving: dict[tuple[int, int], socket.socket] = {}
@@ -115,10 +113,10 @@ def train_in_threads(
             ]
             for source in outgoing
         }
-        stage_module, direct = stage_modules[rank], directs.get(rank)
-        receiver = Receiver(incoming, expected, stage_module.buffer, failure, direct=direct)
+        stage_module = stage_modules[rank]
+        receiver = Receiver(incoming, expected, stage_module.buffer, failure)
         rates = dict.fromkeys(outgoing, 1e9)
-        sender = Sender(outgoing, failure, rates, side=stage_module.side, direct=direct)
+        sender = Sender(outgoing, failure, rates, side=stage_module.side)
         for step in range(steps):
             record = StepRecord(step, False)
             records[rank].append(record)

@@ -30,6 +30,7 @@ MODULES = (
     # PyTorch's optimizers import it, which takes a second of each rank
     "torch._dynamo",
     "planner.probe.__main__",
+    "tests.executor.moving_rank",
     "tests.executor.rank_main",
 )
 PR_SET_PDEATHSIG = 1
@@ -95,10 +96,15 @@ def losses_by_step(
 ) -> tuple[int, dict[int, float], list[str]]:
     """As `run_plan`, with losses in place of events."""
     code, events, said = run_plan(path, names, *more)
+    return code, losses_in(events), said
+
+
+def losses_in(events: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Known losses by step."""
     told = [event for event in events if "loss" in event]
     losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
     losses.pop(None, None)
-    return code, losses, said
+    return losses
 
 
 @cache

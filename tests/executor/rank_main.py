@@ -13,8 +13,13 @@ from planner.executor.comm.aggregator import Aggregator
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import join
 from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.stage_module import StageModule
+from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
+from planner.executor.swarm.microbatch_queue import QueuePipeline
+from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, router_of
+from planner.training_plan.choices import Wiring
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
@@ -30,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     stage_module = StageModule(plan, ranks.rank, torch.device("cpu"), optimizing)
     worker = Worker(
-        plan, ranks, stage_module, microbatch_queue=ranks.store if chunking == "own" else None
+        plan, ranks, stage_module, pipeline=pipeline_of(plan, ranks, stage_module, chunking)
     )
     gradients: list[np.ndarray] = []
     step = stage_module.optimizer.step
@@ -62,13 +67,24 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def pipeline_of(
+    plan: TrainingPlan, ranks: ProcessGroup, compute: StageRuntime, chunking: str
+) -> Pipeline:
+    """As a run has it."""
+    if chunking == "own":
+        return QueuePipeline(plan, ranks.rank, compute, ranks.store)
+    if plan.wiring is Wiring.STOCHASTIC:
+        return StochasticPipeline(plan, ranks.rank, compute, router_of(plan, ranks.rank))
+    return FixedPipeline(plan, ranks.rank, compute)
+
+
 def help_others(
     plan: TrainingPlan, ranks: ProcessGroup, out: Path, steps: int, chunking: str
 ) -> None:
     """A rank without a stage; what it summed last is where a learner's gradients are."""
     aggregator = Aggregator(plan, ranks.rank)
     worker = Worker(
-        plan, ranks, aggregator, microbatch_queue=ranks.store if chunking == "own" else None
+        plan, ranks, aggregator, pipeline=pipeline_of(plan, ranks, aggregator, chunking)
     )
     records = list(worker.steps(steps))
     losses = worker.losses

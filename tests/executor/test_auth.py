@@ -198,10 +198,10 @@ def test_all_prove_it_in_the_store() -> None:
     said = proven([KNOWN, OTHER, KNOWN, KNOWN])
     for rank, name in ((0, "a"), (2, "c"), (3, "d")):
         assert said[rank].startswith(
-            f"device 'b' has not proven the secret that device '{name}' has; give every node"
+            f"device 'b' does not prove to know the secret of device '{name}'; give every node"
         )
     assert said[1].startswith("device 'b' has another secret than the other devices; give every")
-    assert "device 'b' has not proven" in proven([KNOWN, OTHER])[0]
+    assert "device 'b' does not prove" in proven([KNOWN, OTHER])[0]
 
 
 def test_a_proof_in_the_store_is_good_for_one_run() -> None:
@@ -214,13 +214,13 @@ def test_a_proof_in_the_store_is_good_for_one_run() -> None:
     later = threads(2, [KNOWN, None])[0]
     for key, value in first.items():
         later.store.set(key, value)
-    with pytest.raises(AuthenticationError, match="device 'b' has not proven"):
+    with pytest.raises(AuthenticationError, match="device 'b' does not prove"):
         authenticate_all(later, "plan")
     for text in ("", "no hexadecimal", "00"):
         later = threads(2, [KNOWN, None])[0]
         for key in keys:
             later.store.set(key, text)
-        with pytest.raises(AuthenticationError, match="device 'b' has not proven"):
+        with pytest.raises(AuthenticationError, match="device 'b' does not prove"):
             authenticate_all(later, "plan")
 
 
@@ -587,7 +587,7 @@ def test_a_rank_without_the_secret_ends_the_run(what: str, tmp_path: Path) -> No
     if what == "readable":
         assert codes == {"0": FAILED, "1": REFUSED}
     said = {
-        "wrong": "has not proven the secret that device",
+        "wrong": "does not prove to know the secret of device",
         "missing": "give every node the same --secret-file",
         "readable": "others may read or write it (mode 0644)",
     }[what]

@@ -17,8 +17,8 @@ from tests.executor.launch import torchrun
 torch = pytest.importorskip("torch")
 
 import planner.executor.__main__ as entry  # noqa: E402
-import planner.executor.runtime.setup as prepared  # noqa: E402
-from planner.executor.launch.arguments import parse_arguments, shared_settings  # noqa: E402
+import planner.executor.launch.setup as prepared  # noqa: E402
+from planner.executor.launch.arguments import parse_arguments  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
@@ -105,7 +105,8 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
     """What changes numbers, or is done together; a file may be elsewhere on another node."""
 
     def settings(*more: str) -> str:
-        return shared_settings(parse_arguments(["plan.json", "--devices", "a", *more], None))
+        config = parse_arguments(["plan.json", "--devices", "a", *more], None)
+        return config.shared_settings()
 
     for more in (
         ("--learning-rate", "0.5"),
@@ -127,8 +128,8 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
         (["--warmup", "2"], [], "was given --warmup 2 but device 'a' --warmup 0;"),
         (
             [],
-            ["--move", "a:1@3", "b:0@4"],
-            "was given no --move but device 'a' --move a:1@3 b:0@4;",
+            ["--direct", "gloo"],
+            "was given no --direct but device 'a' --direct gloo;",
         ),
     ],
 )
@@ -137,8 +138,8 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
     from planner.executor.rendezvous.rank_assignment import RankAssignmentError, _require_alike
 
     def told(words: list[str]) -> dict[str, str]:
-        args = parse_arguments(["plan.json", "--devices", "a", *words], None)
-        return {"plan": "p", "settings": shared_settings(args), "secret": "none"}
+        config = parse_arguments(["plan.json", "--devices", "a", *words], None)
+        return {"plan": "p", "settings": config.shared_settings(), "secret": "none"}
 
     store = torch.distributed.HashStore()
     _require_alike(store, "a", told(first))
@@ -158,10 +159,8 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
 )
 def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) -> None:
     """Those that say how something is done that is not asked for."""
-    from planner.executor.launch.arguments import validate
-
     with pytest.raises(ValueError, match=f"^{said}$"):
-        validate(parse_arguments(["plan.json", "--devices", "a", *words], None))
+        parse_arguments(["plan.json", "--devices", "a", *words], None).validate()
 
 
 @pytest.mark.parametrize(

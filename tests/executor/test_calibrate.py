@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.launch import calibrate  # noqa: E402
+from planner.profiling import calibrate  # noqa: E402
 
 
 def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
-from tests.executor.test_direct import losses_of  # noqa: E402
+from tests.executor.test_device_collectives import losses_of  # noqa: E402
 
 
 @pytest.mark.slow

@@ -120,22 +120,6 @@ class LateGpu:
         """See `GpuStreams`."""
         return tensor.untyped_storage().data_ptr() in self.pins
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, stream: LateStream) -> Tensor:
-        """Full of garbage."""
-        assert stream is not self._computes, "operations would be held up, or not waited for"
-        made: Tensor = torch.full(shape, GARBAGE if dtype.is_floating_point else 99, dtype=dtype)
-        made.here = True  # type: ignore[attr-defined]
-        return made
-
-    def is_here(self, tensor: Tensor) -> bool:
-        """See `GpuStreams`."""
-        return hasattr(tensor, "here")
-
-    def on(self, stream: LateStream, job: Callable[[], object]) -> None:
-        """By the stream, in its order, some time: the host goes on at once."""
-        assert stream is not self._computes
-        stream.give(job)
-
     def copied_in(self, message: Tensor, stream: LateStream) -> Tensor:
         """See `GpuStreams`."""
         assert self.is_pinned(message), "a copy that the host would wait for"
@@ -211,38 +195,6 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
         assert torch.equal(here, message)
         assert gpu.lent[-1] == (here, gpu.computing())
     assert HOST.to_device(message) is message
-
-
-def test_what_is_sent_from_where_it_is_made_is_complete() -> None:
-    """Who sends it waits for the operations begun so far, and for no others; nobody else does."""
-    gpu = LateGpu()
-    side = GpuBackend(gpu)
-    soon, late = threading.Event(), threading.Event()
-    gpu.computing().give(lambda: soon.wait(LONG_S))
-    made = torch.arange(4.0)
-    ready = side.made(made.view(2, 2).t())
-    gpu.computing().give(lambda: late.wait(LONG_S))
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(ready)
-        time.sleep(10 * LATE_S)
-        assert not sent.done()
-        soon.set()
-        assert torch.equal(sent.result(LONG_S), torch.tensor([[0.0, 2.0], [1.0, 3.0]]))
-    late.set()
-
-
-def test_what_is_done_across_is_done_when_it_returns_and_holds_up_nobody() -> None:
-    """By a stream of its own, whose memory is lent to operations that use it."""
-    gpu = LateGpu()
-    side = GpuBackend(gpu)
-    stuck = threading.Event()
-    gpu.computing().give(lambda: stuck.wait(LONG_S))
-    there = side.device_buffer((3,), torch.float32)
-    assert bool((there == GARBAGE).all())
-    side.run_beside(lambda: there.fill_(2.0))
-    assert bool((there == 2.0).all())
-    assert side.to_device(there) is there and gpu.lent[-1] == (there, gpu.computing())
-    stuck.set()
 
 
 def test_marks_are_moments_of_the_monotonic_clock() -> None:

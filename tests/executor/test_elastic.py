@@ -37,11 +37,11 @@ from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import read_tensors  # noqa: E402
 from planner.executor.comm.connections import ConnectionReset  # noqa: E402
-from planner.executor.fault_tolerance.commit import CommitProtocol  # noqa: E402
+from planner.executor.elastic.commit import CommitProtocol  # noqa: E402
+from planner.executor.elastic.membership import MAX_TORN, DeviceLost, Evicted, Membership  # noqa: E402
+from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
-from planner.executor.fault_tolerance.membership import MAX_TORN, DeviceLost, Evicted, Membership  # noqa: E402
-from planner.executor.fault_tolerance.membership_events import MEMBERSHIP_EVENTS, event_line  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
 from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
@@ -692,7 +692,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
 
 def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was to send is missed by one that does not vote: the step is done again by all."""
-    monkeypatch.setattr("planner.executor.fault_tolerance.commit.CAUSE_S", 0.05)
+    monkeypatch.setattr("planner.executor.elastic.commit.CAUSE_S", 0.05)
     run = Threads(("a", "b"))
     a, b = (
         CommitProtocol(membership, membership.ranks(rank), {0}, 99)
@@ -819,7 +819,7 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others give them, this one is gone; else they are."""
-    monkeypatch.setattr("planner.executor.fault_tolerance.membership.DOUBT_S", 0.05)
+    monkeypatch.setattr("planner.executor.elastic.membership.DOUBT_S", 0.05)
     run = Threads(("a", "b", "c", "d"))
     for rank in range(4):
         run.store.set(f"heartbeat/{rank}", "7")
@@ -875,7 +875,7 @@ def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None
     run = Threads(("a", "b", "c"))
     run.memberships[2].report_lost(["c"], "device 'c' hears nobody any more")
     run.look()
-    with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to go on with"):
+    with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to continue with"):
         run.memberships[2].next(9)
 
 
@@ -889,7 +889,7 @@ def late(run: Threads, heartbeat_timeout_s: float, wait_s: float = 60.0) -> Memb
 def test_who_comes_in_vain() -> None:
     """Nobody gives a sign of life, another process has the name, or all steps are done."""
     run = Threads(("a", "b", "c"))
-    with pytest.raises(Evicted, match="nobody is left to go on with"):
+    with pytest.raises(Evicted, match="nobody is left to continue with"):
         late(run, 0.2).join()
     with pytest.raises(Evicted, match=r"'c' was not missed within 0.2 s; see whether another"):
         late(run, 60.0, 0.2).join()

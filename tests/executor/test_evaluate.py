@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
-from planner.executor.launch.options import eval_data_of
+from planner.executor.launch.arguments import parse_arguments
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
@@ -220,7 +219,6 @@ def test_evaluating_never_or_nothing_is_refused_before_anything_starts(
     save_plan(make_plan([[0, 1]], workload=bytes_workload()), path)
     assert main(["run", str(path), option, "0"]) == 2
     assert f"{option} is 0; give at least 1" in capsys.readouterr().err
-    args = argparse.Namespace(eval_data=None, eval_every=1, eval_batches=1)
-    setattr(args, option[2:].replace("-", "_"), 0)
+    config = parse_arguments([str(path), "--devices", "0", option, "0"], None)
     with pytest.raises(ValueError, match=f"{option} is 0; give at least 1"):
-        eval_data_of(args)
+        config.validate()

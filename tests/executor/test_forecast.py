@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.executor.swarm.ready_hint import ReadyHint
+from planner.executor.comm.ready_hint import ReadyHint
 
 Told = list[tuple[int, float]]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.file import save_plan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.workload import Workload
@@ -16,12 +15,7 @@ from tests.executor.launch import torchrun
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.chunking import Chunking  # noqa: E402
-from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.device_allreduce import DeviceAllReduce  # noqa: E402
-from planner.executor.runtime.device_backend import backend_of  # noqa: E402
-from tests.executor.test_direct import Hall, directs_of, losses_of  # noqa: E402
-from tests.executor.test_exchange import Members, averaged  # noqa: E402
+from tests.executor.test_device_collectives import losses_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,39 +64,10 @@ def test_two_by_two_ranks_share_one_gpu(
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=tolerance)
 
 
-@pytest.mark.parametrize("wire", list(WireFormat))
-def test_averaging_by_streams_of_one_gpu(wire: WireFormat) -> None:
-    """Threads for ranks, and copies on the stream that transfers are begun on for NCCL's."""
-    gpu, n, values = torch.device("cuda", 0), 3, 3_000_001
-    vectors = [torch.randn(values, generator=torch.Generator().manual_seed(k)) for k in range(n)]
-    group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, False, True))
-    want = averaged(vectors, group, Chunking(1, 1), wire, 0.5)
-    hall, connected, sides = Hall(n), Members(n), [backend_of(gpu) for _ in range(n)]
-    directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
-    found = [v.to(gpu) for v in vectors]
-
-    def work(rank: int) -> float:
-        torch.cuda.set_device(gpu)
-        # what is begun late is waited for
-        found[rank] *= 2.0
-        found[rank] /= 2.0
-        how = (connected.peers[rank], directs[rank], sides[rank], wire, 0.5)
-        return DeviceAllReduce(found[rank], group, rank, *how).run()
-
-    connected.all_do(work)
-    connected.close()
-    for one, other in zip(found, want, strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("grid", [[[0, 1]], [[0], [1]]])
-def test_from_gpu_to_gpu_by_nccl(grid: list[list[int]], tmp_path: Path) -> None:
-    """Two stages, and one of two devices: losses are those of messages by way of the host."""
-    plan = make_plan(grid, workload=tiny_workload())
-    want, devices = losses_of(plan, tmp_path, device="cuda")
-    found, told = losses_of(plan, tmp_path, "--direct", "nccl", device="cuda")
+def test_averaging_by_nccl(tmp_path: Path) -> None:
+    """One stage of two devices: losses are those of averaging by way of the host."""
+    plan = make_plan([[0], [1]], workload=tiny_workload())
+    want, _ = losses_of(plan, tmp_path, device="cuda")
+    found, _ = losses_of(plan, tmp_path, "--direct", "nccl", device="cuda")
     assert found == pytest.approx(want, rel=1e-6)
-    for one, other in zip(told, devices, strict=True):
-        # a word for each message, and no heads of chunks
-        assert one["sent_bytes"] == pytest.approx(other["sent_bytes"], rel=0.02)

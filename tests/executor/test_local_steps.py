@@ -22,12 +22,11 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedWeights  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402
-from planner.executor.runtime.worker import Worker  # noqa: E402
+from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.reference import train_apart  # noqa: E402
@@ -254,7 +253,7 @@ def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""
     from planner.executor.checkpoint.checkpoint import latest_step, read_shard
     from planner.executor.checkpoint.safetensors_io import read_tensors
-    from planner.executor.huggingface.export import Export, export_checkpoint
+    from planner.huggingface.export import Export, export_checkpoint
 
     plan = make_plan([[0], [1], [2], [3]]).replace(sync=DILOCO)
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
@@ -307,9 +306,8 @@ def test_what_has_no_meaning_is_refused() -> None:
     plan = plan.replace(clip=None, sync=DILOCO)
     stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
-    ranks = ProcessGroup(0, 1, store, ("0", "1"))
     with pytest.raises(PlanError, match="every_steps 5 with outer; leave out --own-pace"):
-        Worker(plan, ranks, stage_module, microbatch_queue=store)
+        QueuePipeline(plan, 0, stage_module, store)
 
 
 @pytest.mark.slow

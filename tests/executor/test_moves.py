@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from itertools import islice
+from dataclasses import asdict, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
-from planner.executor.fault_tolerance.run_segments import segments_of  # noqa: E402
-from tests.executor.forks import losses_by_step  # noqa: E402
+from tests.executor.forks import losses_in, run_ranks  # noqa: E402
 
 GRID = [[0, 1], [2, 3], [4, 5]]
+DELAYED = Sync(1, OuterOptimizer(), delayed=True)
 IDS = ("0", "1", "2", "3", "4", "5")
 
 
@@ -49,11 +49,25 @@ def single(plan: TrainingPlan, **settings: Any) -> list[float]:
     return [loss for loss, _ in islice(steps, STEPS)]
 
 
-CASES: dict[str, tuple[list[list[int]], str, tuple[str, ...]]] = {
-    "to the last stage": (GRID, "last", ("4:1@7",)),
-    "to the first stage and back": (GRID, "last", ("3:0@5", "3:1@12")),
-    "three stages, head first": ([[0, 3, 4], [2, 1, 5]], "first", ("2:1@4", "1:2@9", "5:0@15")),
+CASES: dict[str, tuple[list[list[int]], str, list[Migration]]] = {
+    "to the last stage": (GRID, "last", [Migration("4", 1, 7)]),
+    "to the first stage and back": (GRID, "last", [Migration("3", 0, 5), Migration("3", 1, 12)]),
+    "three stages, head first": (
+        [[0, 3, 4], [2, 1, 5]],
+        "first",
+        [Migration("2", 1, 4), Migration("1", 2, 9), Migration("5", 0, 15)],
+    ),
 }
+
+
+def losses_with_moves(path: Path, moves: list[Migration], *more: str) -> dict[int, float]:
+    """Losses of ranks that decide to make these moves."""
+    given = json.dumps([asdict(move) for move in moves])
+    module = "tests.executor.moving_rank"
+    words = [given, str(path), "--devices", *IDS, "--device", "cpu", "--events", *more]
+    done = run_ranks(len(IDS), module, *words)
+    assert done.code == 0, done.error
+    return losses_in([json.loads(line) for line in done.out.splitlines()])
 
 
 @pytest.mark.parametrize(
@@ -66,31 +80,26 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
     plan, path = plan_of(grid, head), tmp_path / "plan.json"
     save_plan(plan, path)
     rates = [word for name, value in SETTINGS.items() for word in (_option(name), str(value))]
-    routes = str(tmp_path / "routes-{rank}.jsonl")
-    given = ("--steps", str(STEPS), "--move", *moves, "--routes", routes, *rates)
-    code, losses, said = losses_by_step(
-        path, IDS, *given, "--checkpoint", str(tmp_path / "kept"), "--every", "20"
-    )
-    assert code == 0, said
+    record = str(tmp_path / "record-{rank}.json")
+    given = ("--steps", str(STEPS), "--rebalance", "1", "--record", record, *rates)
+    kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "20")
+    losses = losses_with_moves(path, moves, *given, *kept)
     expected = single(plan, **SETTINGS)
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
     # what was routed is what each segment's stages allow
-    lines = [
-        json.loads(line)
-        for file in tmp_path.glob("routes-*.jsonl")
-        for line in file.read_text().splitlines()
+    routes = [
+        (step["step"], route)
+        for file in tmp_path.glob("record-*.json")
+        for step in json.loads(file.read_text())["steps"]
+        for _, route in step["routes"]
     ]
-    assert len(lines) == 12 * STEPS
-    for segment in segments_of(plan, moves, STEPS):
-        ids = segment.plan.cluster.network.ids
-        used = [
-            {line["path"][s] for line in lines if segment.begin <= line["step"] < segment.end}
-            for s in range(len(grid[0]))
-        ]
-        for stage, group in enumerate(segment.plan.assignment.groups):
-            assert used[stage] == {ids[d] for d in group}
+    assert len(routes) == 12 * STEPS
+    last, ends = plan, [*(move.after for move in moves), STEPS]
+    for number, (begin, end) in enumerate(pairwise([0, *ends])):
+        last = last if number == 0 else migrated(last, moves[number - 1])
+        for stage, group in enumerate(last.assignment.groups):
+            assert {r[stage] for step, r in routes if begin <= step < end} == set(group)
     # all of a stage have the same parameters in the end, bit by bit
-    last = segments_of(plan, moves, STEPS)[-1].plan
     folder = tmp_path / "kept"
     for group in last.assignment.groups:
         shards = [read_shard(folder, latest_step(folder, group), d, last) for d in group]
@@ -105,7 +114,7 @@ def _option(name: str) -> str:
 def test_a_moved_plan_by_hand() -> None:
     """Who is where, who averages, and how much each may hold; the same wherever it is made."""
     plan = plan_of()
-    made = migrated(plan, Migration.of("4:1@7"))
+    made = migrated(plan, Migration("4", 1, 7))
     assert made.assignment.groups == ((0, 2), (1, 3, 4, 5)) and made.assignment.grid is None
     assert list(contradictions(made)) == [] and made.certificates == {}
     assert [[g.members for g in groups[0]] for groups in made.averaging] == [
@@ -118,50 +127,60 @@ def test_a_moved_plan_by_hand() -> None:
     assert after[4] == min(before[d] for d in (1, 3, 5))
     done = [sum(d in path for path in made.schedules[0].paths) for d in range(6)]
     assert done == [6, 3, 6, 3, 3, 3]
-    assert made.content_hash == migrated(plan, Migration.of("4:1@7")).content_hash
-    assert migrated(made, Migration.of("4:0@9")).assignment.groups == plan.assignment.groups
+    assert made.content_hash == migrated(plan, Migration("4", 1, 7)).content_hash
+    assert migrated(made, Migration("4", 0, 9)).assignment.groups == plan.assignment.groups
 
 
 def test_shares_and_two_levels_after_a_move() -> None:
     """Who stays keeps proportions, who comes gets the mean share; levels become one round."""
     plan = plan_of()
     stage = AveragingGroup((1, 3, 5), (0.5, 0.5, 0.0), (True,) * 3)
-    made = migrated(plan.replace(averaging=(plan.averaging[0], ((stage,),))), Migration.of("4:1@7"))
+    made = migrated(plan.replace(averaging=(plan.averaging[0], ((stage,),))), Migration("4", 1, 7))
     assert made.averaging[1][0][0].members == (1, 3, 4, 5)
     assert made.averaging[1][0][0].shares == pytest.approx((0.375, 0.375, 0.25, 0.0))
     pairs = tuple(
         (replace(AveragingGroup.equal(group), phase=Phase.REDUCE),) for group in [(0, 2, 4)]
     )
     two = (*pairs, (replace(AveragingGroup.equal((0, 2, 4)), phase=Phase.EXCHANGE),))
-    made = migrated(plan.replace(averaging=(two, plan.averaging[1])), Migration.of("4:1@7"))
+    made = migrated(plan.replace(averaging=(two, plan.averaging[1])), Migration("4", 1, 7))
     assert len(made.averaging[0]) == 1 and made.averaging[0][0][0].phase is Phase.ALL
 
 
 @pytest.mark.parametrize(
     ("move", "changes", "message"),
     [
-        ("4:1", {}, "must be DEVICE:STAGE@STEPS, such as Oregon:1@20"),
-        ("9:1@3", {}, "the plan has no device '9'"),
-        ("4:0@3", {}, "must go from one stage to another of 0 to 1, found stage 0 to 0"),
-        ("4:2@3", {}, "found stage 0 to 2"),
-        ("4:1@20", {}, "must be after 1 to 19 of 20 steps"),
-        ("4:1@0", {}, "must be after 1 to 19 of 20 steps"),
-        ("4:1@3", {"wiring": "fixed"}, "devices move where microbatches are routed"),
-        ("4:1@3", {"sync": Sync(2)}, "found averaging every 2 steps; move after a multiple"),
-        ("4:1@3", {"sync": Sync(1, OuterOptimizer(), delayed=True)}, "that is not delayed"),
+        (Migration("9", 1, 3), {}, "the plan has no device '9'"),
+        (
+            Migration("4", 0, 3),
+            {},
+            "must go from one stage to another of 0 to 1, found stage 0 to 0",
+        ),
+        (Migration("4", 2, 3), {}, "found stage 0 to 2"),
+        (Migration("4", 1, 3), {"wiring": "fixed"}, "devices move where microbatches are routed"),
+        (
+            Migration("4", 1, 3),
+            {"sync": Sync(2)},
+            "found averaging every 2 steps; move after a multiple",
+        ),
+        (
+            Migration("4", 1, 3),
+            {"sync": Sync(1, OuterOptimizer(), delayed=True)},
+            "that is not delayed",
+        ),
     ],
 )
-def test_moves_that_cannot_be(move: str, changes: dict[str, Any], message: str) -> None:
+def test_moves_that_cannot_be(move: Migration, changes: dict[str, Any], message: str) -> None:
     """One line each."""
     with pytest.raises(PlanError) as caught:
-        segments_of(plan_of().replace(**changes), [move], 20)
+        migrated(plan_of().replace(**changes), move)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_no_move_empties_a_stage() -> None:
     """Not even after others."""
-    with pytest.raises(PlanError, match="--move 2:1@3: is the last device of stage 0"):
-        segments_of(plan_of([[0, 1], [2, 3]]), ["2:1@3", "0:1@2"], 20)
+    plan = migrated(plan_of([[0, 1], [2, 3]]), Migration("0", 1, 2))
+    with pytest.raises(PlanError, match="device '2' to stage 1 after 3 steps: is the last device"):
+        migrated(plan, Migration("2", 1, 3))
 
 
 @pytest.mark.slow
@@ -171,10 +190,10 @@ def test_a_move_between_outer_steps(tmp_path: Path) -> None:
     path, folder = tmp_path / "plan.json", tmp_path / "kept"
     save_plan(plan, path)
     kept = ("--checkpoint", str(folder), "--every", str(STEPS))
-    code, losses, said = losses_by_step(path, IDS, "--steps", str(STEPS), "--move", "4:1@10", *kept)
-    assert code == 0, said
+    given = ("--steps", str(STEPS), "--rebalance", "5")
+    losses = losses_with_moves(path, [Migration("4", 1, 10)], *given, *kept)
     assert losses[STEPS - 1] < losses[0] - 0.1
-    last = migrated(plan, Migration.of("4:1@10"))
+    last = migrated(plan, Migration("4", 1, 10))
     for group in last.assignment.groups:
         shards = [read_shard(folder, latest_step(folder, group), d, last) for d in group]
         names = [name for name in shards[0] if not name.startswith("optimizer/")]

@@ -148,8 +148,8 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
 
 def test_calibration_measures_in_the_plans_format() -> None:
     """F, H and B of the modules that compute."""
-    from planner.executor.launch.calibrate import measure_compute
     from planner.executor.runtime.stage_module import StageModule
+    from planner.profiling.calibrate import measure_compute
 
     plan = make_plan([[0, 1]], workload=tiny())
     stage_module = StageModule(plan, 1, torch.device("cpu"), OptimizerConfig())

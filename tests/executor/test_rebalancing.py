@@ -11,7 +11,7 @@ import pytest
 from planner.network.cluster import Cluster, Devices
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
-from planner.training_plan.migration import Migration, migrated
+from planner.training_plan.migration import Migration, migrated, require_movable
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
@@ -20,8 +20,6 @@ from tests.executor.test_moves import IDS, plan_of, single
 from tests.executor.test_train import STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
-
-from planner.executor.swarm.rebalancing import require_movable  # noqa: E402
 
 
 def unbalanced() -> TrainingPlan:

@@ -79,9 +79,9 @@ def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
 
 def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
-    from planner.executor.launch.calibrate import REPEATS, measure_compute
     from planner.executor.runtime.optimizer import OptimizerConfig
     from planner.executor.runtime.stage_module import StageModule
+    from planner.profiling.calibrate import REPEATS, measure_compute
 
     calls = []
     for does in (False, True):

@@ -21,13 +21,12 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
 from planner.executor.runtime.flops_counter import summary  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import CountedWeights  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule  # noqa: E402
-from planner.executor.runtime.worker import Worker  # noqa: E402
+from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.test_local_steps import apart  # noqa: E402
@@ -178,7 +177,7 @@ def test_own_pace_is_refused() -> None:
     stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
     with pytest.raises(PlanError, match="found kind 'stochastic'; leave out --own-pace"):
-        Worker(plan, ProcessGroup(0, 1, store, ("0", "1")), stage_module, microbatch_queue=store)
+        QueuePipeline(plan, 0, stage_module, store)
 
 
 @pytest.mark.slow

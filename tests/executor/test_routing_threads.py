@@ -24,7 +24,8 @@ from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.runtime.device_backend import HOST  # noqa: E402
 from planner.executor.runtime.p2p_schedule import Message  # noqa: E402
-from planner.executor.runtime.records import RouteLog, StepRecord  # noqa: E402
+from planner.executor.runtime.pipeline import PipelineLinks  # noqa: E402
+from planner.executor.runtime.records import StepRecord  # noqa: E402
 from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingMessage  # noqa: E402
 from planner.executor.swarm.stochastic_pipeline import Neighbourhood, StochasticPipeline, router_of  # noqa: E402
 from tests.executor.devices import all_run  # noqa: E402
@@ -70,11 +71,11 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
     def run(d: int) -> None:
         mine = {j: c for (i, j), c in ends.items() if i == d}
         sender = Sender(mine, failure, dict.fromkeys(mine, 1e9))
-        router = router_of(plan, d)
-        routed = StochasticPipeline(plan, d, computes[d], mine, sender, failure, router)  # type: ignore[arg-type]
+        routed = StochasticPipeline(plan, d, computes[d], router_of(plan, d))  # type: ignore[arg-type]
+        routed.open(PipelineLinks(mine, sender, failure), [0] * steps)  # type: ignore[arg-type]
         for serial in range(steps):
             records[d].append(StepRecord(serial, False))
-            routed.run(serial, records[d][-1])
+            routed.run(serial, 0, records[d][-1], lambda end: None)
         routed.finish()
         sender.finish()
 
@@ -172,21 +173,3 @@ def test_notes_are_read_as_they_were_written() -> None:
         data = form.pack(note)
         assert len(data) == form.size and form.unpack(data) == note
     assert form.unpack(form.pack(RoutingMessage(MessageKind.LAST))).path == (-1, -1, -1)
-
-
-def test_routes_are_written_as_lines(tmp_path: Any) -> None:
-    """One a microbatch, with names; one file for several trainers is refused."""
-    plan = make_plan(GRID, workload=tiny_workload(batch_samples=9))
-    with pytest.raises(ValueError, match="paths are the plan's"):
-        RouteLog(tmp_path / "r", plan, 0)
-    plan = plan.replace(wiring="stochastic")
-    with pytest.raises(ValueError, match=r"2 devices write .* put \{rank\} into the name"):
-        RouteLog(tmp_path / "r", plan, 0)
-    log = RouteLog(tmp_path / "r-{rank}.jsonl", plan, 3)
-    record = StepRecord(5, False)
-    record.routes.append((8, (3, 1, 5)))
-    log.after(record)
-    text = (tmp_path / "r-3.jsonl").read_text()
-    assert text == '{"step": 5, "microbatch": 8, "path": ["3", "1", "5"]}\n'
-    RouteLog(tmp_path / "r-{rank}.jsonl", plan, 1).after(StepRecord(6, False))
-    assert not (tmp_path / "r-1.jsonl").exists()

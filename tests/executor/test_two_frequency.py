@@ -275,6 +275,6 @@ def test_what_a_rank_does_when() -> None:
             group.phase: str(wire) for group, wire in zip(rare.rounds, rare.wires, strict=True)
         }
         assert wires.get(Phase.EXCHANGE, "int8") == "int8" and wires[Phase.SPREAD] == "fp32"
-        wiring = CommPlan(plan, rank, None, False)
+        wiring = CommPlan(plan, rank)
         talks = {d for purpose, d in wiring.connections if purpose is ChannelKind.AVERAGING}
         assert talks == each.peers | rare.peers

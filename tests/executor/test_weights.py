@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from planner.executor.huggingface.weights import weight_digests  # noqa: E402
 from planner.executor.rendezvous import file_digest  # noqa: E402
+from planner.huggingface.weights import load_weights, weight_digests  # noqa: E402
 
 SEQUENCE, STEPS = 16, 4
 LLAMA = {
@@ -107,7 +108,13 @@ def stage_module_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Stage
     from planner.executor.runtime.optimizer import OptimizerConfig
     from planner.executor.runtime.stage_module import StageModule
 
-    return StageModule(plan, rank, torch.device("cpu"), OptimizerConfig(1e-3), weights=folder)
+    return StageModule(
+        plan,
+        rank,
+        torch.device("cpu"),
+        OptimizerConfig(1e-3),
+        load_weights=None if folder is None else partial(load_weights, folder),
+    )
 
 
 def our_logits(stage_modules: list[StageModule], tokens: Tensor) -> Any:
@@ -142,7 +149,7 @@ def export_of(
     plan: TrainingPlan, stage_modules: list[StageModule], out: Path, like: Path | None
 ) -> None:
     """What a run does at its end, of all ranks."""
-    from planner.executor.huggingface.export import Export
+    from planner.huggingface.export import Export
 
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
@@ -198,7 +205,7 @@ def test_shards_and_half_precision(name: str, tmp_path: Path) -> None:
 
 def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of two stages reads its layers and the head."""
-    from planner.executor.huggingface import weights
+    from planner.huggingface import weights
 
     folder = saved("llama", tmp_path)
     read: list[str] = []
@@ -302,8 +309,8 @@ def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) 
 
 def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     """Neither by a run nor by the command."""
-    from planner.executor.huggingface.export import Export
-    from planner.executor.huggingface.weights import WeightsError
+    from planner.huggingface.export import Export
+    from planner.huggingface.weights import WeightsError
 
     folder = saved("llama", tmp_path / "given")
     plan = plan_for(folder, [[0]])
@@ -391,7 +398,7 @@ def test_what_was_trained_goes_elsewhere_where_the_disk_is_full(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the line says where; any other error is one."""
-    from planner.executor.huggingface import export as hf_export
+    from planner.huggingface import export as hf_export
 
     export = hf_export.Export(tmp_path / "out", plan_for(saved("llama", tmp_path / "given"), [[0]]))
     number = errno.ENOSPC
@@ -418,8 +425,8 @@ def test_where_nothing_can_be_written_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is trained; trying leaves an empty folder."""
-    from planner.executor.huggingface.export import Export
-    from planner.executor.huggingface.weights import WeightsError
+    from planner.huggingface.export import Export
+    from planner.huggingface.weights import WeightsError
 
     plan = plan_for(saved("llama", tmp_path / "given"), [[0]])
     Export(tmp_path / "new" / "out", plan)
@@ -445,7 +452,7 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
         read_tensor,
     )
     from planner.executor.checkpoint.safetensors_io import write_tensors as write
-    from planner.executor.huggingface.weights import WeightsError
+    from planner.huggingface.weights import WeightsError
 
     folder = saved("llama", tmp_path / "given")
     plan = plan_for(folder, [[0]])
@@ -538,7 +545,7 @@ def test_a_tied_model_with_a_head_in_its_file(
 ) -> None:
     """The embedding once more is fine; another matrix is refused before anything starts."""
     from planner.executor.checkpoint.safetensors_io import read_entries, read_tensor, write_tensors
-    from planner.executor.huggingface.weights import WeightsError
+    from planner.huggingface.weights import WeightsError
 
     folder = saved("llama tied", tmp_path / "model")
     plan = plan_for(folder, [list(range(stages))])

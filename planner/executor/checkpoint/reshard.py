@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from planner.executor.huggingface.names import EMBEDDING, PROJECTION
+from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.executor.runtime.stage_module import has_head
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 

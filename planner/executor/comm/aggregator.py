@@ -25,7 +25,7 @@ class Aggregator(ModelFree):
             if stage == plan.head_stage:
                 modules.append(build_head(arch, plan.seed, built.stem))
         # a tied matrix counts once
-        parameters = {id(p): p.numel() for one in modules for p in one.parameters()}
+        parameters = {id(p): p.numel() for module in modules for p in module.parameters()}
         values = sum(parameters.values()) - tied_values(plan, stage)
         self._vector = torch.zeros(values)
 
@@ -41,7 +41,7 @@ class Aggregator(ModelFree):
         """Not called: it has no operations."""
         raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
 
-    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+    def buffer(self, message: Message) -> Tensor:
         """Not called: it has no operations."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 

@@ -62,9 +62,9 @@ class SendQueue:
         with self._lock:
             self._later(partial(job, self._connection))
 
-    def after_all(self, told: Callable[[], None]) -> None:
+    def after_all(self, callback: Callable[[], None]) -> None:
         """Call back when everything queued so far has been sent."""
-        self._lane.submit(told)
+        self._lane.submit(callback)
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
@@ -151,8 +151,8 @@ class AllReduceLinks:
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
-        for way in self.to.values():
-            way.finish()
+        for queue in self.to.values():
+            queue.finish()
         for lane in self.of.values():
             lane.finish()
 

@@ -16,11 +16,9 @@ from torch import Tensor
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.device_allreduce import DeviceAllReduce
-from planner.executor.comm.direct import DeviceTransfers
+from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
-from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.training_plan.averaging_group import AveragingGroup, is_hierarchical
 
 
@@ -56,16 +54,11 @@ class StageAverager:
         """Ranks with which it averages."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def reached(self, direct: DeviceTransfers) -> set[int]:
-        """Ranks with which it averages without the host."""
-        groups = [group.members for group in self.rounds if direct.reaches(group.members)]
-        return {member for members in groups for member in members} - {self.rank}
-
-    def begins_here(self, direct: DeviceTransfers | None) -> bool | None:
+    def begins_here(self, collectives: DeviceCollectives | None) -> bool | None:
         """Whether the first round needs the vector on the device; None if there is no round."""
         if not self.peers:
             return None
-        return direct is not None and direct.reaches(self.rounds[0].members)
+        return collectives is not None and collectives.covers(self.rounds[0], self.wires[0])
 
     def run(
         self,
@@ -73,8 +66,7 @@ class StageAverager:
         peers: AllReduceLinks,
         sender: Sender,
         told: Collection[int] | None = None,
-        direct: DeviceTransfers | None = None,
-        side: DeviceBackend = HOST,
+        collectives: DeviceCollectives | None = None,
     ) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
@@ -90,9 +82,8 @@ class StageAverager:
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, sender)
-                if direct is not None and direct.reaches(group.members):
-                    how = (peers, direct, side, wire, scale)
-                    end = DeviceAllReduce(values(True), group, self.rank, *how).run()
+                if collectives is not None and collectives.covers(group, wire):
+                    end = collectives.run(values(True), group, wire, scale)
                 else:
                     ahead = told if number == 0 else None
                     paced = (peers, wire, chunking, scale, room, ahead)

@@ -73,8 +73,8 @@ def chunking_of(
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
-    wanted = MAX_CHUNKS * seconds / (seconds + delay)
-    chunks = max(1, int(min(wanted, largest / MIN_BYTES, BUSY * seconds / messages_s)))
+    ideal = MAX_CHUNKS * seconds / (seconds + delay)
+    chunks = max(1, int(min(ideal, largest / MIN_BYTES, BUSY * seconds / messages_s)))
     in_flight = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
     spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
     # early data competes with messages that others need: at most one latency worth
@@ -151,11 +151,11 @@ def _sent(
     """Bytes between all pairs of members: contributions and returns."""
     share, gives = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
     gets = np.array(group.receives_sums, dtype=float)
-    found = gives[:, None] * share[None, :], share[:, None] * gets[None, :]
-    for sent in found:
+    both = gives[:, None] * share[None, :], share[:, None] * gets[None, :]
+    for sent in both:
         sent *= vector_bytes * group.width
         np.fill_diagonal(sent, 0.0)
-    return found
+    return both
 
 
 def _seconds(
@@ -165,9 +165,9 @@ def _seconds(
     members = np.array(group.members)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)
-    found = sent / pairs[np.ix_(members, members)]
-    found = np.maximum(found, (sent.sum(axis=1) / up[members])[:, None])
-    found = np.maximum(found, (sent.sum(axis=0) / down[members])[None, :])
+    seconds = sent / pairs[np.ix_(members, members)]
+    seconds = np.maximum(seconds, (sent.sum(axis=1) / up[members])[:, None])
+    seconds = np.maximum(seconds, (sent.sum(axis=0) / down[members])[None, :])
     devices = cluster.devices
     at = np.array(devices.sites or ("",) * len(cluster))[members]
     for lines, axis in (
@@ -175,12 +175,12 @@ def _seconds(
         (devices.site_download_bytes_per_s, 0),
     ):
         for site, rate in (lines or {}).items():
-            here = np.expand_dims(at == site, axis)
-            crossing = here & ~here.T
+            inside = np.expand_dims(at == site, axis)
+            crossing = inside & ~inside.T
             # groups of other slices share the line
             over = float(sent[crossing].sum()) / group.width / rate
-            found = np.where(crossing, np.maximum(found, over), found)
-    return np.where(sent > 0, found, 0.0)
+            seconds = np.where(crossing, np.maximum(seconds, over), seconds)
+    return np.where(sent > 0, seconds, 0.0)
 
 
 def return_s(group: AveragingGroup, cluster: Cluster) -> float:

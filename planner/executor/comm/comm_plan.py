@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -11,15 +11,11 @@ from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.chunking import chunking_of
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.connections import ChannelKind, duplex_of
-from planner.executor.comm.p2p import ExpectedMessage
+from planner.executor.comm.time_scale import TimeScale
 from planner.executor.runtime.clipping import NormClipper
-from planner.executor.runtime.p2p_schedule import P2PSchedule
-from planner.executor.runtime.simulated_compute import TimeScale
-from planner.executor.swarm.stochastic_pipeline import Neighbourhood
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import StageAveraging, within
-from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 
@@ -28,19 +24,15 @@ class CommPlan:
 
     Parameters
     ----------
+    pipeline_peers
+        Ranks with which it exchanges messages of the pipeline.
+    loss_ranks
+        Ranks that send losses to rank 0 over connections.
     time_scale
         Scale of simulated compute; None if a model is trained.
-    own_pace
-        Whether any rank may run any microbatch (DeDLOC, 3.1).
-    tells
-        Whether losses are sent to rank 0 over connections.
 
     Attributes
     ----------
-    traffic
-        P2P schedules, by schedule of the cycle; empty with stochastic wiring.
-    places
-        Peers of stochastic wiring; None if paths are fixed, or it has no stage.
     averaging
         Its groups; in two-frequency averaging, those of every H-th step.
     within
@@ -49,64 +41,37 @@ class CommPlan:
         Its groups for a tied matrix, after `averaging`; without rounds if it takes no part.
     clipping
         Its part in the global norm; None without clipping, or if it takes no part.
-    tellers
-        Ranks that have losses.
     """
 
     def __init__(
         self,
         plan: TrainingPlan,
         rank: int,
-        time_scale: TimeScale | None,
-        own_pace: bool,
-        *,
-        tells: bool = True,
+        pipeline_peers: Collection[int] = (),
+        loss_ranks: Collection[int] = (),
+        time_scale: TimeScale | None = None,
     ) -> None:
         self._plan, self._rank, self._time_scale = plan, rank, time_scale or TimeScale()
-        used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
-        routes = plan.wiring is Wiring.STOCHASTIC
-        planned = {} if routes else used
-        self.traffic = {k: P2PSchedule(schedule, rank) for k, schedule in planned.items()}
-        self.places = Neighbourhood(plan, rank) if routes and rank in plan.stage_of else None
+        self._pipeline_peers, self._loss_ranks = set(pipeline_peers), set(loss_ranks)
         self.averaging = averaging_of(plan, rank, time_scale)
         self.within = averaging_of(plan, rank, time_scale, every_step=True)
         self.tied = tied_of(plan, rank, time_scale)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = NormClipper(plan, rank) if clips else None
-        heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
-        everybody = set(plan.stage_of)
-        self._tells = tells
-        self.tellers = set() if time_scale is not None else everybody if own_pace else heads
 
     @property
     def connections(self) -> set[tuple[ChannelKind, int]]:
         """Kind and peer of each connection of this rank."""
-        beside = {d for t in self.traffic.values() for d in t.peers}
-        if self.places is not None:
-            beside |= set(self.places.neighbours)
-        wanted = duplex_of(ChannelKind.PIPELINE, beside)
+        wanted = duplex_of(ChannelKind.PIPELINE, self._pipeline_peers)
         averages = self.averaging.peers | self.within.peers | self.tied.peers
         wanted |= duplex_of(ChannelKind.AVERAGING, averages)
         if self.clipping is not None:
             wanted |= {(ChannelKind.NORM, d) for d in self.clipping.peers}
-        if not self._tells:
-            return wanted
         if self._rank == 0:
-            wanted |= {(ChannelKind.LOSSES, d) for d in self.tellers - {0}}
-        elif self._rank in self.tellers:
+            wanted |= {(ChannelKind.LOSSES, d) for d in self._loss_ranks - {0}}
+        elif self._rank in self._loss_ranks:
             wanted.add((ChannelKind.LOSSES, 0))
         return wanted
-
-    def expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
-        """Messages of each source to this rank, in order."""
-
-        def messages(source: int) -> Iterator[ExpectedMessage]:
-            for serial, k in enumerate(walk):
-                for message in self.traffic[k].incoming.get(source, ()):
-                    yield ExpectedMessage(serial, message)
-
-        used = [self.traffic[k] for k in set(walk) & set(self.traffic)]
-        return {source: messages(source) for t in used for source in t.incoming}
 
     def bandwidth_delay_bytes(self) -> Mapping[int, float]:
         """By rank, bandwidth-delay product of the connection."""

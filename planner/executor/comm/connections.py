@@ -74,15 +74,15 @@ class DuplexChannels(NamedTuple):
 
 def duplex_of(purpose: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
     """Connections needed for channels in both directions."""
-    return {(way, other) for other in others for way in (purpose, BACK[purpose])}
+    return {(kind, other) for other in others for kind in (purpose, BACK[purpose])}
 
 
 def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> DuplexChannels:
     """The channels among open connections."""
     to, of = DuplexChannels({}, {})
-    for (way, other), connection in connections.items():
-        if way in (purpose, BACK[purpose]):
-            leaves = (way is purpose) is (rank < other)
+    for (kind, other), connection in connections.items():
+        if kind in (purpose, BACK[purpose]):
+            leaves = (kind is purpose) is (rank < other)
             (to if leaves else of)[other] = connection
     return DuplexChannels(to, of)
 

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
-from planner.executor.comm.direct import DeviceTransfers
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.executor.runtime.p2p_schedule import Message
@@ -85,8 +84,6 @@ class Sender:
         By destination, time until data is acknowledged; None for 0.
     side
         Backend of the device.
-    direct
-        Transfers between GPUs without the host; None for none.
     """
 
     def __init__(
@@ -96,9 +93,8 @@ class Sender:
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
         side: DeviceBackend = HOST,
-        direct: DeviceTransfers | None = None,
     ) -> None:
-        self._side, self._direct = side, direct
+        self._side = side
         self._connections, self._rates = connections, rates
         self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
         self._leaves_s = dict.fromkeys(connections, 0.0)
@@ -110,17 +106,6 @@ class Sender:
         """Hand a message over; returns at once."""
         connection = self._connections[destination]
         self._given[destination] += tensor.nbytes
-        direct = self._direct
-        if direct is not None and direct.reaches([destination]):
-            assert not header, "words go where bytes would"
-            made, size = self._side.made(tensor), tensor.nbytes
-
-            def carry() -> None:
-                direct.send(connection, destination, made())
-                self._taken[destination] += size
-
-            self._lanes[destination].submit(carry)
-            return
         ready = self._side.to_host(tensor)
 
         def job() -> None:
@@ -195,13 +180,6 @@ class ReceivedMessage:
     arrived_s: float
 
 
-class MakeBuffer(Protocol):
-    """Makes memory for messages, like `StageRuntime.buffer`."""
-
-    def __call__(self, message: Message, *, own: bool = False) -> Tensor:
-        """Memory for a message."""
-
-
 class ExpectedMessage(NamedTuple):
     """An expected message: number of its step, and what it is."""
 
@@ -220,21 +198,17 @@ class Receiver:
         Allocates memory for a message.
     early_bytes
         Limit on messages that wait for their operation.
-    direct
-        Transfers between GPUs without the host; None for none.
     """
 
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
         expected: Mapping[int, Iterable[ExpectedMessage]],
-        buffer: MakeBuffer,
+        buffer: Callable[[Message], Tensor],
         failure: ErrorLatch,
         early_bytes: int = EARLY_BYTES,
-        direct: DeviceTransfers | None = None,
     ) -> None:
         self._buffer, self._failure, self._early = buffer, failure, early_bytes
-        self._direct = direct
         self._changed = threading.Condition()
         self._arrived: dict[ExpectedMessage, ReceivedMessage] = {}
         self._held = 0
@@ -267,15 +241,9 @@ class Receiver:
 
     def _receive(self, connection: socket.socket, messages: Iterable[ExpectedMessage]) -> None:
         for expected in messages:
-            source, direct = expected.message.source, self._direct
-            if direct is not None and direct.reaches([source]):
-                tensor = self._buffer(expected.message, own=True)
-                self._wait_for_room(source)
-                direct.receive(connection, source, tensor)
-            else:
-                tensor = self._buffer(expected.message)
-                self._wait_for_room(source)
-                receive_into(connection, as_bytes(tensor))
+            tensor = self._buffer(expected.message)
+            self._wait_for_room(expected.message.source)
+            receive_into(connection, as_bytes(tensor))
             arrived = time.monotonic()
             with self._changed:
                 self._arrived[expected] = ReceivedMessage(expected.message, tensor, arrived)

@@ -5,7 +5,7 @@ for a slice of the vector.
 
 A round begins when its last member is ready, of which members notify each other: earlier messages
 would compete with pipeline messages that others still need. Word is sent ahead where possible
-(`planner.executor.swarm.ready_hint`); where it would arrive too late, a member does not wait for it
+(`planner.executor.comm.ready_hint`); where it would arrive too late, a member does not wait for it
 (`Chunking.early_s`). Shares are sent in chunks; the chunks of all reducers with the same number
 travel together, so that contributions, sums and returns overlap and rates stay in proportion to
 shares. A member sends up to a window of chunks beyond those returned completely: a return is an
@@ -85,10 +85,10 @@ class ShardedAllReduce:
         self._chunks = [chunk_ranges(part, chunking.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
         roles = self._roles
-        own = self._sizes[roles.me]
+        own_sizes = self._sizes[roles.me]
         self._unready = len(roles.others)
         # by chunk: missing contributions, and missing returns
-        self._missing = [len(roles.givers) if size else 0 for size in own]
+        self._missing = [len(roles.givers) if size else 0 for size in own_sizes]
         self._due = [
             sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(chunking.chunks)
         ]
@@ -96,8 +96,8 @@ class ShardedAllReduce:
         self._open = sum(self._due)
         self._answers = self._open > 0
         # without returns, only reading no further holds back members that are ahead
-        self._unsummed = deque(c for c, size in enumerate(own) if size)
-        self._memory = peers.memory(message_length(max(own), wire))
+        self._unsummed = deque(c for c, size in enumerate(own_sizes) if size)
+        self._memory = peers.memory(message_length(max(own_sizes), wire))
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
@@ -156,19 +156,19 @@ class ShardedAllReduce:
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
-        way = self._peers.to[self._members[k]]
+        queue = self._peers.to[self._members[k]]
         if self._wire is WireFormat.FP32:
-            way.send(c, self._bytes[4 * start : 4 * stop])
+            queue.send(c, self._bytes[4 * start : 4 * stop])
         else:
             part = self._vector[start:stop]
-            way.send_made(c, lambda: as_bytes(encode(part, self._wire)))
+            queue.send_made(c, lambda: as_bytes(encode(part, self._wire)))
 
     def _receive(self, k: int) -> None:
         """Receive everything from member k."""
         connection = self._peers.incoming[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
-        own = self._sizes[self._roles.me]
-        contributions = sum(size > 0 for size in own) * (k in self._roles.givers)
+        own_sizes = self._sizes[self._roles.me]
+        contributions = sum(size > 0 for size in own_sizes) * (k in self._roles.givers)
         sums = sum(size > 0 for size in self._sizes[k]) * (k in self._roles.reducers)
         for _ in range(1 + contributions + sums):
             receive_into(connection, head)
@@ -209,10 +209,10 @@ class ShardedAllReduce:
         with self._peers.changed:
             self._due[c] -= 1
             self._open -= 1
-            whole = not self._due[c]
+            complete = not self._due[c]
             if not self._open:
                 self._peers.changed.notify_all()
-        if whole:
+        if complete:
             self._scatter(c + self._chunking.window)
 
     def _reduce(self, c: int) -> int:

@@ -39,20 +39,20 @@ class Prefetcher(Generic[T]):
         if not self._begun:
             self._begun = True
             self._asked.put(True)
-        found = self._made.get()
-        if isinstance(found, BaseException):
-            self._error = found
-            raise found
+        item = self._made.get()
+        if isinstance(item, BaseException):
+            self._error = item
+            raise item
         self._asked.put(True)
-        return found
+        return item
 
 
 def _work(
-    items: Iterator[T], asked: SimpleQueue[bool], made: SimpleQueue[T | BaseException]
+    items: Iterator[T], requests: SimpleQueue[bool], results: SimpleQueue[T | BaseException]
 ) -> None:
-    while asked.get():
+    while requests.get():
         try:
-            made.put(next(items))
+            results.put(next(items))
         except BaseException as error:
-            made.put(error)
+            results.put(error)
             return

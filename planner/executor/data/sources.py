@@ -52,18 +52,20 @@ class TextFiles:
 
     def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        found = (p for p in path.rglob("*") if _text(p, path))
-        self._paths = [path] if path.is_file() else sorted(found)
+        texts = (p for p in path.rglob("*") if _text(p, path))
+        self._paths = [path] if path.is_file() else sorted(texts)
         if not self._paths:
             raise DataError(
                 f"{path}: is no text file or folder of them, hidden ones left out; check the path"
             )
         # with bytes as tokens, a file that was named explicitly may hold any bytes
         self._any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
-        for one in self._paths:  # what is no text often shows at once
-            with one.open("rb") as file:
+        for file_path in self._paths:  # what is no text often shows at once
+            with file_path.open("rb") as file:
                 text = file.read(PIECE_BYTES)
-            self._require_text(text[: _cut(text)] if len(text) == PIECE_BYTES else text, one, 0)
+            self._require_text(
+                text[: _cut(text)] if len(text) == PIECE_BYTES else text, file_path, 0
+            )
         size = sum(p.stat().st_size for p in self._paths)
         self.says = f"{len(self._paths)} files, {size} bytes, {tokenizer.says}"
 

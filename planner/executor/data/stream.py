@@ -76,8 +76,8 @@ class Samples:
                 # earlier samples may be requested later in the step
                 if at >= min(self._first, block):
                     self._blocks[at] = rows
-        found: NDArray[np.int32] = self._blocks[block][place]
-        return found
+        tokens: NDArray[np.int32] = self._blocks[block][place]
+        return tokens
 
     def forget(self, number: int) -> None:
         """Free samples before this one."""
@@ -87,8 +87,8 @@ class Samples:
     def position_of(self, number: int) -> Position:
         """Position in the text required for a sample and those after it."""
         block = number // self._buffer
-        found = self._begins.get(block, self._position)
-        return found if found.block <= block else START
+        position = self._begins.get(block, self._position)
+        return position if position.block <= block else START
 
     def seek(self, position: Position) -> None:
         """Continue from a position."""
@@ -156,16 +156,16 @@ class _Tokens:
         return epoch, file, offset, self._used
 
     def _from(self, at: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
-        epoch, begin, found = at.epoch, (at.file, at.offset), 0
-        whole = begin == BEGIN
+        epoch, begin, count = at.epoch, (at.file, at.offset), 0
+        from_start = begin == BEGIN
         while True:
             for (file, offset), tokens in self._source.pieces(begin):
-                found += len(tokens)
+                count += len(tokens)
                 if len(tokens):
                     yield epoch, file, offset, tokens
-            if whole and found < self._least:
+            if from_start and count < self._least:
                 raise DataError(
-                    f"there are {found} tokens, fewer than a sample of {self._least}; give a "
+                    f"there are {count} tokens, fewer than a sample of {self._least}; give a "
                     "longer text"
                 )
-            epoch, begin, found, whole = epoch + 1, BEGIN, 0, True
+            epoch, begin, count, from_start = epoch + 1, BEGIN, 0, True

@@ -59,8 +59,8 @@ class HuggingFaceTokenizer:
             ) from None
         path = path / "tokenizer.json" if path.is_dir() else path
         try:
-            told = path.read_bytes()
-            self._reader = Reader.from_str(told.decode())
+            content = path.read_bytes()
+            self._reader = Reader.from_str(content.decode())
         except OSError as error:
             raise ValueError(f"{path}: cannot be read ({error.strerror}); check the path") from None
         except Exception as error:  # the package raises nothing more special
@@ -68,9 +68,9 @@ class HuggingFaceTokenizer:
         # padding and truncation apply to single texts; samples are cut later
         self._reader.no_truncation()
         self._reader.no_padding()
-        self.says = f"tokenizer {hashlib.sha256(told).hexdigest()[:12]}"
+        self.says = f"tokenizer {hashlib.sha256(content).hexdigest()[:12]}"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """Tokens; invalid UTF-8 is replaced."""
-        found = self._reader.encode(text.decode(errors="replace"), add_special_tokens=False)
-        return np.array(found.ids, np.int32)
+        encoding = self._reader.encode(text.decode(errors="replace"), add_special_tokens=False)
+        return np.array(encoding.ids, np.int32)

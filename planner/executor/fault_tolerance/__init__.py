@@ -1,1 +1,1 @@
-"""Heartbeats, commit of steps, and elastic membership."""
+"""Heartbeats, failure detection and shutdown."""

@@ -245,20 +245,20 @@ class FailureDetector(threading.Thread):
 
     def _hear(self, connection: socket.socket) -> None:
         with self._lock:
-            if (line := self._heartbeats.get(connection)) is None:
+            if (watched := self._heartbeats.get(connection)) is None:
                 return
             try:
-                said = connection.recv(64, socket.MSG_DONTWAIT)
+                received = connection.recv(64, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
-                said = b""
-            line.silent_s = 0.0
-            if not said or FAREWELL in said:
+                received = b""
+            watched.silent_s = 0.0
+            if not received or FAREWELL in received:
                 del self._heartbeats[connection]
-        if not said:
-            self._server_ended |= self.server == f"device {line.name!r}"
-            self._miss([line.name], f"device {line.name!r} is gone: its process has ended")
+        if not received:
+            self._server_ended |= self.server == f"device {watched.name!r}"
+            self._miss([watched.name], f"device {watched.name!r} is gone: its process has ended")
 
     def _ping(self) -> None:
         with self._lock:
@@ -282,11 +282,11 @@ class FailureDetector(threading.Thread):
         self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
     ) -> None:
         if silent_s > self.heartbeat_timeout_s:
-            said = ", ".join(map(repr, names[:MAX_NAMES]))
-            said += ", ..." if len(names) > MAX_NAMES else ""
+            listed = ", ".join(map(repr, names[:MAX_NAMES]))
+            listed += ", ..." if len(names) > MAX_NAMES else ""
             self._miss(
                 names,
-                f"device {said} gave no sign of life {whom}for {self.heartbeat_timeout_s:g} s: "
+                f"device {listed} gave no sign of life {whom}for {self.heartbeat_timeout_s:g} s: "
                 "stopped, or cut off; --patience allows for longer",
                 alone,
             )
@@ -318,9 +318,9 @@ class FailureDetector(threading.Thread):
     def _end(self, reason: str) -> None:
         """End for a reason; not printed if this process was interrupted."""
         line, code = self._proposal
-        mine = reason == line
-        silent = mine and code == 128 + signal.SIGINT
-        self.shutdown_.because("" if silent else reason, code if mine else FAILED)
+        own = reason == line
+        silent = own and code == 128 + signal.SIGINT
+        self.shutdown_.because("" if silent else reason, code if own else FAILED)
 
     def _store_gone(self, how: str = "is gone") -> None:
         self.shutdown_.because(f"{self._address}, which {self.server} serves, {how}")

@@ -1,1 +1,1 @@
-"""Command-line options, processes of a run, and calibration."""
+"""Command line, set-up and processes of a run."""

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
+from planner.executor.elastic.store_monitor import CONNECT_S, LOOK_S, StoreMonitor
 from planner.executor.fault_tolerance.heartbeat import publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
-from planner.executor.fault_tolerance.store_monitor import CONNECT_S, LOOK_S, StoreMonitor
 from planner.executor.launch.process import STARTER
 from planner.executor.rendezvous.store import SERVED, StoreAddress, call_with_timeout, served
 
@@ -48,8 +48,8 @@ def run_local(
     command: Sequence[str],
     names: Sequence[str],
     environment: dict[str, str],
-    told: Callable[[str], None],
-    said: Callable[[str], None],
+    write_line: Callable[[str], None],
+    write_error: Callable[[str], None],
     *,
     restarts: int | None = None,
     view: StoreMonitor | None = None,
@@ -78,7 +78,7 @@ def run_local(
     own = StoreMonitor(meet, len(names)) if restarts is not None and view is None else None
     view = view or own
     others = view is not None and len(names) < view.ranks
-    run = _Run(ranks, meet, told, said, started, restarts, who, view, others=others)
+    run = _Run(ranks, meet, write_line, write_error, started, restarts, who, view, others=others)
     try:
         for local, name in enumerate(names):
             ranks.append(_Rank(name, started(local)))
@@ -111,8 +111,8 @@ class _Run:
         self,
         ranks: Sequence[_Rank],
         address: StoreAddress,
-        told: Callable[[str], None],
-        said: Callable[[str], None],
+        write_line: Callable[[str], None],
+        write_error: Callable[[str], None],
         started: Callable[[int], subprocess.Popen[bytes]],
         restarts: int | None,
         who: str,
@@ -120,7 +120,7 @@ class _Run:
         *,
         others: bool,
     ) -> None:
-        self._ranks, self._address, self._told, self._said = ranks, address, told, said
+        self._ranks, self._address, self._told, self._said = ranks, address, write_line, write_error
         self._started, self._who = started, who
         self._restarts = -1 if restarts is None else restarts
         # only if the others continue without a rank
@@ -216,7 +216,7 @@ class _Run:
             return False
         if rank.process.returncode in (0, REFUSED, *TOLD):
             return False
-        if not self._others and all(one.ended_s is not None for one in self._ranks):
+        if not self._others and all(other.ended_s is not None for other in self._ranks):
             return False  # nobody is left to go on
         # do not wait once the run is known to have ended
         return not self._knows(rank) or (self._goes_on() and not self._view.over)
@@ -228,8 +228,8 @@ class _Run:
         code = rank.process.returncode
         for stream in _channels(rank):
             stream.close()
-        how = f"by {_signal(-code)}" if code < 0 else f"with {code}"
-        self._said(f"{self._who}: device {rank.name!r} has ended {how} and is started again")
+        cause = f"by {_signal(-code)}" if code < 0 else f"with {code}"
+        self._said(f"{self._who}: device {rank.name!r} has ended {cause} and is started again")
         rank.restarts += 1
         rank.begun.clear()
         rank.ended_s = None

@@ -13,9 +13,9 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from planner.executor.comm.connections import ConnectionLost
-from planner.executor.fault_tolerance.elastic import EmptyStageError
+from planner.executor.elastic.elastic import EmptyStageError
+from planner.executor.elastic.membership import Evicted
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
-from planner.executor.fault_tolerance.membership import Evicted
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
 from planner.executor.rendezvous.rank_assignment import RendezvousTimeout
 from planner.executor.rendezvous.store import StoreMissingError
@@ -70,8 +70,8 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
     except (ConnectionLost, EmptyStageError) as error:
         return detector.fail(str(error))
     except DistError as error:
-        said = (str(error).splitlines() or [""])[0]
-        line = f"device {name!r} lost the store ({said})"
+        reason = (str(error).splitlines() or [""])[0]
+        line = f"device {name!r} lost the store ({reason})"
         # the others may still have the store, and continue
         return detector.fail(line) if detector.missed is None else detector.part(line)
     except (StoreMissingError, RendezvousTimeout) as error:
@@ -98,7 +98,7 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _of(name: str, said: str) -> str:
+def _of(name: str, message: str) -> str:
     """One line, with the device's name unless it contains it."""
-    said = " ".join(said.split())
-    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"
+    message = " ".join(message.split())
+    return message if message.startswith(f"device {name!r}") else f"device {name!r}: {message}"

@@ -31,8 +31,8 @@ def address_of(interface: str) -> str | None:
         import fcntl
 
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", interface.encode())
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+            request = struct.pack("256s", interface.encode())
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, request)[20:24])
     return None
 
 
@@ -43,11 +43,11 @@ def own_address() -> str:
 
 def tell_address_of_store(store: Store, rank: int) -> None:
     """Publish the address under which the store is reached from here over a network."""
-    told = ""
+    published = ""
     with suppress(OSError):  # who names an address needs no way
-        mine, stores = _way_to_store()
-        told = "" if _is_loopback(mine) else stores
-    store.set(f"{REACHED}/{rank}", told)
+        own, stores = _way_to_store()
+        published = "" if _is_loopback(own) else stores
+    store.set(f"{REACHED}/{rank}", published)
 
 
 def address_among(store: Store, world: int) -> str:
@@ -59,11 +59,11 @@ def address_among(store: Store, world: int) -> str:
     named = named_address()
     if named is not None:
         return named
-    mine, _ = _way_to_store()
-    if not _is_loopback(mine):
-        return mine
-    told = store.multi_get([f"{REACHED}/{rank}" for rank in range(world)])
-    return next((t for t in map(bytes.decode, told) if t and _is_own(t)), mine)
+    own, _ = _way_to_store()
+    if not _is_loopback(own):
+        return own
+    published = store.multi_get([f"{REACHED}/{rank}" for rank in range(world)])
+    return next((t for t in map(bytes.decode, published) if t and _is_own(t)), own)
 
 
 def named_address() -> str | None:
@@ -79,13 +79,13 @@ def named_address() -> str | None:
     addresses = [address_of(name) for name in names]
     if sys.platform == "linux" and None in addresses:
         wrong = names[addresses.index(None)]
-        here = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
+        interfaces = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
         what = (
             "which is the syntax of NCCL_SOCKET_IFNAME"
             if wrong.startswith(("^", "="))
             else "which this machine has not, or without an IPv4 address"
         )
-        raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {here or 'none'}")
+        raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {interfaces or 'none'}")
     return addresses[0] if addresses else None
 
 
@@ -97,17 +97,17 @@ def require_nccl_interface() -> None:
     value = os.environ.get(NCCL_INTERFACE, "")
     if not value or sys.platform != "linux":
         return
-    here = [name for _, name in socket.if_nameindex() if address_of(name)]
+    interfaces = [name for _, name in socket.if_nameindex() if address_of(name)]
     leave_out, listed = value.startswith("^"), value.removeprefix("^")
-    whole, names = listed.startswith("="), listed.removeprefix("=").split(",")
+    exact, names = listed.startswith("="), listed.removeprefix("=").split(",")
 
     def named(interface: str) -> bool:
-        return interface in names if whole else any(map(interface.startswith, filter(None, names)))
+        return interface in names if exact else any(map(interface.startswith, filter(None, names)))
 
-    if not any(named(interface) is not leave_out for interface in here):
+    if not any(named(interface) is not leave_out for interface in interfaces):
         raise ValueError(
-            f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of {', '.join(here)}; name "
-            f"one, such as ={here[0] if here else 'lo'}"
+            f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of "
+            f"{', '.join(interfaces)}; name one, such as ={interfaces[0] if interfaces else 'lo'}"
         )
 
 

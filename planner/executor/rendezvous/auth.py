@@ -25,17 +25,17 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
     """Prove the secret to all ranks and verify theirs; a collective call."""
     secret, rank, names = ranks.secret, ranks.rank, ranks.names
     assert secret is not None
-    mine = nonce().hex()
-    drawn = ranks.all_gather("secret/drawn", mine)
+    own = nonce().hex()
+    drawn = ranks.all_gather("secret/drawn", own)
     # whatever is in the store, proofs must answer this rank's nonce
-    drawn[rank] = mine
-    said = "\n".join(drawn)
-    proof = secret.proof("rank", rank, about, said).hex()
+    drawn[rank] = own
+    nonces = "\n".join(drawn)
+    proof = secret.proof("rank", rank, about, nonces).hex()
     proofs = ranks.all_gather("secret/proof", proof)
     wrong = [
         name
-        for r, (name, found) in enumerate(zip(names, proofs, strict=True))
-        if r != rank and not secret.proves(_bytes(found), "rank", r, about, said)
+        for r, (name, answer) in enumerate(zip(names, proofs, strict=True))
+        if r != rank and not secret.proves(_bytes(answer), "rank", r, about, nonces)
     ]
     if not wrong:
         return
@@ -46,7 +46,7 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
         )
     who = ", ".join(map(repr, wrong[:MAX_NAMES])) + (", ..." if len(wrong) > MAX_NAMES else "")
     raise AuthenticationError(
-        f"device {who} has not proven the secret that device {names[rank]!r} has; {remedy}, and "
+        f"device {who} does not prove to know the secret of device {names[rank]!r}; {remedy}, and "
         "see who else reaches the store"
     )
 
@@ -55,14 +55,14 @@ def authenticate_client(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
     """Connecting side: prove the secret after the other side has proved it."""
-    mine = nonce()
-    connection.sendall(mine)
-    said = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
-    theirs, proof = said[:NONCE_BYTES], said[NONCE_BYTES:]
-    what = (client, server, about, mine, theirs)
-    if not secret.proves(proof, "server", *what):
+    own = nonce()
+    connection.sendall(own)
+    answer = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
+    theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+    context = (client, server, about, own, theirs)
+    if not secret.proves(proof, "server", *context):
         return False
-    connection.sendall(secret.proof("client", *what))
+    connection.sendall(secret.proof("client", *context))
     return True
 
 
@@ -70,18 +70,18 @@ def authenticate_server(
     connection: socket.socket, secret: Secret, client: str, server: str, about: str
 ) -> bool:
     """Accepting side; counterpart of `authenticate_client`."""
-    theirs, mine = _all_of(connection, NONCE_BYTES), nonce()
-    what = (client, server, about, theirs, mine)
-    connection.sendall(mine + secret.proof("server", *what))
-    return secret.proves(_all_of(connection, PROOF_BYTES), "client", *what)
+    theirs, own = _all_of(connection, NONCE_BYTES), nonce()
+    context = (client, server, about, theirs, own)
+    connection.sendall(own + secret.proof("server", *context))
+    return secret.proves(_all_of(connection, PROOF_BYTES), "client", *context)
 
 
 def _all_of(connection: socket.socket, size: int) -> bytes:
     """Bytes from the peer; one that closes early has neither proved nor failed."""
-    said = connection.recv(size, socket.MSG_WAITALL)
-    if len(said) < size:
+    received = connection.recv(size, socket.MSG_WAITALL)
+    if len(received) < size:
         raise ConnectionResetError("it closed the connection")
-    return said
+    return received
 
 
 def _bytes(text: str) -> bytes:

@@ -77,56 +77,59 @@ def _shut(*connections: socket.socket) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _open(ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: str) -> Connections:
-    asked = sorted(set(wanted))
-    higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
+def _open(
+    ranks: ProcessGroup, requested: Iterable[tuple[ChannelKind, int]], name: str
+) -> Connections:
+    channels = sorted(set(requested))
+    higher = [(purpose, other) for purpose, other in channels if other > ranks.rank]
     limit_s = CONNECT_S + RANK_S * ranks.world
-    with ExitStack() as held:
-        servers, address = _listen(ranks.address or own_address(), len(asked) + 1)
+    with ExitStack() as sockets:
+        servers, address = _listen(ranks.address or own_address(), len(channels) + 1)
         for server in servers:
-            held.enter_context(server)
+            sockets.enter_context(server)
         addresses = ranks.all_gather(f"{name}/address", address)
         if ranks.loss is not None:
             ranks.loss.on_failure(lambda: _shut(*servers))
-        found: Connections = {}
+        connections: Connections = {}
 
-        def connect(asked: tuple[ChannelKind, int]) -> None:
-            purpose, other = asked
+        def connect(channels: tuple[ChannelKind, int]) -> None:
+            purpose, other = channels
             ends = (address, addresses[other])
-            found[purpose, other] = _connect(*ends, purpose, ranks, other, name)
+            connections[purpose, other] = _connect(*ends, purpose, ranks, other, name)
 
         try:
             with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
                 opened = pool.map(connect, higher)
-                lower = set(asked) - set(higher)
-                door = Listener(servers, ranks, lower, name)
+                lower = set(channels) - set(higher)
+                listener = Listener(servers, ranks, lower, name)
                 try:
-                    door.open(limit_s)
+                    listener.open(limit_s)
                 except OSError as error:
-                    missing = min((other for _, other in lower - set(door.found)), default=0)
+                    missing = min((other for _, other in lower - set(listener.found)), default=0)
                     raise ConnectionLost(
                         f"device {ranks.name(missing)!r} did not connect to "
-                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error}{door.refused})",
+                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s "
+                        f"({error}{listener.refused})",
                         ranks.name(missing),
                     ) from None
                 finally:
-                    found |= door.found
+                    connections |= listener.found
                 deque(opened, maxlen=0)
         except BaseException:
             # keep connections open, or this process would look lost
-            for connection in found.values():
+            for connection in connections.values():
                 ranks.held.callback(connection.close)
             raise
-    for (_, other), connection in found.items():
+    for (_, other), connection in connections.items():
         connection.name = ranks.name(other)
-    return found
+    return connections
 
 
 def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
     """Listening sockets, and their addresses for others."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     servers = [socket.create_server((host, 0), family=family, backlog=backlog)]
-    told = [str(word) for word in servers[0].getsockname()[:2]]
+    words = [str(word) for word in servers[0].getsockname()[:2]]
     if _near_allowed():
         name = f"planner-{secrets.token_hex(16)}"
         with suppress(OSError), ExitStack() as held:
@@ -134,15 +137,15 @@ def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
             near.bind("\0" + name)
             near.listen(backlog)
             servers.append(near)
-            told.append(name)
+            words.append(name)
             held.pop_all()
-    return servers, " ".join(told)
+    return servers, " ".join(words)
 
 
-def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
+def _reach(own: str, others: str, limit_s: float) -> socket.socket:
     """Connect to a peer, by Unix socket if possible."""
     host, port, *near = others.split()
-    if near and host == mine.split()[0] and _near_allowed():
+    if near and host == own.split()[0] and _near_allowed():
         # the address may belong to another namespace or machine, the backlog may be full, or the
         # system may forbid it
         with suppress(OSError), ExitStack() as held:
@@ -161,17 +164,17 @@ def _near_allowed() -> bool:
 
 def _same_user(connection: socket.socket) -> bool:
     """Whether this process's user owns the other end too; both ends agree."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    _, user, _ = CREDENTIALS.unpack(told)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    _, user, _ = CREDENTIALS.unpack(credentials)
     return bool(user == os.geteuid())
 
 
 def _connect(
-    mine: str, others: str, purpose: ChannelKind, ranks: ProcessGroup, other: int, name: str
+    own: str, others: str, purpose: ChannelKind, ranks: ProcessGroup, other: int, name: str
 ) -> Connection:
     host = others.split()[0]
     try:
-        connection = _reach(mine, others, CONNECT_S + RANK_S * ranks.world)
+        connection = _reach(own, others, CONNECT_S + RANK_S * ranks.world)
         connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
         about = f"{name} {int(purpose)}"
         ends = (ranks.name(ranks.rank), ranks.name(other), about)
@@ -252,12 +255,12 @@ class Listener:
     def _greet(self, connection: socket.socket, address: Any) -> None:
         connection.settimeout(CONNECT_S)
         try:
-            asked = self._asked(connection)
+            channel = self._asked(connection)
         except OSError:
-            asked = None
+            channel = None
         with self._lock:
-            if asked is not None and asked not in self.found:
-                self.found[asked] = _ready(connection)
+            if channel is not None and channel not in self.found:
+                self.found[channel] = _ready(connection)
                 return
         near = connection.family == socket.AF_UNIX
         self._send_away(connection, "this machine" if near else str(address[0]))
@@ -274,12 +277,12 @@ class Listener:
         if len(greeting) < HELLO.size:
             return None
         magic, purpose, rank = HELLO.unpack(greeting)
-        asked, ranks = self._wanted.get((purpose, rank)), self._ranks
-        if magic != MAGIC or asked is None:
+        channel, ranks = self._wanted.get((purpose, rank)), self._ranks
+        if magic != MAGIC or channel is None:
             return None
         ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {purpose}")
         known = ranks.secret is None or authenticate_server(connection, ranks.secret, *ends)
-        return asked if known else None
+        return channel if known else None
 
 
 def _ready(opened: socket.socket) -> Connection:

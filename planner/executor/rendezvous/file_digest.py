@@ -22,21 +22,23 @@ def digest_of(path: Path) -> str:
     """Digest of a file; beyond `BLOCKS`, of samples."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        found = hashlib.sha256(str(size).encode())
+        digest = hashlib.sha256(str(size).encode())
         blocks = min(BLOCKS, -(-size // BLOCK_BYTES))
         for k in range(blocks):
             # the last block ends with the file
             file.seek(k * max(0, size - BLOCK_BYTES) // max(1, blocks - 1))
-            found.update(file.read(BLOCK_BYTES))
-    return found.hexdigest()
+            digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()
 
 
-def require_same_files(ranks: ProcessGroup, option: str, mine: Mapping[str, str]) -> None:
+def require_same_files(ranks: ProcessGroup, option: str, own: Mapping[str, str]) -> None:
     """Raise if files differ between this rank and another; a collective call."""
-    told = [json.loads(text) for text in ranks.all_gather(f"files{option}", json.dumps(dict(mine)))]
-    for rank, theirs in enumerate(told):
-        for name in sorted(mine.keys() & theirs.keys()):
-            if mine[name] != theirs[name]:
+    digests = [
+        json.loads(text) for text in ranks.all_gather(f"files{option}", json.dumps(dict(own)))
+    ]
+    for rank, theirs in enumerate(digests):
+        for name in sorted(own.keys() & theirs.keys()):
+            if own[name] != theirs[name]:
                 raise FileMismatchError(
                     f"{option}: {name} here is another than on device {ranks.name(rank)!r}; give "
                     "all nodes the same files"

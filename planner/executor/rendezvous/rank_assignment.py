@@ -56,13 +56,13 @@ class RendezvousTimeout(RuntimeError):
 
 def local_rank(devices: Sequence[str]) -> int:
     """Number of this process on its node."""
-    said = os.environ.get("LOCAL_RANK")
-    if said is None and len(devices) > 1:
+    value = os.environ.get("LOCAL_RANK")
+    if value is None and len(devices) > 1:
         raise RankAssignmentError(
             f"--devices names {len(devices)} devices and this is one process; name its own, or "
             "start all of the node with torchrun"
         )
-    return int(said or "0")
+    return int(value or "0")
 
 
 def own_name(devices: Sequence[str]) -> str:
@@ -140,13 +140,13 @@ def join(
         )
     detector = detector or FailureDetector(name, Shutdown())
     detector.heartbeat_timeout_s = heartbeat_timeout_s
-    told = {"plan": plan.content_hash[:12], "settings": settings}
-    told["secret"] = _whether(secret)
+    properties = {"plan": plan.content_hash[:12], "settings": settings}
+    properties["secret"] = _whether(secret)
     entered = _enter(rank, names[0], wait_s)
     if begun and entered.store.check([begun]):
-        return _rejoin(entered, rank, names, told, detector, secret)
+        return _rejoin(entered, rank, names, properties, detector, secret)
     about = f"plan {plan.content_hash} settings {settings}"
-    return _rendezvous(entered, rank, names, told, detector, wait_s, secret, about)
+    return _rendezvous(entered, rank, names, properties, detector, wait_s, secret, about)
 
 
 def join_by_name(
@@ -171,13 +171,15 @@ def join_by_name(
     store.set(f"name/{rank}", name)
     _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
     names = tuple(store.get(f"name/{r}").decode() for r in range(world))
-    twice = next((one for one in names if names.count(one) > 1), None)
+    twice = next((each for each in names if names.count(each) > 1), None)
     if twice is not None:
         raise RankAssignmentError(
             f"device {twice!r} is claimed by two processes; name each device once"
         )
-    told = {"settings": settings, "secret": _whether(secret)}
-    return _rendezvous(entered, rank, names, told, detector, wait_s, secret, f"settings {settings}")
+    properties = {"settings": settings, "secret": _whether(secret)}
+    return _rendezvous(
+        entered, rank, names, properties, detector, wait_s, secret, f"settings {settings}"
+    )
 
 
 class _Entered(NamedTuple):
@@ -199,7 +201,7 @@ def _rendezvous(
     entered: _Entered,
     rank: int,
     names: tuple[str, ...],
-    told: Mapping[str, str],
+    properties: Mapping[str, str],
     detector: FailureDetector,
     wait_s: float,
     secret: Secret | None,
@@ -215,7 +217,7 @@ def _rendezvous(
             f"device {name!r} is claimed by two processes; name each device once"
         )
     detector.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
-    _require_alike(store, name, told)
+    _require_alike(store, name, properties)
     tell_address_of_store(store, rank)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
@@ -234,15 +236,15 @@ def _rejoin(
     entered: _Entered,
     rank: int,
     names: tuple[str, ...],
-    told: Mapping[str, str],
+    properties: Mapping[str, str],
     detector: FailureDetector,
     secret: Secret | None,
 ) -> ProcessGroup:
     """Send heartbeats, and nothing else yet."""
     detector.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
     detector.begin(entered.address, serves=entered.serves)
-    detector.missed = lambda *_: None  # whatever happens to this process, the others go on
-    _require_alike(entered.store, names[rank], told)
+    detector.missed = lambda *_: None  # whatever happens to this process, the others continue
+    _require_alike(entered.store, names[rank], properties)
     detector.look_after(rank, rank, names[rank])
     at = address_among(entered.store, len(names))
     return ProcessGroup(
@@ -258,9 +260,9 @@ def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
     dict
         Connections, and the names of their devices.
     """
-    beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
-    wanted = {(ChannelKind.HEARTBEAT, other) for other in beside}
-    opened = ranks.held.enter_context(connections_to(ranks, wanted, "ring"))
+    neighbours = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
+    channels = {(ChannelKind.HEARTBEAT, other) for other in neighbours}
+    opened = ranks.held.enter_context(connections_to(ranks, channels, "ring"))
     heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
     assert ranks.detector is not None
     ranks.held.enter_context(ranks.detector.over(heartbeats))
@@ -288,20 +290,20 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
         ) from None
 
 
-def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
+def _require_alike(store: Store, name: str, own: Mapping[str, str]) -> None:
     """All ranks must have the same settings as the first one."""
-    told = store.compare_set("told", "", json.dumps({**mine, "device": name}))
-    first = json.loads(told.decode())
+    text = store.compare_set("told", "", json.dumps({**own, "device": name}))
+    first = json.loads(text.decode())
     for what, remedy in (
         ("plan", "give every node the same plan file"),
         ("secret", "give every node the same --secret-file"),
     ):
-        if what in mine and first[what] != mine[what]:
+        if what in own and first[what] != own[what]:
             raise RankAssignmentError(
-                f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
+                f"device {name!r} has {what} {own[what]} but device {first['device']!r} has "
                 f"{first[what]}; {remedy}"
             )
-    ours, theirs = json.loads(mine["settings"] or "{}"), json.loads(first["settings"] or "{}")
+    ours, theirs = json.loads(own["settings"] or "{}"), json.loads(first["settings"] or "{}")
     for option in [*ours, *(theirs.keys() - ours.keys())]:
         # as text, since nan != nan
         if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
@@ -340,9 +342,9 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
             repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
         ]
         if missing:
-            more = ", ..." if len(missing) > MAX_NAMES else ""
+            ellipsis = ", ..." if len(missing) > MAX_NAMES else ""
             raise RendezvousTimeout(
-                f"device {', '.join(missing[:MAX_NAMES])}{more} did not come within {wait_s:g} s "
-                f"({len(missing)} of {len(names)} missing); start all, and see what they print; "
-                "--wait allows for longer"
+                f"device {', '.join(missing[:MAX_NAMES])}{ellipsis} did not come within "
+                f"{wait_s:g} s ({len(missing)} of {len(names)} missing); start all, "
+                "and see what they print; --wait allows for longer"
             ) from None

@@ -63,16 +63,16 @@ class Secret:
         named = path or os.environ.get(SECRET_FILE)
         return None if not named else cls.of_file(named)
 
-    def proof(self, *said: object) -> bytes:
+    def proof(self, *context: object) -> bytes:
         """Proof of the secret, bound to a context."""
-        parts = [one if isinstance(one, bytes) else str(one).encode() for one in said]
+        parts = [one if isinstance(one, bytes) else str(one).encode() for one in context]
         # length prefixes make the encoding of parts unambiguous
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.digest(self.key, message, "sha256")
 
-    def proves(self, proof: bytes, *said: object) -> bool:
+    def proves(self, proof: bytes, *context: object) -> bool:
         """Whether a proof is valid, in constant time."""
-        return hmac.compare_digest(proof, self.proof(*said))
+        return hmac.compare_digest(proof, self.proof(*context))
 
 
 def nonce() -> bytes:

@@ -144,12 +144,12 @@ class StoreAddress:
 
 def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
     """Run a job that may block forever, with a timeout."""
-    made: list[T] = []
+    results: list[T] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            made.append(job())
+            results.append(job())
         except Exception as error:
             failed.append(error)
 
@@ -158,7 +158,7 @@ def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
     thread.join(seconds)
     if failed:
         raise failed[0]
-    return made[0] if made else None
+    return results[0] if results else None
 
 
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
@@ -176,18 +176,20 @@ def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUN
             master_listen_fd=server.detach(),
         )
     except DistError as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise PortTakenError(f"the store at {host}:{port} cannot be served here ({said})") from None
+        reason = (str(error).splitlines() or [""])[0]
+        raise PortTakenError(
+            f"the store at {host}:{port} cannot be served here ({reason})"
+        ) from None
 
 
 def _listening(host: str, port: int, remedy: str) -> socket.socket:
     """A bound socket; names that resolve to another machine or to loopback are refused for remote
     ranks."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
-    addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in found))
+    addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in resolved))
     for family, address in addresses:
         if _loopback(address) and not _loopback(host) and host != "localhost":
             continue
@@ -200,9 +202,10 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
                 ) from None
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
-    said = ", ".join(address for _, address in addresses)
+    listed = ", ".join(address for _, address in addresses)
     raise ValueError(
-        f"the store's host {host!r} ({said}) is no address of this node that others reach; {remedy}"
+        f"the store's host {host!r} ({listed}) is no address of this node that others reach; "
+        f"{remedy}"
     )
 
 

@@ -35,23 +35,11 @@ class DeviceBackend(Protocol):
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate host memory for a message; thread-safe."""
 
-    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate device memory that `run_beside` will fill; thread-safe.
-
-        Operations may use it after `to_device`.
-        """
-
     def to_device(self, message: Tensor) -> Tensor:
-        """Make a message in host memory, or from `device_buffer`, available to later operations."""
+        """Make a message in host memory available to later operations."""
 
     def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """Copy the result of the operations so far to host memory."""
-
-    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """The result of the operations so far, on the device."""
-
-    def run_beside(self, job: Callable[[], object]) -> None:
-        """Run a job beside the operations, and wait for it; thread-safe."""
 
     def mark(self) -> Mark:
         """A mark behind all operations issued so far."""
@@ -72,10 +60,6 @@ class HostBackend:
         """See `DeviceBackend`."""
         return torch.empty(shape, dtype=dtype)
 
-    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """As `room`."""
-        return self.host_buffer(shape, dtype)
-
     def to_device(self, message: Tensor) -> Tensor:
         """Return the same memory."""
         return message
@@ -83,14 +67,6 @@ class HostBackend:
     def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """Return the same memory, made contiguous."""
         return lambda: made.detach().contiguous()
-
-    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Return the same memory, made contiguous."""
-        return self.to_host(tensor)
-
-    def run_beside(self, job: Callable[[], object]) -> None:
-        """Run the job at once."""
-        job()
 
     def mark(self) -> float:
         """The current time."""
@@ -125,15 +101,6 @@ class GpuStreams(Protocol):
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor is in pinned memory."""
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> Tensor:
-        """Allocate GPU memory for a stream."""
-
-    def is_here(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in the memory of this GPU."""
-
-    def on(self, stream: Any, job: Callable[[], object]) -> None:
-        """Run a job that issues work to a stream; thread-safe."""
-
     def copied_in(self, message: Tensor, stream: Any) -> Tensor:
         """Copy pinned memory to GPU memory on a stream."""
 
@@ -151,7 +118,7 @@ class GpuBackend:
 
     def __init__(self, gpu: GpuStreams) -> None:
         self._gpu = gpu
-        self._out, self._into, self._across = gpu.stream(), gpu.stream(), gpu.stream()
+        self._out, self._into = gpu.stream(), gpu.stream()
         self.begin()
 
     def begin(self) -> None:
@@ -164,16 +131,9 @@ class GpuBackend:
         """Pinned memory from an allocator that keeps it while a copy reads it."""
         return self._gpu.pinned(shape, dtype)
 
-    def device_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of the stream of `run_beside`, which operations do not delay."""
-        return self._gpu.empty(shape, dtype, self._across)
-
     def to_device(self, message: Tensor) -> Tensor:
         """See `DeviceBackend`; earlier operations do not delay it."""
         gpu, computing = self._gpu, self._gpu.computing()
-        if gpu.is_here(message):
-            gpu.used(message, computing)
-            return message
         if not gpu.is_pinned(message):
             message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
         here = gpu.copied_in(message, self._into)
@@ -196,23 +156,6 @@ class GpuBackend:
             return there
 
         return ready
-
-    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """See `DeviceBackend`; later operations do not delay it."""
-        tensor = tensor.detach().contiguous()
-        there = self._gpu.event(self._gpu.computing(), timing=False)
-
-        def ready() -> Tensor:
-            there.synchronize()
-            return tensor
-
-        return ready
-
-    def run_beside(self, job: Callable[[], object]) -> None:
-        """See `DeviceBackend`; uses a separate stream."""
-        self._gpu.on(self._across, job)
-        # a library's wait only orders streams
-        self._gpu.event(self._across, timing=False).synchronize()
 
     def mark(self) -> Mark:
         """An event behind all operations."""
@@ -283,22 +226,6 @@ class CudaStreams:
     def is_pinned(self, tensor: Tensor) -> bool:
         """See `GpuStreams`."""
         return tensor.is_pinned()
-
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, stream: torch.cuda.Stream
-    ) -> Tensor:
-        """See `GpuStreams`; without a stream, another thread's GPU would become the first one."""
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            return torch.empty(shape, dtype=dtype, device=self._device)
-
-    def is_here(self, tensor: Tensor) -> bool:
-        """See `GpuStreams`."""
-        return tensor.device == self._device
-
-    def on(self, stream: torch.cuda.Stream, job: Callable[[], object]) -> None:
-        """See `GpuStreams`."""
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            job()
 
     def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """See `GpuStreams`."""

@@ -15,7 +15,6 @@ import torch
 
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.codec import WireFormat, message_length
-from planner.executor.comm.device_allreduce import HELD, PIECE_VALUES
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.device_identity import gpu_of, machine
 from planner.executor.runtime.stage_module import has_head
@@ -111,10 +110,9 @@ def memory_need(
         copy = vector / SUM_BYTES * w.precision.state_bytes
         beyond["calibration"] = max(copy - (live - 1) * costs.saved_bytes, 0.0)
     if on_gpu:
-        beyond["messages"] = direct * (live + waiting) * message
-        beyond["averaging"] = direct * max(
-            direct_bytes(part, round(vector / SUM_BYTES)) for part in parts
-        )
+        # collectives add in 16 bits, on a copy
+        rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
+        beyond["averaging"] = direct * rounded * vector / 2
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (live + waiting) * _power_of_two(message)
@@ -142,24 +140,6 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
         share = group.shares[group.members.index(averaging.rank)] * group.width
         chunk = message_length(int(share * values / chunking.chunks) + 1, wire)
         most = max(most, givers * min(chunking.window + 1, chunking.chunks) * chunk)
-    return float(most)
-
-
-def direct_bytes(averaging: StageAverager, values: int) -> float:
-    """The same for contributions from GPU to GPU, with buffers for encoding."""
-    most = 0
-    for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
-        others, width = len(group.members) - 1, group.width * values
-        share = math.ceil(group.shares[group.members.index(averaging.rank)] * width)
-        piece = min(share, PIECE_VALUES)
-        found = others * HELD * message_length(piece, wire)
-        if wire is not WireFormat.FP32:
-            # a piece being sent and one being received of others' shares, encoded and decoded; of
-            # this rank's share, what not all have received yet
-            largest = min(math.ceil(max(group.shares) * width), PIECE_VALUES)
-            both = message_length(largest, wire) + SUM_BYTES * largest
-            found += 2 * others * both + SUM_BYTES * piece + message_length(share, wire)
-        most = max(most, found)
     return float(most)
 
 

@@ -21,6 +21,9 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 INIT_STD = 0.02
 
+EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
+"""Names of the matrices that are one if tied."""
+
 
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich 2019)."""

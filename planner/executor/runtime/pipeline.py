@@ -1,17 +1,108 @@
-"""One device's part of an iteration: its operations in the planned order."""
+"""How a device runs its operations of a step: the interface, and the planned order."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender
+from planner.executor.comm.connections import Connection
+from planner.executor.comm.p2p import ExpectedMessage, ReceivedMessage, Receiver, Sender
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import DeviceBackend, Mark
 from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import Operations
+from planner.executor.runtime.stage_runtime import Operations, StageRuntime
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation
+
+
+class PipelineLinks(NamedTuple):
+    """Connections of a pipeline: from each peer, and to all of them."""
+
+    incoming: Mapping[int, Connection]
+    sender: Sender
+    failure: ErrorLatch
+
+
+class Pipeline(Protocol):
+    """Runs the operations of a device, step by step.
+
+    Attributes
+    ----------
+    peers
+        Ranks with which it exchanges messages.
+    loss_ranks
+        Ranks of the plan that have losses.
+    fixed_order
+        Whether every step with a schedule has the same operations in the same order.
+    """
+
+    peers: set[int]
+    loss_ranks: set[int]
+    fixed_order: bool
+
+    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+        """Get ready for steps with these schedules."""
+
+    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+        """Run a step with schedule k; ``ended`` is called with the end of each operation."""
+
+    def finish(self) -> None:
+        """Called after the last step."""
+
+
+class FixedPipeline:
+    """Operations in the planned order, along planned paths."""
+
+    fixed_order = True
+
+    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
+        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
+        self._traffic = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
+        self.peers = {d for traffic in self._traffic.values() for d in traffic.peers}
+        self.loss_ranks = head_ranks(plan)
+
+    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+        """See `Pipeline`."""
+        self._sender = links.sender
+        self._receiver = Receiver(
+            links.incoming, self._expected(walk), self._compute.buffer, links.failure
+        )
+
+    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+        """See `Pipeline`."""
+        run_operations(
+            self._schedules[k].order[self._rank],
+            self._traffic[k],
+            self._compute,
+            self._receiver,
+            self._sender,
+            serial,
+            self._rank,
+            record,
+            ended,
+        )
+
+    def finish(self) -> None:
+        """Does nothing: all messages have been received."""
+
+    def _expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
+        """Messages of each source to this rank, in order."""
+
+        def messages(source: int) -> Iterator[ExpectedMessage]:
+            for serial, k in enumerate(walk):
+                for message in self._traffic[k].incoming.get(source, ()):
+                    yield ExpectedMessage(serial, message)
+
+        used = [self._traffic[k] for k in set(walk)]
+        return {source: messages(source) for traffic in used for source in traffic.incoming}
+
+
+def head_ranks(plan: TrainingPlan) -> set[int]:
+    """Ranks that run the head of a microbatch, and so have losses."""
+    used = [plan.schedules[k] for k in set(plan.cycle)]
+    return {s.head_device(b) for s in used for b in range(len(s.paths))}
 
 
 def run_operations(
@@ -30,7 +121,7 @@ def run_operations(
     On a GPU the next operation is issued before the previous one has ended, if its input is there.
     """
     backend = compute.side
-    issued: deque[_IssuedOperation] = deque()
+    issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
         while len(issued) > max_pending:
@@ -53,12 +144,12 @@ def run_operations(
         if (after := traffic.after.get(operation)) is not None:
             sender.send(made, after.destination)
         sent = None if after is None else (after, made.nbytes)
-        issued.append(_IssuedOperation(operation, start, stop, sent, arrival))
+        issued.append(IssuedOperation(operation, start, stop, sent, arrival))
         drain(backend.max_pending)
     drain(0)
 
 
-class _IssuedOperation(NamedTuple):
+class IssuedOperation(NamedTuple):
     """An operation that may not have ended: what it is, what it sent and received."""
 
     operation: Operation
@@ -78,20 +169,3 @@ class _IssuedOperation(NamedTuple):
             arrival = self.arrival
             record.received(arrival.message, arrival.tensor.nbytes, arrival.arrived_s)
         return end_s
-
-
-def run_whole_model(
-    microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
-) -> None:
-    """Run microbatches through the whole model on this device."""
-    backend = compute.side
-    issued: deque[_IssuedOperation] = deque()
-    for b in microbatches:
-        for kind in "FHB":
-            start = backend.mark()
-            compute.run_op(kind, b, None)
-            issued.append(_IssuedOperation((kind, b), start, backend.mark()))
-            if len(issued) > backend.max_pending:
-                issued.popleft().wait_and_record(backend, rank, record)
-    for one in issued:
-        one.wait_and_record(backend, rank, record)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from planner.executor.fault_tolerance.commit import CommitProtocol
-from planner.executor.fault_tolerance.membership import Generation
-from planner.executor.fault_tolerance.membership_events import event_line, membership_events
 from planner.executor.runtime.evaluate import EvaluationResult
 from planner.executor.runtime.flops_counter import FlopsCounter, summary
 from planner.executor.runtime.losses import LossCollector
 from planner.executor.runtime.records import StepRecord
-from planner.swarm.rebalance_policy import RebalanceDecision
-from planner.training_plan.model import TrainingPlan
+
+
+class KnownLosses(Protocol):
+    """Losses of steps, some of which may still be on their way."""
+
+    def newest(self, step: int) -> int | None:
+        """The last step up to this one whose loss is known."""
+
+    def of(self, step: int) -> float | None:
+        """The loss of a step; None if it is not known."""
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Progress:
     _ended_s: float = 0.0
     _told: set[int] = field(default_factory=set)
 
-    def step(self, record: StepRecord, losses: LossCollector | CommitProtocol | None) -> None:
+    def step(self, record: StepRecord, losses: KnownLosses | None) -> None:
         """A step of rank 0 has ended."""
         # a step lasts from the end of the previous one
         first = record.rest or record.step == 0 or not self._ended_s
@@ -72,16 +77,14 @@ class Progress:
             plan=self.plan,
         )
 
-    def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:
-        """Devices were lost or have joined in an elastic run."""
+    def between_steps(self, text: str, **event: Any) -> None:
+        """Something has happened that does not count in the time of the next step."""
         self._ended_s = 0.0
-        for event in membership_events(now, plan, lost_s):
-            self._say(event_line(event), **event)
+        self._say(text, **event)
 
     def evaluated(self, found: EvaluationResult) -> None:
         """An evaluation has ended, before the next step begins."""
-        self._ended_s = 0.0
-        self._say(
+        self.between_steps(
             f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
             f"perplexity {found.perplexity:.4g}",
             event="evaluated",
@@ -89,21 +92,6 @@ class Progress:
             paths=found.paths,
             loss=found.loss,
             perplexity=found.perplexity,
-        )
-
-    def moves(self, decision: RebalanceDecision, why_not: str) -> None:
-        """A device moves to another stage, or cannot."""
-        move = decision.move
-        self._ended_s = 0.0
-        self._say(
-            decision.said(why_not),
-            event="move",
-            steps=move.after,
-            device=move.device,
-            stage=move.stage,
-            why_not=why_not,
-            before_per_s=decision.before,
-            after_per_s=decision.after,
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.executor.runtime.p2p_schedule import Message
-from planner.training_plan.choices import Wiring
-from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
-from planner.utils.output_files import has_mark
 
 Record = tuple[int, int, str, float, float]
 """``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
@@ -73,45 +70,6 @@ class StepRecord:
             "messages": self.messages,
             "routes": self.routes,
         }
-
-
-class RouteLog:
-    """Routes of the microbatches of this rank, one JSON line each.
-
-    Parameters
-    ----------
-    path
-        Of the file; ``{rank}`` in the name stands for the rank.
-    """
-
-    def __init__(self, path: Path, plan: TrainingPlan, rank: int) -> None:
-        if plan.wiring is not Wiring.STOCHASTIC:
-            raise ValueError("--routes: paths are the plan's, which does not route; leave it out")
-        trainers, mark = plan.assignment.groups[0], "{rank}"
-        if len(trainers) > 1 and mark not in str(path):
-            raise ValueError(
-                f"--routes {path}: {len(trainers)} devices write what they routed; put {mark} into "
-                "the name"
-            )
-        self._names = plan.cluster.network.ids
-        self._path = Path(str(path).replace(mark, str(rank)))
-        if not has_mark(self._path, '"microbatch"'):
-            raise ValueError(
-                f"--routes {self._path}: exists, and is no log of routes; name another file"
-            )
-        if rank in trainers:
-            self._path.write_text("")
-
-    def after(self, record: StepRecord) -> None:
-        """Write the routes of a step."""
-        if not record.routes:
-            return
-        told = (
-            {"step": record.step, "microbatch": b, "path": [self._names[d] for d in route]}
-            for b, route in record.routes
-        )
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in told)
 
 
 def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:

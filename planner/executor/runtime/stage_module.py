@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -12,11 +11,9 @@ from torch import Tensor, nn
 
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
-from planner.executor.huggingface.names import EMBEDDING, PROJECTION
-from planner.executor.huggingface.weights import load_weights
 from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
 from planner.executor.runtime.device_backend import HOST, DeviceBackend, backend_of
-from planner.executor.runtime.model import Head, build_head, build_stage
+from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
 from planner.executor.runtime.p2p_schedule import Message
@@ -28,6 +25,9 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.validation import contradictions
 from planner.workload.layers import Architecture
+
+LoadWeights = Callable[[Architecture, int, int, Mapping[str, nn.Parameter]], None]
+"""Sets parameters of layers ``start`` to ``stop``, by name."""
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
@@ -93,8 +93,9 @@ class StageModule:
         Optimizer settings.
     data
         Training data.
-    weights
-        Folder of Hugging Face weights to start from; None to initialise from the plan's seed.
+    load_weights
+        Sets the initial values of layers ``start`` to ``stop``, by name; None to initialise from
+        the plan's seed.
     counted
         Whether plans with fewer devices may follow, so that samples are counted.
     side
@@ -111,7 +112,7 @@ class StageModule:
         optimizing: OptimizerConfig,
         *,
         data: Data = SYNTHETIC,
-        weights: Path | None = None,
+        load_weights: LoadWeights | None = None,
         counted: bool = False,
         side: DeviceBackend | None = None,
         compiled: bool = False,
@@ -131,8 +132,8 @@ class StageModule:
         reads = self.stage.stem is not None or self.head is not None
         self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
         self.batch_tokens = w.batch_samples * arch.sequence
-        if weights is not None:
-            load_weights(weights, arch, *plan.stage_layers[stage], self.named())
+        if load_weights is not None:
+            load_weights(arch, *plan.stage_layers[stage], self.named())
         self.parameters = list(self.named().values())
         self.computed_stage = LowPrecisionModule(self.stage, self.dtype)
         self.computed_head = (
@@ -219,10 +220,9 @@ class StageModule:
         assert self.data is not None
         return self.side.to_device(self.data.tokens(step, microbatch))
 
-    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+    def buffer(self, message: Message) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        make = self.side.device_buffer if own else self.side.host_buffer
-        return make(*self.boundary.message)
+        return self.side.host_buffer(*self.boundary.message)
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
         """All gradients as one vector."""

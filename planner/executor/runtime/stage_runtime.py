@@ -28,7 +28,7 @@ class StageRuntime(Operations, Protocol):
     def begin(self, step: int, schedule: Schedule) -> None:
         """Start of a step."""
 
-    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+    def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
     def gradients(self, *, here: bool | None = None) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Protocol
 
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.averaging import StageAverager
@@ -20,33 +20,37 @@ from planner.executor.comm.connections import (
     DuplexChannels,
     channels_of,
 )
-from planner.executor.comm.direct import DeviceTransfers
-from planner.executor.comm.p2p import Receiver, Sender
+from planner.executor.comm.device_collectives import DeviceCollectives
+from planner.executor.comm.p2p import Sender
+from planner.executor.comm.ready_hint import ReadyHint
 from planner.executor.comm.tcp_tuning import (
     disable_slow_start_after_idle,
     grow_windows,
     leaves_the_machine,
 )
-from planner.executor.fault_tolerance.commit import CommitProtocol
+from planner.executor.comm.time_scale import TimeScale
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.background import BackgroundTask
 from planner.executor.runtime.losses import LossCollector, LossSender
-from planner.executor.runtime.pipeline import run_operations, run_whole_model
+from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.simulated_compute import Sleeper, TimeScale
 from planner.executor.runtime.stage_runtime import StageRuntime
-from planner.executor.swarm.microbatch_queue import MicrobatchQueue
-from planner.executor.swarm.ready_hint import ReadyHint
-from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, router_of
-from planner.swarm.routing import Router
-from planner.training_plan.choices import Wiring
-from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 
-HEAD_START_S = 0.2
-"""Delay of a synchronised start, beyond the latency to the farthest rank."""
+
+class StepCommit(Protocol):
+    """Decides with all ranks whether a step counts, before any of them applies its update."""
+
+    def abort_on(self, failure: ErrorLatch) -> None:
+        """Abort a pending decision when a connection fails."""
+
+    def commit_step(self, step: int, loss: float | None) -> None:
+        """Wait for the decision on a step."""
+
+    def commit_outer_step(self, step: int) -> None:
+        """Wait for the decision on the outer step after a step."""
 
 
 class Worker:
@@ -58,17 +62,18 @@ class Worker:
         The process group.
     compute
         Runs its operations.
+    pipeline
+        How it runs its operations; by default in the planned order.
     time_scale
         Scale of simulated compute; None if a model is trained.
-    microbatch_queue
-        If given, devices take microbatches from this queue as fast as they can until the batch is
-        complete (DeDLOC, 3.1), instead of the planned ones; for plans of one stage.
+    start
+        Called with a name that all ranks share, to start a step together; by default a barrier.
     before
-        The worker of the steps before, whose counts and, with the same plan, estimates continue.
+        The worker of the steps before, whose counts continue.
     commit
         Commits steps and collects losses; None if each rank updates when its gradients are ready.
-    direct
-        Transfers between GPUs without the host; None for none.
+    collectives
+        Averages from GPU to GPU where it can; None for averaging through the host.
 
     Attributes
     ----------
@@ -83,8 +88,6 @@ class Worker:
         Number that passed this rank, forward and backward.
     sent_bytes
         By rank, bytes sent by averaging and pipeline.
-    router
-        Estimates of peers, with stochastic wiring.
     """
 
     def __init__(
@@ -93,60 +96,39 @@ class Worker:
         ranks: ProcessGroup,
         compute: StageRuntime,
         *,
+        pipeline: Pipeline | None = None,
         time_scale: TimeScale | None = None,
-        microbatch_queue: Store | None = None,
+        start: Callable[[str], None] | None = None,
         before: Worker | None = None,
-        commit: CommitProtocol | None = None,
-        direct: DeviceTransfers | None = None,
+        commit: StepCommit | None = None,
+        collectives: DeviceCollectives | None = None,
     ) -> None:
-        if microbatch_queue is not None and len(plan.assignment.groups) > 1:
-            raise PlanError(
-                f"assignment.groups: own pace needs whole models, found "
-                f"{len(plan.assignment.groups)} stages; plan one stage, or several with --wiring "
-                "stochastic, where devices take microbatches at their own pace too"
-            )
-        if microbatch_queue is not None and plan.wiring is Wiring.STOCHASTIC:
-            raise PlanError(
-                "wiring: own pace takes microbatches from the store, found kind 'stochastic'; "
-                "leave out --own-pace"
-            )
-        if microbatch_queue is not None and plan.sync.local_steps:
-            raise PlanError(
-                "sync: own pace needs gradients that are averaged every step, found every_steps "
-                f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
-                "out --own-pace"
-            )
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: LossCollector | None = None
         self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
-        self.router: Router[int] | None = None
         self._part = 0
         self._sent_before: dict[int, int] = {}
         if before is not None:
             self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
-            self.router = before.router if before.plan is plan else None
             self._part = before._part + 1
         self._channels: dict[ChannelKind, DuplexChannels] = {}
         self._compute, self._time_scale = compute, time_scale
-        self._microbatch_queue = (
-            None if microbatch_queue is None else MicrobatchQueue(microbatch_queue)
-        )
+        self._pipeline = pipeline or FixedPipeline(plan, ranks.rank, compute)
+        self._start = start or ranks.barrier
         self._background_averaging: BackgroundTask | None = None
         self._pending_outer_step: int | None = None
         self._beside_s = 0.0
-        self._commit, self._direct = commit, direct
-        self.wiring = CommPlan(
-            plan, ranks.rank, time_scale, microbatch_queue is not None, tells=commit is None
-        )
+        self._commit, self._collectives = commit, collectives
+        reports = commit is None and time_scale is None
+        self._loss_ranks = self._pipeline.loss_ranks if reports else set()
+        self.wiring = CommPlan(plan, ranks.rank, self._pipeline.peers, self._loss_ranks, time_scale)
         # for steps that average and have a fixed order of operations
-        fixed = (
-            plan.wiring is Wiring.FIXED and microbatch_queue is None and not plan.sync.local_steps
-        )
+        fixed = self._pipeline.fixed_order and not plan.sync.local_steps
         ahead_s = self.wiring.averaging.ahead_s
-        # transfers between GPUs need no word of readiness
-        fixed &= not self.wiring.averaging.begins_here(direct)
+        # collectives need no word of readiness
+        fixed &= not self.wiring.averaging.begins_here(collectives)
         self._ready_hint = ReadyHint(ahead_s) if fixed and ahead_s else None
 
     @property
@@ -171,8 +153,6 @@ class Worker:
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
             wanted = self.wiring.connections
-            if self._direct is not None:
-                self._direct.connect(self._reached(self._direct))
             wanted |= {(ChannelKind.HEARTBEAT, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
@@ -200,14 +180,10 @@ class Worker:
     ) -> Iterator[StepRecord]:
         if self._commit is not None:
             self._commit.abort_on(failure)
-        pipeline = self._channels[ChannelKind.PIPELINE]
-        ways = (self.wiring.rates(), self.wiring.round_trips_s())
-        sender = Sender(pipeline.to, failure, *ways, self._compute.side, self._direct)
-        expected = self.wiring.expected(walk)
-        receiver = Receiver(
-            pipeline.of, expected, self._compute.buffer, failure, direct=self._direct
-        )
-        routed = self._routed(pipeline.of, sender, failure)
+        channels = self._channels[ChannelKind.PIPELINE]
+        rates, round_trips_s = self.wiring.rates(), self.wiring.round_trips_s()
+        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.side)
+        self._pipeline.open(PipelineLinks(channels.of, sender, failure), walk)
         peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
         norms = _of(connections, ChannelKind.NORM)
         told = range(first, first + len(walk))
@@ -222,15 +198,12 @@ class Worker:
             self._pending_outer_step = first - 1
         for serial, k in enumerate(walk):
             if serial <= rest:
-                self._begin_together(serial)
+                self._start(f"begin/{self._part}/{serial}")
                 self.began_s = time.monotonic()
             step = serial if serial < rest else first + serial - rest
             record = self.record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
-            if routed is not None:
-                routed.run(serial, record)
-            else:
-                self._operations(record, serial, k, receiver, sender, peers)
+            self._operations(record, serial, k, peers)
             if self.plan.sync.local_steps:
                 self._local_step(record, peers, sender)
             else:
@@ -240,23 +213,12 @@ class Worker:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
         self._end_outer(record)
-        if routed is not None:
-            routed.finish()
+        self._pipeline.finish()
         sender.finish()
         peers.finish()
         failure.check()
         if self.losses is not None:
             self.losses.wait()
-
-    def _reached(self, direct: DeviceTransfers) -> set[int]:
-        """Ranks with which this rank exchanges data from GPU to GPU."""
-        found = {other for traffic in self.wiring.traffic.values() for other in traffic.peers}
-        parts = [self.wiring.within]
-        if not self.plan.sync.local_steps:
-            parts += [self.wiring.averaging, self.wiring.tied]
-        for part in parts:
-            found |= part.reached(direct)
-        return found & direct.members
 
     def _watched(self, heartbeats: dict[int, Connection]) -> AbstractContextManager[None]:
         """Let the failure detector watch connections."""
@@ -268,43 +230,16 @@ class Worker:
         if self.ranks.detector is not None:
             self.ranks.detector.shutdown_.before_end(undo)
 
-    def _routed(
-        self, pipeline: dict[int, Connection], sender: Sender, failure: ErrorLatch
-    ) -> StochasticPipeline | None:
-        """The stochastic pipeline; None with fixed paths."""
-        if self.wiring.places is None:
-            return None
-        if self.router is None:
-            speed = 1.0 if self._time_scale is None else self._time_scale.speed
-            self.router = router_of(self.plan, self.rank, speed)
-        return StochasticPipeline(
-            self.plan, self.rank, self._compute, pipeline, sender, failure, self.router
-        )
-
-    def _operations(
-        self,
-        record: StepRecord,
-        serial: int,
-        k: int,
-        receiver: Receiver,
-        sender: Sender,
-        peers: AllReduceLinks,
-    ) -> None:
-        schedule, ready_hint = self.plan.schedules[k], self._ready_hint
+    def _operations(self, record: StepRecord, serial: int, k: int, peers: AllReduceLinks) -> None:
+        ready_hint = self._ready_hint
 
         def ended(end: float) -> None:
             if ready_hint is not None:
                 ready_hint.after(end, peers.tell)
 
-        if self._microbatch_queue is None:
-            if ready_hint is not None:
-                ready_hint.begin(k)
-            order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
-            how = (self._compute, receiver, sender, serial, self.rank, record, ended)
-            run_operations(order, traffic, *how)
-        elif self.rank in self.plan.stage_of:
-            numbers = self._microbatch_queue.of(serial, len(schedule.paths))
-            run_whole_model(numbers, self._compute, self.rank, record)
+        if ready_hint is not None:
+            ready_hint.begin(k)
+        self._pipeline.run(serial, k, record, ended)
 
     def _average_and_update(
         self,
@@ -314,20 +249,33 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         tied = self._compute.tied_values
-        gradients, direct = self._compute.gradients, self._direct
+        gradients, collectives = self._compute.gradients, self._collectives
         averaging, also = self.wiring.averaging, self.wiring.tied
         # copy to the first round's memory before sending word
-        gradients(here=averaging.begins_here(direct))
+        gradients(here=averaging.begins_here(collectives))
         told = None
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
             told = self._ready_hint.told
         rest, shared = slice(tied, None), slice(tied)
-        way = (peers, sender, told, direct)
-        self._average(record, averaging, lambda on: gradients(here=on)[rest], *way)
+        self._average(
+            record,
+            averaging,
+            lambda on: gradients(here=on)[rest],
+            peers,
+            sender,
+            told,
+            collectives,
+        )
         if tied:
-            way = (peers, sender, None, direct)
-            self._average(record, also, lambda on: gradients(here=on)[shared], *way)
+            self._average(
+                record,
+                also,
+                lambda on: gradients(here=on)[shared],
+                peers,
+                sender,
+                collectives=collectives,
+            )
         vector = gradients()
         if self.wiring.clipping is not None:
             if self._time_scale is None:
@@ -348,10 +296,16 @@ class Worker:
         """
         sync = self.plan.sync
         if self.wiring.within.peers:
-            gradients, within, direct = self._compute.gradients, self.wiring.within, self._direct
-            gradients(here=within.begins_here(direct))
-            way = (peers, sender, None, direct)
-            self._average(record, within, lambda on: gradients(here=on), *way)
+            gradients, within = self._compute.gradients, self.wiring.within
+            gradients(here=within.begins_here(self._collectives))
+            self._average(
+                record,
+                within,
+                lambda on: gradients(here=on),
+                peers,
+                sender,
+                collectives=self._collectives,
+            )
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
@@ -441,11 +395,11 @@ class Worker:
         peers: AllReduceLinks,
         sender: Sender,
         told: Collection[int] | None = None,
-        direct: DeviceTransfers | None = None,
+        collectives: DeviceCollectives | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(values, peers, sender, told, direct, self._compute.side)
+            end = averaging.run(values, peers, sender, told, collectives)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:
@@ -454,30 +408,13 @@ class Worker:
         record.end_s = time.monotonic()
         record.ops.append((-1, self.rank, "U", update, record.end_s))
 
-    def _begin_together(self, serial: int) -> None:
-        """Barrier; with simulated compute on one machine, start at a common time."""
-        name = f"begin/{self._part}/{serial}"
-        self.ranks.barrier(name)
-        if self._time_scale is not None:
-            store = self.ranks.store
-            if self.rank == 0:
-                # far enough ahead for all ranks to read it
-                way = self.plan.cluster.network.latency_s
-                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._time_scale.speed
-                moment = time.monotonic() + longest + HEAD_START_S
-                store.set(f"{name}/moment", repr(moment))
-            Sleeper().until(float(store.get(f"{name}/moment")))
-
     def _teller(
         self, connections: dict[int, Connection], steps: range
     ) -> LossCollector | LossSender | None:
         """Loss collector on rank 0, loss sender on others."""
-        tellers = self.wiring.tellers
-        if self._commit is not None:
-            return None
-        if self.rank == 0 and tellers:
-            self.losses = LossCollector(connections, 0 in tellers, steps)
-        if self.rank not in tellers:
+        if self.rank == 0 and self._loss_ranks:
+            self.losses = LossCollector(connections, 0 in self._loss_ranks, steps)
+        if self.rank not in self._loss_ranks:
             return None
         return self.losses or LossSender(connections[0])
 

@@ -1,11 +1,23 @@
-"""A shared queue of microbatches, from which devices take the next one while they compute."""
+"""A shared queue of microbatches, from which devices take the next one while they compute.
+
+In DeDLOC (3.1) every device has the whole model, and takes microbatches at its own pace until the
+batch is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch.distributed.distributed_c10d import Store
+
+from planner.executor.runtime.pipeline import IssuedOperation, PipelineLinks
+from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.training_plan.choices import Wiring
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
 
 
 class MicrobatchQueue:
@@ -28,3 +40,66 @@ class MicrobatchQueue:
 
     def _ask(self, serial: int) -> Future[int]:
         return self._asking.submit(self._store.add, f"tickets/{serial}", 1)
+
+
+class QueuePipeline:
+    """Runs microbatches of the queue through the whole model; for plans of one stage."""
+
+    fixed_order = False
+
+    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime, store: Store) -> None:
+        _require_queued(plan)
+        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
+        self._queue = MicrobatchQueue(store)
+        self.peers: set[int] = set()
+        self.loss_ranks = set(plan.stage_of)
+
+    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+        """Does nothing: no messages are exchanged."""
+
+    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+        """Take microbatches until the batch is complete."""
+        if self._rank in self.loss_ranks:
+            numbers = self._queue.of(serial, len(self._schedules[k].paths))
+            run_whole_model(numbers, self._compute, self._rank, record)
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+
+def _require_queued(plan: TrainingPlan) -> None:
+    """Refuse plans whose microbatches cannot be taken from a queue."""
+    if len(plan.assignment.groups) > 1:
+        raise PlanError(
+            f"assignment.groups: own pace needs whole models, found {len(plan.assignment.groups)} "
+            "stages; plan one stage, or several with --wiring stochastic, where devices take "
+            "microbatches at their own pace too"
+        )
+    if plan.wiring is Wiring.STOCHASTIC:
+        raise PlanError(
+            "wiring: own pace takes microbatches from the store, found kind 'stochastic'; leave "
+            "out --own-pace"
+        )
+    if plan.sync.local_steps:
+        raise PlanError(
+            "sync: own pace needs gradients that are averaged every step, found every_steps "
+            f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
+            "out --own-pace"
+        )
+
+
+def run_whole_model(
+    microbatches: Iterable[int], compute: StageRuntime, rank: int, record: StepRecord
+) -> None:
+    """Run microbatches through the whole model on this device."""
+    backend = compute.side
+    issued: deque[IssuedOperation] = deque()
+    for b in microbatches:
+        for kind in "FHB":
+            start = backend.mark()
+            compute.run_op(kind, b, None)
+            issued.append(IssuedOperation((kind, b), start, backend.mark()))
+            if len(issued) > backend.max_pending:
+                issued.popleft().wait_and_record(backend, rank, record)
+    for operation in issued:
+        operation.wait_and_record(backend, rank, record)

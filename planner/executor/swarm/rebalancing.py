@@ -8,15 +8,44 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from planner.executor.fault_tolerance.run_segments import RunSegment
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.records import StepRecord
 from planner.swarm.rebalance_policy import RebalanceDecision, RebalanceRule, decide
 from planner.training_plan.error import PlanError
-from planner.training_plan.migration import Migration, migrated, require_agreed, require_routed
+from planner.training_plan.migration import Migration, migrated, require_movable
 from planner.training_plan.model import TrainingPlan
+
+
+@dataclass(frozen=True)
+class RunSegment:
+    """Steps with one plan.
+
+    Attributes
+    ----------
+    begin, end
+        Numbers of steps done before and after it.
+    move
+        The move before it; None for the first segment.
+    """
+
+    plan: TrainingPlan
+    begin: int
+    end: int
+    move: Migration | None = None
+
+    @property
+    def taker(self) -> int:
+        """The rank that has moved."""
+        assert self.move is not None
+        return self.plan.cluster.network.ids.index(self.move.device)
+
+    @property
+    def giver(self) -> int:
+        """The first rank that was in its new stage before."""
+        group = self.plan.assignment.groups[self.plan.stage_of[self.taker]]
+        return next(d for d in group if d != self.taker)
 
 
 class Rebalancing:
@@ -46,11 +75,11 @@ class Rebalancing:
         steps: int,
         ranks: ProcessGroup,
         fits: Callable[[TrainingPlan], bool],
-        told: Callable[[RebalanceDecision, str], None],
+        report: Callable[[RebalanceDecision, str], None],
     ) -> None:
         require_movable(plan, every)
         self._plan, self._every, self._rule, self._steps = plan, every, rule, steps
-        self._ranks, self._fits, self._told = ranks, fits, told
+        self._ranks, self._fits, self._told = ranks, fits, report
         self._busy_s, self._count = 0.0, 0
         self._stay: set[int] = set()
 
@@ -73,48 +102,44 @@ class Rebalancing:
             end = min(segment.end + self._every, self._steps)
             segment = RunSegment(segment.plan, segment.end, end)
             if decision is not None:
-                made, why_not = self._made(segment, decision)
+                moved, why_not = self._made(segment, decision)
                 self._told(decision, why_not)
-                if made is None:
+                if moved is None:
                     # and it is not proposed again
                     self._stay.add(segment.plan.cluster.network.ids.index(decision.move.device))
                 else:
-                    segment = made
+                    segment = moved
 
     def _decide(self, segment: RunSegment, step_s: float) -> RebalanceDecision | None:
         """The first rank's decision, since sums may differ in the last bit between machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
         name = f"rebalance/{segment.end}"
-        found = [json.loads(t) for t in self._ranks.all_gather(name, json.dumps([own_s, step_s]))]
+        measured = [
+            json.loads(t) for t in self._ranks.all_gather(name, json.dumps([own_s, step_s]))
+        ]
         text = ""
         if self._ranks.rank == 0:
-            seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
-            left_s = (self._steps - segment.end) * max(step_s for _, step_s in found)
-            how = (segment.end, left_s, self._rule, frozenset(self._stay))
-            if (decision := decide(segment.plan, seconds, *how)) is not None:
-                text = json.dumps([str(decision.move), decision.before, decision.after])
-        told = self._ranks.all_gather(f"{name}/decision", text)[0]
-        if not told:
+            seconds = {d: own_s for d, (own_s, _) in enumerate(measured) if own_s > 0}
+            left_s = (self._steps - segment.end) * max(step_s for _, step_s in measured)
+            decision = decide(
+                segment.plan, seconds, segment.end, left_s, self._rule, frozenset(self._stay)
+            )
+            if decision is not None:
+                text = json.dumps([asdict(decision.move), decision.before, decision.after])
+        answer = self._ranks.all_gather(f"{name}/decision", text)[0]
+        if not answer:
             return None
-        move, before, after = json.loads(told)
-        return RebalanceDecision(Migration.of(move), before, after)
+        move, before, after = json.loads(answer)
+        return RebalanceDecision(Migration(**move), before, after)
 
     def _made(
         self, segment: RunSegment, decision: RebalanceDecision
     ) -> tuple[RunSegment | None, str]:
         """The segment after a move, or why there is none; memory is checked by the device."""
         try:
-            made = replace(segment, plan=migrated(segment.plan, decision.move), move=decision.move)
+            moved = replace(segment, plan=migrated(segment.plan, decision.move), move=decision.move)
         except PlanError as error:
             return None, str(error)
-        fits = made.taker != self._ranks.rank or self._fits(made.plan)
-        told = self._ranks.all_gather(f"rebalance/{segment.begin}/fits", "fits" if fits else "")
-        return (made, "") if told[made.taker] else (None, "it has not the memory")
-
-
-def require_movable(plan: TrainingPlan, every: int) -> None:
-    """Refuse plans in which devices cannot move after so many steps."""
-    if every < 1:
-        raise PlanError(f"--rebalance is {every}; give steps, at least 1")
-    require_routed(plan, "--rebalance")
-    require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")
+        fits = moved.taker != self._ranks.rank or self._fits(moved.plan)
+        answers = self._ranks.all_gather(f"rebalance/{segment.begin}/fits", "fits" if fits else "")
+        return (moved, "") if answers[moved.taker] else (None, "it has not the memory")

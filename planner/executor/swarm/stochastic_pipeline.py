@@ -12,18 +12,16 @@ it forwarded has returned. There is no barrier: requests of the next step wait.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from planner.executor.comm.p2p import Sender
-from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.runtime.pipeline import PipelineLinks, head_ranks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
@@ -96,37 +94,36 @@ class StochasticPipeline:
 
     Parameters
     ----------
-    rank
-        A device with a stage.
     compute
         Runs operations.
-    connections
-        To all `Neighbourhood.neighbours`.
-    failure
-        Receives errors of all threads.
     router
         Estimates of peers, updated during the run.
     """
+
+    fixed_order = False
 
     def __init__(
         self,
         plan: TrainingPlan,
         rank: int,
         compute: StageRuntime,
-        connections: Mapping[int, socket.socket],
-        sender: Sender,
-        failure: ErrorLatch,
         router: Router[int],
     ) -> None:
-        self._rank, self._compute, self._sender, self._failure = rank, compute, sender, failure
+        self.loss_ranks = head_ranks(plan)
+        self.peers: set[int] = set()
+        self._rank, self._compute = rank, compute
+        # aggregators have no stage and run no operations
+        self._idle = rank not in plan.stage_of
+        if self._idle:
+            return
         self._places = Neighbourhood(plan, rank)
+        self.peers = self._places.neighbours
         self._starts = [path[0] for path in plan.schedules[0].paths]
         self._room = plan.schedules[0].most_live()[rank]
         self._told = plan.routing.told
         self._form = MessageFormat(self._places.last + 1)
         # guards everything below, which threads of neighbours change
         self._changed = threading.Condition()
-        failure.on_failure(self._wake)
         self._router = router
         self._asked: dict[tuple[int, int, int], float] = {}
         self._backward: deque[RoutedMessage] = deque()
@@ -138,11 +135,27 @@ class StochasticPipeline:
         self._trainer: MicrobatchSource | None = None
         if self._places.stage == 0:
             self._trainer = MicrobatchSource(plan, rank, self._ask, self._end_choosing)
-        self._mailbox = Mailbox(rank, connections, self._form, compute.buffer, self._take, failure)
-        self._neighbours = tuple(connections)
 
-    def run(self, serial: int, record: StepRecord) -> None:
+    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+        """See `planner.executor.runtime.pipeline.Pipeline`."""
+        if self._idle:
+            return
+        self._sender, self._failure = links.sender, links.failure
+        links.failure.on_failure(self._wake)
+        self._mailbox = Mailbox(
+            self._rank,
+            links.incoming,
+            self._form,
+            self._compute.buffer,
+            self._take,
+            links.failure,
+        )
+        self._neighbours = tuple(links.incoming)
+
+    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
         """Run this device's part of a step."""
+        if self._idle:
+            return
         with self._changed:
             self._serial, self._record = serial, record
             if self._trainer is not None:
@@ -167,6 +180,8 @@ class StochasticPipeline:
 
     def finish(self) -> None:
         """After the last step: exchange last messages with all neighbours."""
+        if self._idle:
+            return
         self._tell_all(self._neighbours, RoutingMessage(MessageKind.LAST))
         self._mailbox.finish()
 
@@ -187,50 +202,52 @@ class StochasticPipeline:
             message = Message(kind, note.microbatch, mail.source, self._rank)
             record.received(message, mail.tensor.nbytes, mail.arrived_s)
         if note.word is MessageKind.LOSS:
-            made, end_s = self._operate("H", note, mail.tensor, record)
-            self._send(MessageKind.BACKWARD, note, made, note.path[-1], end_s, record)
+            output, end_s = self._operate("H", note, mail.tensor, record)
+            self._send(MessageKind.BACKWARD, note, output, note.path[-1], end_s, record)
         elif note.word is MessageKind.BACKWARD:
             self._go_back(note, mail.tensor, record)
         else:
-            made, end_s = self._go_forward(mail, record)
+            output, end_s = self._go_forward(mail, record)
             if places.stage < places.last:
                 with self._changed:
                     peer = self._choose(places.stage + 1, note)
                 path = _with(note.path, places.stage + 1, peer)
-                self._send(MessageKind.FORWARD, replace(note, path=path), made, peer, end_s, record)
+                self._send(
+                    MessageKind.FORWARD, replace(note, path=path), output, peer, end_s, record
+                )
             elif places.head_first:
-                self._send(MessageKind.LOSS, note, made, note.path[0], end_s, record)
+                self._send(MessageKind.LOSS, note, output, note.path[0], end_s, record)
             else:
                 self._operate("H", note, None, record)
                 self._go_back(note, None, record)
 
     def _go_forward(self, mail: RoutedMessage, record: StepRecord) -> tuple[Tensor, float]:
         begin_s = time.monotonic()
-        made, end_s = self._operate("F", mail.note, mail.tensor, record)
+        output, end_s = self._operate("F", mail.note, mail.tensor, record)
         answer = replace(mail.note, word=MessageKind.ANSWER, seconds=end_s - begin_s)
         self._tell(mail.source, answer)
-        return made, end_s
+        return output, end_s
 
     def _go_back(self, note: RoutingMessage, received: Tensor | None, record: StepRecord) -> None:
-        made, end_s = self._operate("B", note, received, record)
+        gradient, end_s = self._operate("B", note, received, record)
         with self._changed:
             self._held -= 1
         if self._places.stage > 0:
             before = note.path[self._places.stage - 1]
-            self._send(MessageKind.BACKWARD, note, made, before, end_s, record)
+            self._send(MessageKind.BACKWARD, note, gradient, before, end_s, record)
         else:
             self._tell(self._starts[note.microbatch], replace(note, word=MessageKind.FINISHED))
 
     def _operate(
         self, kind: str, note: RoutingMessage, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        side = self._compute.side
-        start = side.mark()
-        made = self._compute.run_op(kind, note.microbatch, received)
+        backend = self._compute.side
+        start = backend.mark()
+        output = self._compute.run_op(kind, note.microbatch, received)
         # report the compute time to the peer
-        start_s, end_s = side.wait_time_s(start), side.wait_time_s(side.mark())
+        start_s, end_s = backend.wait_time_s(start), backend.wait_time_s(backend.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
-        return made, end_s
+        return output, end_s
 
     def _ask(self, microbatch: int) -> None:
         """Start the next microbatch of this source."""
@@ -272,15 +289,15 @@ class StochasticPipeline:
         self,
         word: MessageKind,
         note: RoutingMessage,
-        made: Tensor,
+        tensor: Tensor,
         peer: int,
         end_s: float,
         record: StepRecord,
     ) -> None:
-        self._sender.send(made, peer, self._form.pack(replace(note, word=word)))
-        self._sender.made(peer, made.nbytes, end_s)
+        self._sender.send(tensor, peer, self._form.pack(replace(note, word=word)))
+        self._sender.made(peer, tensor.nbytes, end_s)
         message = Message(KINDS[word], note.microbatch, self._rank, peer)
-        record.sent(message, made.nbytes, end_s)
+        record.sent(message, tensor.nbytes, end_s)
 
     def _tell(self, peer: int, note: RoutingMessage) -> None:
         if peer == self._rank:

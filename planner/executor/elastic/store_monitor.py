@@ -66,11 +66,11 @@ class StoreMonitor(threading.Thread):
         return self.answered_s > since_s
 
     def _look(self, store: Store) -> None:
-        asked = time.monotonic()
+        begin_s = time.monotonic()
         self.begun = self.begun or store.check([BEGUN])
         self.over = self.over or store.check([OVER]) or store.check(["parted/all"])
         self.ended = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
-        found = heartbeats(store, range(self.ranks))
-        if found != self._seen:
-            self._seen, self.stirred_s = found, time.monotonic()
-        self.answered_s = asked
+        counters = heartbeats(store, range(self.ranks))
+        if counters != self._seen:
+            self._seen, self.stirred_s = counters, time.monotonic()
+        self.answered_s = begin_s

@@ -16,29 +16,32 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.comm.aggregator import Aggregator
 from planner.executor.comm.connections import ConnectionLost, ConnectionReset
-from planner.executor.fault_tolerance.commit import CommitProtocol
-from planner.executor.fault_tolerance.membership import (
+from planner.executor.elastic.commit import CommitProtocol
+from planner.executor.elastic.membership import (
     CAUSE_S,
     NEW,
     DeviceLost,
     Generation,
     Membership,
 )
+from planner.executor.elastic.membership_events import event_line, membership_events
+from planner.executor.elastic.state_transfer import transfer_state
 from planner.executor.fault_tolerance.shutdown import RunAborted
-from planner.executor.fault_tolerance.state_transfer import transfer_state
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import ring
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
+from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, head_ranks
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule, has_head
+from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
@@ -75,7 +78,9 @@ class ElasticRun:
     held_out
         Evaluation data; None for no evaluation.
     wait_s
-        As in `planner.executor.fault_tolerance.membership.Membership`.
+        As in `planner.executor.elastic.membership.Membership`.
+    make_pipeline
+        Creates the pipeline of a rank of a plan.
 
     Attributes
     ----------
@@ -92,8 +97,9 @@ class ElasticRun:
         checkpoints: CheckpointManager | None,
         held_out: EvaluationData | None,
         wait_s: float,
+        make_pipeline: Callable[[TrainingPlan, int, StageRuntime], Pipeline] = FixedPipeline,
     ) -> None:
-        self.plan, self.ranks = plan, ranks
+        self.plan, self.ranks, self._make_pipeline = plan, ranks, make_pipeline
         self.worker: Worker | None = None
         self._whole, self._all, self._works = plan, ranks, works
         self._stage_module = works if isinstance(works, StageModule) else None
@@ -138,13 +144,13 @@ class ElasticRun:
         return None if self._told is None else self._told.record
 
     @contextmanager
-    def at_the_end(self, otherwise: str = "") -> Iterator[None]:
+    def at_the_end(self, consequence: str = "") -> Iterator[None]:
         """Context of collective calls after the last step."""
         try:
             yield
         except (DeviceLost, ConnectionLost) as error:
-            if otherwise:
-                raise EmptyStageError(f"{error}; all steps were done, but {otherwise}") from None
+            if consequence:
+                raise EmptyStageError(f"{error}; all steps were done, but {consequence}") from None
             assert self._all.detector is not None
             self._all.detector.finish()
 
@@ -161,11 +167,13 @@ class ElasticRun:
         self._tell_before()
         if self._checkpoints is not None:
             self._checkpoints = self._checkpoints.of(self.plan, self._stage_module, self.ranks)
-        commit = CommitProtocol(self._membership, self.ranks, _heads(self.plan), steps - 1)
+        commit = CommitProtocol(self._membership, self.ranks, head_ranks(self.plan), steps - 1)
         self._commit = commit
-        self.worker = Worker(self.plan, self.ranks, self._works, commit=commit)
+        pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._works)
+        self.worker = Worker(self.plan, self.ranks, self._works, pipeline=pipeline, commit=commit)
         if self.ranks.rank == 0 and now.number:
-            self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
+            for event in membership_events(now, self._whole, time.monotonic() - self._began_s):
+                self._progress.between_steps(event_line(event), **event)
         self._began_s = time.monotonic()
         with self._evaluation(now, steps) or nullcontext() as evaluation:
             # an evaluation that a loss prevented, or of a run without steps
@@ -193,14 +201,15 @@ class ElasticRun:
         assert self.worker is not None
         again = now.evaluated < now.step or (not now.number and now.step == steps)
         after = range(now.step - again, steps)
-        how = (self.worker.wiring, self._held_out, after)
-        return Evaluation(self.plan, self.ranks, self._stage_module, *how)
+        return Evaluation(
+            self.plan, self.ranks, self._stage_module, self.worker.wiring, self._held_out, after
+        )
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
-        found = [] if evaluation is None else evaluation.after(step)
-        if found and self.ranks.rank == 0:
-            for one in found:
-                self._progress.evaluated(one)
+        results = [] if evaluation is None else evaluation.after(step)
+        if results and self.ranks.rank == 0:
+            for result in results:
+                self._progress.evaluated(result)
             self._membership.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
@@ -230,8 +239,8 @@ class ElasticRun:
         self._heartbeats = {}
         self._heartbeats = ring(self.ranks)
         detector.only(self._heartbeats)
-        for held in self._held[:-2]:
-            held.close()
+        for previous in self._held[:-2]:
+            previous.close()
         del self._held[:-2]
 
     def _hand_over(self, now: Generation) -> None:
@@ -245,8 +254,8 @@ class ElasticRun:
                 group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
                 giver = next((d for d in group if now.members[d] not in now.new), None)
                 if giver is None:
-                    said = f"stage {stage} has no device left that has its parameters"
-                    raise EmptyStageError(_because(now, said))
+                    reason = f"stage {stage} has no device left that has its parameters"
+                    raise EmptyStageError(_because(now, reason))
                 transfer_state(self.ranks, giver, taker, self._stage_module, now.step)
                 if (
                     taker == self.ranks.rank
@@ -297,8 +306,8 @@ class ElasticRun:
         """Report what the first rank of the previous generation could not."""
         last, now = self._told, self._membership.now
         first = next((m for m in now.members if m not in now.new), None)
-        mine = self._membership.name == first
-        if mine and last is not None and self._membership.told() < last.record.step:
+        reports = self._membership.name == first
+        if reports and last is not None and self._membership.told() < last.record.step:
             self._tell(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
@@ -318,12 +327,6 @@ class ElasticRun:
         raise error
 
 
-def _heads(plan: TrainingPlan) -> set[int]:
-    """Devices that have losses."""
-    used = [plan.schedules[k] for k in set(plan.cycle)]
-    return {s.head_device(b) for s in used for b in range(len(s.paths))}
-
-
-def _because(now: Generation, said: str) -> str:
+def _because(now: Generation, consequence: str) -> str:
     why = next(iter((now.lost or {}).values()), "")
-    return f"{why}; {said}" if why else said
+    return f"{why}; {consequence}" if why else consequence

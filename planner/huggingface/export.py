@@ -16,11 +16,12 @@ from torch import Tensor
 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard
 from planner.executor.checkpoint.safetensors_io import write_tensors
-from planner.executor.huggingface.names import PROJECTION, tensor_parts
-from planner.executor.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime import outer_optimizer as outer
+from planner.executor.runtime.model import PROJECTION
 from planner.executor.runtime.stage_module import StageModule, has_head, require_executable
+from planner.huggingface.names import tensor_parts
+from planner.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes, write_text
 from planner.utils.output_files import NO_ROOM, make_writable
@@ -54,8 +55,8 @@ class Export:
         self.folder, self._plan, self._like = folder, plan, like
         self._arch: Architecture = require_executable(plan)
         written = ("*.safetensors*", CONFIG, *BESIDE)
-        for held in (path for name in written for path in sorted(folder.glob(name))):
-            raise WeightsError(f"{folder}: holds {held.name} already; name a new folder")
+        for existing in (path for name in written for path in sorted(folder.glob(name))):
+            raise WeightsError(f"{folder}: holds {existing.name} already; name a new folder")
         self._config = to_hf_config(self._arch)
         if like is not None:
             require_same_model(like, self._arch)
@@ -93,13 +94,13 @@ class Export:
         stage = self._plan.stage_of[rank]
         start, stop = self._plan.stage_layers[stage]
         tensors: dict[str, Tensor] = {}
-        found = tensor_parts(self._arch, start, stop, head=has_head(self._plan, rank))
-        for name, parts in found.items():
+        parts_of = tensor_parts(self._arch, start, stop, head=has_head(self._plan, rank))
+        for name, parts in parts_of.items():
             if name == PROJECTION and self._arch.tied:
                 continue  # who has the embedding writes it
-            whole = parameters[name].detach().to("cpu", torch.float32)
+            parameter = parameters[name].detach().to("cpu", torch.float32)
             for part in parts:
-                rows = whole if part.rows is None else whole[slice(*part.rows)]
+                rows = parameter if part.rows is None else parameter[slice(*part.rows)]
                 tensors[part.name] = (rows.t() if part.transposed else rows).contiguous()
         write_tensors(self.folder / self._file(stage), tensors, METADATA)
         return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
@@ -130,13 +131,13 @@ class Export:
 def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
     """At the end of a run, export each stage by its first rank; a collective call."""
     writes = stage_module is not None and export.writes(ranks.rank)
-    mine: dict[str, list[int]] = {}
+    own: dict[str, list[int]] = {}
     if writes and stage_module is not None:
         rank, trained = ranks.rank, stage_module.global_parameters()
-        export, mine = _where_room(export, lambda place: place.write(rank, trained))
-    told = [json.loads(text) for text in ranks.all_gather("export", json.dumps(mine))]
+        export, own = _where_room(export, lambda place: place.write(rank, trained))
+    written_by = [json.loads(text) for text in ranks.all_gather("export", json.dumps(own))]
     if writes:
-        written = {name: place for one in told for name, place in one.items()}
+        written = {name: place for files in written_by for name, place in files.items()}
         _where_room(export, lambda place: place.finish(written))
 
 
@@ -148,14 +149,14 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
         if error.errno not in NO_ROOM:
             raise
         other = export.into(Path(tempfile.mkdtemp(prefix="planner-export-")))
-        made = write(other)
+        result = write(other)
         print(
             f"planner.executor: {error.filename}: {error.strerror}; what found no room is in "
             f"{other.folder}: bring all files into one folder",
             file=sys.stderr,
             flush=True,
         )
-        return other, made
+        return other, result
 
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.workload.layers import Architecture, Family
 
 PREFIX = {Family.GPT2: "transformer.", Family.LLAMA: "model."}
 """Prefix of all names except the output projection; absent in files of the bare model."""
-
-EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
-"""Our names of the matrices that are one if tied."""
 
 
 class TensorPart(NamedTuple):
@@ -92,17 +90,17 @@ def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[TensorPart, ...]
         "feed_forward.up": "mlp.up_proj",
         "feed_forward.down": "mlp.down_proj",
     }
-    found: dict[str, tuple[TensorPart, ...]] = {
+    parts: dict[str, tuple[TensorPart, ...]] = {
         f"{ours}.weight": (TensorPart(f"{place}{name}.weight"),) for ours, name in theirs.items()
     }
     q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
     rows = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
     for what in ("weight", "bias") if arch.qkv_bias else ("weight",):
-        found[f"attention.qkv.{what}"] = tuple(
+        parts[f"attention.qkv.{what}"] = tuple(
             TensorPart(f"{place}self_attn.{part}_proj.{what}", span) for part, span in rows.items()
         )
     for part in "qk" if arch.qk_norm else "":
-        found[f"attention.norm_{part}.weight"] = (
+        parts[f"attention.norm_{part}.weight"] = (
             TensorPart(f"{place}self_attn.{part}_norm.weight"),
         )
-    return found
+    return parts

@@ -4,7 +4,6 @@ the executor's overhead per operation and per message."""
 from __future__ import annotations
 
 import json
-import os
 import platform
 import statistics
 import time
@@ -25,13 +24,12 @@ from planner.executor.comm.connections import (
     receive_into,
     send_all,
 )
-from planner.executor.comm.direct import DeviceTransfers
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.device_backend import HOST, DeviceBackend
-from planner.executor.runtime.device_identity import gpu_of, machine
+from planner.executor.runtime.device_identity import cores, gpu_of, machine
 from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
@@ -55,7 +53,6 @@ def calibrate(
     ranks: ProcessGroup,
     stage_module: StageModule | None,
     device: torch.device,
-    direct: DeviceTransfers | None = None,
 ) -> Calibration | None:
     """Measure on every rank; returns the result on rank 0, None on others.
 
@@ -65,22 +62,22 @@ def calibrate(
     rank = ranks.rank
     places = _places(ranks, device)
     turns = _turns(places)
-    mine: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
     group = () if stage_module is None else plan.assignment.groups[plan.stage_of[rank]]
     averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
         ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and stage_module is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            mine = {"layers": layers, **measure_compute(stage_module, averages=averages)}
+            own = {"layers": layers, **measure_compute(stage_module, averages=averages)}
     ranks.barrier("calibration/link")
     side = HOST if stage_module is None else stage_module.side
-    link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
+    link = measure_link(ranks, side) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
-    told = ranks.all_gather("calibration", json.dumps([name, mine, measure_operation()]))
+    answers = ranks.all_gather("calibration", json.dumps([name, own, measure_operation()]))
     if rank != 0:
         return None
-    found = [json.loads(text) for text in told]
+    found = [json.loads(text) for text in answers]
     entries = {name: entry for name, entry, _ in found if entry is not None}
     return Calibration(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -91,7 +88,6 @@ def calibrate(
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
             **({"gpus": len(set(places))} if device.type == "cuda" else {}),
-            **({} if link.direct is None else {"direct": link.direct}),
         },
         workload=plan.workload.name,
         microbatch_samples=plan.workload.microbatch_samples,
@@ -114,19 +110,14 @@ def _places(ranks: ProcessGroup, device: torch.device) -> list[tuple[str, int]]:
     own = machine(), max(1, cores() // torch.get_num_threads())
     if device.type == "cuda":
         own = gpu_of(device)[1], 1
-    told = ranks.all_gather("calibration/places", json.dumps(own))
-    return [(str(place), int(together)) for place, together in map(json.loads, told)]
+    answers = ranks.all_gather("calibration/places", json.dumps(own))
+    return [(str(place), int(together)) for place, together in map(json.loads, answers)]
 
 
 def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
     """When each rank measures: after those before it in the same place."""
     names = [name for name, _ in places]
     return [names[:k].count(name) // together for k, (name, together) in enumerate(places)]
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dict[str, float]:
@@ -166,8 +157,8 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
             state["gradient"] = leaf.grad
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
-            own = state.get("gradient")
-            gradient = stage_module.read("B", message) if own is None else own
+            head_gradient = state.get("gradient")
+            gradient = stage_module.read("B", message) if head_gradient is None else head_gradient
             torch.autograd.backward(state["output"], gradient)
             if not first and (made := state["input"].grad) is not None:
                 boundary.write(made, gradient=True)
@@ -206,31 +197,22 @@ class Link:
     ----------
     message_s
         Additional time of a message, from the end of its operation to the start of the next one.
-    direct
-        Library of direct transfers; None for transfers through the host.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     message_s: float
-    direct: str | None = None
 
 
-def measure_link(
-    ranks: ProcessGroup, side: DeviceBackend, direct: DeviceTransfers | None = None
-) -> Link:
+def measure_link(ranks: ProcessGroup, side: DeviceBackend) -> Link:
     """Time messages of two sizes alone, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
     others = [1 - ranks.rank] if ranks.rank < 2 else []
-    if direct is not None and direct.reaches(others):
-        direct.connect(others)
-    else:
-        direct = None
     wanted = duplex_of(ChannelKind.PIPELINE, others)
     with connections_to(ranks, wanted, "calibration") as connections:
         if others:
             channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
-            link = _measure(channels, ranks.rank, side, direct)
+            link = _measure(channels, ranks.rank, side)
     ranks.barrier("calibration/measured")
     return link
 
@@ -262,34 +244,23 @@ class _Nothing:
         """Does nothing."""
         return self._made
 
-    def buffer(self, message: Message, *, own: bool = False) -> torch.Tensor:
+    def buffer(self, message: Message) -> torch.Tensor:
         """Memory for a small message."""
-        make = self.side.device_buffer if own else self.side.host_buffer
-        return make((SMALL_BYTES,), torch.uint8)
+        return self.side.host_buffer((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(
-    channels: DuplexChannels, rank: int, side: DeviceBackend, direct: DeviceTransfers | None
-) -> Link:
+def _measure(channels: DuplexChannels, rank: int, side: DeviceBackend) -> Link:
     other = 1 - rank
     to, of = channels.to[other], channels.of[other]
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
         values = torch.zeros(size, dtype=torch.uint8)
-        if direct is not None:
-            values = side.device_buffer((size,), torch.uint8)
 
         def send(values: torch.Tensor = values) -> None:
-            if direct is None:
-                send_all(to, as_bytes(values))
-            else:
-                direct.send(to, other, values)
+            send_all(to, as_bytes(values))
 
         def receive(values: torch.Tensor = values) -> None:
-            if direct is None:
-                receive_into(of, as_bytes(values))
-            else:
-                direct.receive(of, other, values)
+            receive_into(of, as_bytes(values))
 
         seconds.append(_one_way(rank, PINGS, send, receive))
     small, large = seconds
@@ -298,8 +269,8 @@ def _measure(
     nothing, failure = _Nothing(side), ErrorLatch()
     message = Message("F", 0, other, rank)
     coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
-    receiver = Receiver(channels.of, {other: coming}, nothing.buffer, failure, direct=direct)
-    sender = Sender(channels.to, failure, {other: bandwidth}, side=side, direct=direct)
+    receiver = Receiver(channels.of, {other: coming}, nothing.buffer, failure)
+    sender = Sender(channels.to, failure, {other: bandwidth}, side=side)
     numbers = count()
     ours = _one_way(
         rank,
@@ -308,8 +279,7 @@ def _measure(
         lambda: side.to_device(receiver.take(next(numbers), message).tensor),
     )
     sender.finish()
-    carrier = None if direct is None else direct.carrier
-    return Link(latency, bandwidth, max(ours - small, 0.0), carrier)
+    return Link(latency, bandwidth, max(ours - small, 0.0))
 
 
 def _one_way(

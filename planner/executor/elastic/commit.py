@@ -10,8 +10,8 @@ import threading
 from collections.abc import Collection
 
 from planner.executor.comm.connections import ConnectionLost
+from planner.executor.elastic.membership import AGAIN, CAUSE_S, NEW, DeviceLost, Membership
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.fault_tolerance.membership import AGAIN, CAUSE_S, NEW, DeviceLost, Membership
 from planner.executor.rendezvous.process_group import ProcessGroup
 
 GO, GROW = "go", "grow"
@@ -57,12 +57,12 @@ class CommitProtocol:
         failure.on_failure(lambda: self._noticed(failure.error))
 
     def _noticed(self, error: Exception | None) -> None:
-        asked = self._asked
-        if not asked or not isinstance(error, ConnectionLost):
+        vote = self._asked
+        if not vote or not isinstance(error, ConnectionLost):
             return
 
         def report() -> None:
-            if self._asked == asked and self._membership.loss.error is None:
+            if self._asked == vote and self._membership.loss.error is None:
                 self._membership.report(error)
 
         # the failure may be a consequence of a loss reported soon

@@ -154,27 +154,27 @@ class Membership:
     def join(self) -> bool:
         """Wait until the others admit this device at the end of a step."""
         self._detector.missed = self.report_lost
-        number, asked, silence = 0, -1, _Silence(self._store)
+        number, requested, silence = 0, -1, _Silence(self._store)
         until = time.monotonic() + self._wait_s
         while not self._store.check([OVER]):
             while self._store.check([f"membership/{number + 1}"]):
                 number += 1
-            found = Generation.of_text(self._store.get(f"membership/{number}").decode())
-            if self.name in found.members and asked == number:
-                self._begin(found)
+            generation = Generation.of_text(self._store.get(f"membership/{number}").decode())
+            if self.name in generation.members and requested == number:
+                self._begin(generation)
                 return True
             # a previous process of this device has not been missed yet
-            if self.name in found.members and time.monotonic() > until:
+            if self.name in generation.members and time.monotonic() > until:
                 raise Evicted(
                     f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
                     "another process has its name; --wait allows for longer"
                 )
-            if self.name not in found.members and asked <= number:
-                asked = number + 1
-                self._say(f"came/{asked}", {"name": self.name, "step": NEW, "owes": False})
-            others = [self._ids.index(name) for name in found.members if name != self.name]
+            if self.name not in generation.members and requested <= number:
+                requested = number + 1
+                self._say(f"came/{requested}", {"name": self.name, "step": NEW, "owes": False})
+            others = [self._ids.index(name) for name in generation.members if name != self.name]
             if min(silence.of(others), default=0.0) > self._detector.heartbeat_timeout_s:
-                raise Evicted(f"device {self.name!r} came, and nobody is left to go on with")
+                raise Evicted(f"device {self.name!r} came, and nobody is left to continue with")
             time.sleep(LOOK_S)
         return False
 
@@ -194,23 +194,23 @@ class Membership:
             late = [m for m in self.now.members if m not in steps and m not in gone]
             if not late:
                 owing = {line["name"] for line in came if line["owes"]}
-                made = self._made(number, steps, owing, gone, _torn(lost))
-                self._store.compare_set(key, "", made.to_text())
+                proposal = self._made(number, steps, owing, gone, _torn(lost))
+                self._store.compare_set(key, "", proposal.to_text())
                 break
             # a computing rank joins when it is done; one that was missed may be gone
             silent_s = silence.of([self._ids.index(name) for name in late])
             for name, seconds in zip(late, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
-                    self.report_lost([name], f"device {name!r} did not go on with the others")
+                    self.report_lost([name], f"device {name!r} did not continue with the others")
             # its reports no longer count: it would wait for lost devices forever
             if self.name in gone and min(silent_s) > self._detector.heartbeat_timeout_s:
-                raise Evicted(f"{gone[self.name]}; and nobody is left to go on with")
+                raise Evicted(f"{gone[self.name]}; and nobody is left to continue with")
             time.sleep(LOOK_S)
-        found = Generation.of_text(self._store.get(key).decode())
-        if self.name not in found.members:
-            why = (found.lost or {}).get(self.name, "it was not there")
+        generation = Generation.of_text(self._store.get(key).decode())
+        if self.name not in generation.members:
+            why = (generation.lost or {}).get(self.name, "it was not there")
             raise Evicted(f"the others continue without device {self.name!r}: {why}")
-        self._begin(found)
+        self._begin(generation)
 
     def ranks(self, rank: int) -> ProcessGroup:
         """The process group of the generation."""
@@ -232,11 +232,11 @@ class Membership:
             self._doubt(names, why)
             return
         with self._lock:
-            found = [n for n in names if n in self.now.members and n not in self._accused]
-            self._accused |= set(found)
+            lost = [n for n in names if n in self.now.members and n not in self._accused]
+            self._accused |= set(lost)
             key = f"lost/{self.now.number}"
-        if found:
-            text = json.dumps({"by": self.name, "lost": found, "why": why}) + "\n"
+        if lost:
+            text = json.dumps({"by": self.name, "lost": lost, "why": why}) + "\n"
             self._detector.heartbeat.later(lambda store: _append(store, key, text))
 
     def _doubt(self, names: Sequence[str], why: str) -> None:
@@ -292,19 +292,19 @@ class Membership:
         self._awaited = ()
         self.loss.check()
         # another rank may have reported the loss and ended this wait
-        found = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
-        if AGAIN.encode() in found:
+        values = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
+        if AGAIN.encode() in values:
             raise DeviceLost("a device is lost")
 
     def answer(self, key: str) -> str:
         """Wait for a key of the generation; `AGAIN` after a loss."""
         self._awaited = (key,)
-        whole = f"{self._prefix()}/{key}"
+        full_key = f"{self._prefix()}/{key}"
         if self.loss.error is not None:
-            self._store.compare_set(whole, "", AGAIN)
-        self._store.wait([whole], WATCHED)
+            self._store.compare_set(full_key, "", AGAIN)
+        self._store.wait([full_key], WATCHED)
         self._awaited = ()
-        return self._store.get(whole).decode()
+        return self._store.get(full_key).decode()
 
     def forget(self, keys: Sequence[str]) -> None:
         """Delete keys of the generation that no rank will read."""
@@ -338,17 +338,19 @@ class Membership:
 
     def _begin(self, generation: Generation) -> None:
         number, me = generation.number, self._ids.index(self.name)
-        heeded = {f"lost/{number}": self._hear_lost, f"came/{number + 1}": self._hear_came}
-        for key in heeded:
+        callbacks = {f"lost/{number}": self._hear_lost, f"came/{number + 1}": self._hear_came}
+        for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:
             self.now, self.loss, self.lost, self.comers = generation, ErrorLatch(), {}, ()
             self._accused = set()
         others = [self._ids.index(name) for name in generation.members]
-        beside = others[(others.index(me) + 1) % len(others)]
+        next_rank = others[(others.index(me) + 1) % len(others)]
         self._detector.missed = self.report_lost
-        self._detector.look_after(me, beside, self._ids[beside])
-        self._detector.heartbeat.poll({key: partial(hear, number) for key, hear in heeded.items()})
+        self._detector.look_after(me, next_rank, self._ids[next_rank])
+        self._detector.heartbeat.poll(
+            {key: partial(hear, number) for key, hear in callbacks.items()}
+        )
 
     def _prefix(self) -> str:
         return f"generation/{self.now.number}"
@@ -365,7 +367,7 @@ class Membership:
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
         owes = any(name in owing and steps[name] == step for name in members)
-        made = Generation(
+        generation = Generation(
             number,
             members,
             step,
@@ -376,9 +378,9 @@ class Membership:
             agreed=self._number(AGREED, self.now.agreed),
         )
         if gone or torn is None:
-            return made
+            return generation
         tears = 1 + (self.now.tears if step == self.now.step else 0)
-        return replace(made, torn=torn["why"], tears=tears)
+        return replace(generation, torn=torn["why"], tears=tears)
 
     def _number(self, key: str, otherwise: int) -> int:
         return int(self._store.get(key)) if self._store.check([key]) else otherwise
@@ -393,8 +395,8 @@ class Membership:
             self.lost, loss = gone, self.loss
         loss(DeviceLost(next(iter(gone.values()), torn["why"] if torn else "")))
         for key in self._awaited:
-            whole = f"generation/{number}/{key}"
-            self._detector.heartbeat.later(partial(_set_again, whole))
+            full_key = f"generation/{number}/{key}"
+            self._detector.heartbeat.later(partial(_set_again, full_key))
 
     def _hear_came(self, number: int, text: str) -> None:
         names = (line["name"] for line in _read(text))
@@ -408,14 +410,14 @@ class Membership:
         A step repeated too often evicts one device: the other end of the connection reported first.
         All ranks derive the same.
         """
-        found: dict[str, str] = {}
+        evicted: dict[str, str] = {}
         torn = _torn(lines) if self.now.tears >= MAX_TORN else None
         if torn is not None and torn["torn"] in self.now.members:
-            found[torn["torn"]] = torn["why"]
+            evicted[torn["torn"]] = torn["why"]
         for line in lines:
-            if line["by"] not in found:
-                found |= {name: line["why"] for name in line["lost"] if name not in found}
-        return found
+            if line["by"] not in evicted:
+                evicted |= {name: line["why"] for name in line["lost"] if name not in evicted}
+        return evicted
 
     def _lines(self, key: str) -> list[dict[str, Any]]:
         return _read(self._store.get(key).decode())

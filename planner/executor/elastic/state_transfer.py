@@ -34,8 +34,8 @@ def transfer_state(
 ) -> None:
     """Transfer parameters, optimizer state and position in the data; a collective call."""
     other = {giver: taker, taker: giver}.get(ranks.rank)
-    wanted = [] if other is None else [(ChannelKind.STATE, other)]
-    with connections_to(ranks, wanted, f"move/{steps}/{taker}") as connections:
+    channels = [] if other is None else [(ChannelKind.STATE, other)]
+    with connections_to(ranks, channels, f"move/{steps}/{taker}") as connections:
         if other is None or stage_module is None:
             return
         connection = connections[ChannelKind.STATE, other]
@@ -66,10 +66,10 @@ def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | Non
     receive_into(connection, memoryview(length))
     head = bytearray(LENGTH.unpack(length)[0])
     receive_into(connection, memoryview(head))
-    told = json.loads(head.decode())
+    header = json.loads(head.decode())
     state = {}
-    for name, (dtype, shape) in told["tensors"].items():
+    for name, (dtype, shape) in header["tensors"].items():
         tensor = torch.empty(shape, dtype=DTYPES[dtype])
         receive_into(connection, as_bytes(tensor))
         state[name] = tensor
-    return state, told["place"]
+    return state, header["place"]

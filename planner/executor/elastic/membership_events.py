@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.training_plan.model import TrainingPlan
 
 if TYPE_CHECKING:
-    from planner.executor.fault_tolerance.membership import Generation
+    from planner.executor.elastic.membership import Generation
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Kinds of events."""
@@ -26,7 +26,7 @@ def membership_events(
         JSON-ready: devices lost for one reason, devices that joined, a connection that was
         replaced.
     """
-    said = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
+    common = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
     lost = now.lost or {}
     for why in dict.fromkeys(lost.values()):
         gone = [name for name in lost if lost[name] == why]
@@ -35,12 +35,12 @@ def membership_events(
             "devices": gone,
             "why": why,
             "taken_over_by": _others(gone, now, plan),
-            **said,
+            **common,
         }
     if now.torn:
-        yield {"event": "torn", "why": now.torn, **said}
+        yield {"event": "torn", "why": now.torn, **common}
     if now.new:
-        yield {"event": "came", "devices": list(now.new), **said}
+        yield {"event": "came", "devices": list(now.new), **common}
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -69,5 +69,5 @@ def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:
 
 
 def _named(names: list[str]) -> str:
-    more = ", ..." if len(names) > MAX_NAMES else ""
-    return ", ".join(map(repr, names[:MAX_NAMES])) + more
+    ellipsis = ", ..." if len(names) > MAX_NAMES else ""
+    return ", ".join(map(repr, names[:MAX_NAMES])) + ellipsis

@@ -8,16 +8,16 @@ overhead of the ranks are real.
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from planner.executor.comm.time_scale import TimeScale
+from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.choices import Wiring
@@ -27,32 +27,10 @@ from planner.training_plan.schedule import Schedule
 SET_TIMER_SLACK = 29
 """prctl PR_SET_TIMERSLACK of Linux."""
 LEARN = 0.1
+HEAD_START_S = 0.2
+"""Delay of a synchronised start, beyond the latency to the farthest rank."""
 MAX_LATE_S = 3e-4
 """Longest busy wait, to spare processors that others need."""
-
-
-@dataclass(frozen=True)
-class TimeScale:
-    """Divisors that let a small machine run a plan for a large network.
-
-    Attributes
-    ----------
-    speed
-        Divides all times.
-    shrink
-        Divides all bytes.
-    """
-
-    speed: float = 1.0
-    shrink: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("speed", "shrink"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"--{name} must be a number above 0, found {getattr(self, name)}; give 1 to "
-                    "leave the plan as it is"
-                )
 
 
 class SimulatedCompute(ModelFree):
@@ -102,7 +80,7 @@ class SimulatedCompute(ModelFree):
             owner = path[-1] if kind == "H" else path[max(place - 1, 0)]
         return self._payload[: self._sizes[owner]]
 
-    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+    def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
         owner = message.destination if message.kind == "B" else message.source
         return torch.empty(self._sizes[owner], dtype=torch.uint8)
@@ -110,6 +88,29 @@ class SimulatedCompute(ModelFree):
     def update(self) -> None:
         """Sleep."""
         self._sleeper.until(time.monotonic() + self._update_s)
+
+
+class CommonStart:
+    """Lets all ranks of one machine start at the same time.
+
+    Parameters
+    ----------
+    ranks
+        The process group.
+    """
+
+    def __init__(self, plan: TrainingPlan, ranks: ProcessGroup, time_scale: TimeScale) -> None:
+        latency = plan.cluster.network.latency_s
+        longest_s = float((3 * latency[0] + 2 * latency[:, 0]).max()) / time_scale.speed
+        self._ranks, self._ahead_s = ranks, longest_s + HEAD_START_S
+
+    def __call__(self, name: str) -> None:
+        """Wait for all ranks, and then for a moment that all of them know in time."""
+        self._ranks.barrier(name)
+        store, key = self._ranks.store, f"{name}/moment"
+        if self._ranks.rank == 0:
+            store.set(key, repr(time.monotonic() + self._ahead_s))
+        Sleeper().until(float(store.get(key)))
 
 
 class Sleeper:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.checkpoint.safetensors_io import TensorEntry, read_entries, read_tensor
-from planner.executor.huggingface.names import EMBEDDING, PREFIX, TensorPart, tensor_parts
 from planner.executor.rendezvous.file_digest import digest_of
+from planner.executor.runtime.model import EMBEDDING
+from planner.huggingface.names import PREFIX, TensorPart, tensor_parts
 from planner.utils.input_files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
@@ -63,15 +64,15 @@ def require_same_model(folder: Path, arch: Architecture) -> None:
     if folder.is_dir() and not (folder / CONFIG).exists():
         raise WeightsError(f"{folder}: holds no {CONFIG}; name the folder of a Hugging Face model")
     try:
-        found = architecture_of(read_config(folder / CONFIG), folder / CONFIG)
+        stored = architecture_of(read_config(folder / CONFIG), folder / CONFIG)
     except ValueError as error:
         raise WeightsError(str(error)) from None
-    if found.unexecuted:
+    if stored.unexecuted:
         raise WeightsError(
-            f"{folder / CONFIG}: the executor does not do this: {found.unexecuted[0]}; take a "
+            f"{folder / CONFIG}: the executor does not do this: {stored.unexecuted[0]}; take a "
             "model without"
         )
-    theirs, ours = _says(found, arch), _says(arch, arch)
+    theirs, ours = _says(stored, arch), _says(arch, arch)
     for name, value in ours.items():
         if theirs[name] != value:
             raise WeightsError(

@@ -1,0 +1,350 @@
+"""Options of a run: one definition for command lines, launchers and ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Collection
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from planner.executor.data.options import BUFFER, Data
+from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
+from planner.swarm.rebalance_policy import RebalanceRule
+from planner.training_plan.choices import Wiring
+from planner.training_plan.migration import require_movable
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.remove_devices import require_elastic
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, require_outputs
+from planner.workload.calibration import FORMAT
+
+EVERY, EVAL_EVERY, EVAL_BATCHES = 100, 100, 4
+FILES = ("data", "tokenizer", "eval_data", "weights", "export")
+TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
+"""Options given to all ranks or none; file names may differ."""
+OWN = (
+    *("plan", "devices", "wait", "patience", "device", "secret_file", "bind", "force", "events"),
+    "record",
+)
+"""Options that may differ between ranks."""
+MODIFIES = {
+    "every": "checkpoint",
+    "shuffle": "data",
+    "eval_every": "eval_data",
+    "eval_batches": "eval_data",
+}
+"""Options that modify another one."""
+CONFLICTS = {
+    "rebalance": ("resume", "eval_data", "own_pace"),
+    "elastic": ("impose", "own_pace", "rebalance", "record"),
+    "direct": ("elastic", "rebalance"),
+}
+"""Options that exclude each other."""
+NO_MODEL = (
+    *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
+    *("direct", "compile"),
+)
+"""Options that need a model, which runs with simulated compute lack."""
+OPTIMIZER = tuple(field.name for field in fields(OptimizerConfig))
+GROUPS = {
+    "training": "training",
+    "optimizer": "optimizer",
+    "simulated": "simulated compute: the plan's times and bytes, no model",
+}
+"""Titles of groups of options."""
+
+
+def _option(default: Any, about: str, *, group: str = "", **how: Any) -> Any:
+    """Declare a field that is an option; ``how`` is for `argparse`."""
+    return field(default=default, metadata={"help": about, "group": group, **how})
+
+
+def _rate(name: str, about: str) -> Any:
+    default = getattr(OptimizerConfig(), name)
+    return _option(default, f"{about}; default {default:g}", group="optimizer", type=float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options of a run; `add_options` says what each of them is.
+
+    Attributes
+    ----------
+    plan
+        Plan file.
+    devices
+        Devices of this node.
+    secret_file, bind
+        Authentication, and the address to listen on.
+    force
+        Whether existing files are overwritten.
+    """
+
+    plan: Path
+    devices: tuple[str, ...]
+    secret_file: Path | None = None
+    bind: str | None = None
+    force: bool = False
+    steps: int = _option(
+        10,
+        "steps in total; with 0, or no more than the checkpoint has, only --eval-data is "
+        "evaluated; default %(default)s",
+        type=int,
+    )
+    calibrate: Path | None = _option(None, "file to write measured compute times to", type=Path)
+    checkpoint: Path | None = _option(None, "folder to write checkpoints to", type=Path)
+    every: int = _option(EVERY, "steps between checkpoints; default %(default)s", type=int)
+    resume: Path | None = _option(
+        None,
+        "resume from the latest checkpoint in this folder; --steps includes the steps before",
+        type=Path,
+    )
+    trace: Path | None = _option(
+        None, "Chrome trace of the last executed iteration to write", type=Path
+    )
+    device: str = _option(
+        "auto",
+        "where ranks compute; auto: CUDA where there is one; default %(default)s",
+        choices=["auto", "cpu", "cuda"],
+    )
+    direct: str | None = _option(
+        None,
+        "average between GPUs of one machine by collectives of NCCL; each rank needs its own GPU "
+        "(gloo: the same on the CPU, for tests); default: through host memory",
+        choices=["nccl", "gloo"],
+    )
+    compile: bool = _option(
+        False,
+        "compile layers and head with torch.compile: faster steps after a slow first one; "
+        "rounding differs in the last bits; default: not",
+        action=argparse.BooleanOptionalAction,
+    )
+    wait: float | None = _option(
+        None, "seconds to wait for ranks that have not joined; default 60", type=float
+    )
+    patience: float | None = _option(
+        None,
+        "heartbeat timeout in seconds; default 10, more for plans with long latencies",
+        type=float,
+    )
+    own_pace: bool = _option(
+        False,
+        "plans of one stage: devices take microbatches as fast as they can",
+        action="store_true",
+    )
+    rebalance: int | None = _option(
+        None,
+        "stochastic wiring: every STEPS steps, decide from measured times whether a device moves "
+        "to another stage",
+        type=int,
+        metavar="STEPS",
+    )
+    rebalance_rule: RebalanceRule = _option(
+        RebalanceRule.PLANNED,
+        "choose the move with the largest gain for the rest of the run, or use SWARM's Algorithm "
+        "2; default %(default)s",
+        type=RebalanceRule,
+        choices=list(RebalanceRule),
+    )
+    elastic: bool = _option(
+        False,
+        "continue without a lost device if its stage has another one; started again, it rejoins",
+        action="store_true",
+    )
+    events: bool = _option(False, "JSON lines instead of text", action="store_true")
+    record: Path | None = _option(
+        None,
+        "times of operations and messages, a file a rank: {rank} in the name stands for it",
+        type=Path,
+    )
+    data: Path | None = _option(
+        None,
+        "text file, or folder of them, to train on; default: synthetic",
+        group="training",
+        type=Path,
+    )
+    tokenizer: Path | None = _option(
+        None, "tokenizer.json of Hugging Face; default: bytes", group="training", type=Path
+    )
+    shuffle: int = _option(
+        BUFFER,
+        "samples of the text that are shuffled together; default %(default)s",
+        group="training",
+        type=int,
+    )
+    eval_data: Path | None = _option(
+        None, "text file or folder to evaluate on; default: none", group="training", type=Path
+    )
+    eval_every: int = _option(
+        EVAL_EVERY,
+        "steps between two evaluations, the last is after all steps; default %(default)s",
+        group="training",
+        type=int,
+    )
+    eval_batches: int = _option(
+        EVAL_BATCHES,
+        "batches of an evaluation, each as large as a step's; default %(default)s",
+        group="training",
+        type=int,
+    )
+    weights: Path | None = _option(
+        None,
+        "folder of Hugging Face weights to start from (safetensors)",
+        group="training",
+        type=Path,
+    )
+    export: Path | None = _option(
+        None,
+        "write the trained model into this folder, for Hugging Face",
+        group="training",
+        type=Path,
+    )
+    optimizer: OptimizerKind = _option(
+        OptimizerKind.ADAMW,
+        "AdamW, or plain gradient descent; default %(default)s",
+        group="optimizer",
+        type=OptimizerKind,
+        choices=list(OptimizerKind),
+    )
+    schedule: RateSchedule = _option(
+        RateSchedule.CONSTANT,
+        "of the learning rate after its warm-up; default %(default)s",
+        group="optimizer",
+        type=RateSchedule,
+        choices=list(RateSchedule),
+    )
+    schedule_steps: int | None = _option(
+        None,
+        "cosine: steps until the lowest learning rate; default --steps",
+        group="optimizer",
+        type=int,
+    )
+    warmup: int = _option(
+        0,
+        "steps in which the learning rate rises; default %(default)s",
+        group="optimizer",
+        type=int,
+    )
+    learning_rate: float = _rate("learning_rate", "the highest")
+    min_lr_ratio: float = _rate("min_lr_ratio", "cosine: the lowest learning rate over the highest")
+    weight_decay: float = _rate("weight_decay", "AdamW's, of matrices; norms and biases have none")
+    beta1: float = _rate("beta1", "AdamW's")
+    beta2: float = _rate("beta2", "AdamW's")
+    eps: float = _rate("eps", "AdamW's")
+    impose: bool = _option(
+        False, "sleep instead of computing", group="simulated", action="store_true"
+    )
+    speed: float = _option(1.0, "times are divided by it", group="simulated", type=float)
+    shrink: float = _option(1.0, "bytes are divided by it", group="simulated", type=float)
+    rest: int = _option(0, "steps before, each begun together", group="simulated", type=int)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, **values: Any) -> RunConfig:
+        """From parsed options; fields that the parser lacks have their default."""
+        parsed = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
+        return cls(**(parsed | values))
+
+    def to_arguments(self) -> list[str]:
+        """The command line of a rank with these options."""
+        words = [str(self.plan), "--devices", *self.devices]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.default is MISSING or value == option.default:
+                continue
+            words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
+        return words
+
+    def optimizer_config(self) -> OptimizerConfig:
+        """Optimizer settings."""
+        values = {name: getattr(self, name) for name in OPTIMIZER}
+        if values["schedule_steps"] is None:
+            values["schedule_steps"] = self.steps
+        return OptimizerConfig(**values)
+
+    def training_data(self) -> Data:
+        """Training data."""
+        # evaluation alone may use the tokenizer
+        alone = self.data is None and self.eval_data is not None
+        return Data(self.data, None if alone else self.tokenizer, self.shuffle)
+
+    def evaluation_data(self) -> Data | None:
+        """Evaluation data, in the order of the text."""
+        return None if self.eval_data is None else Data(self.eval_data, self.tokenizer, 1)
+
+    def validate(self) -> None:
+        """Raise `ValueError` for invalid values and combinations of options."""
+        for name in ("eval_every", "eval_batches", "every"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{flag(name)} is {value}; give at least 1")
+        for name in ("steps", "rest"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{flag(name)} is {value}; give 0 or more")
+        for name in ("wait", "patience"):
+            if (limit := getattr(self, name)) is not None and not 0 < limit < math.inf:
+                raise ValueError(f"{flag(name)} is {limit:g}; give seconds above 0")
+        if not self.impose and (self.rest or self.speed != 1 or self.shrink != 1):
+            raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
+        for name in NO_MODEL if self.impose else ():
+            if self._given(name):
+                raise ValueError(f"--impose runs no model; leave out {flag(name)}")
+        for name, excluded in CONFLICTS.items():
+            for other in excluded if self._given(name) else ():
+                if self._given(other):
+                    raise ValueError(f"{flag(name)} conflicts with {flag(other)}; leave one out")
+        for name, modified in MODIFIES.items():
+            if self._given(name) and not self._given(modified):
+                raise ValueError(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
+        self.optimizer_config(), self.training_data(), self.evaluation_data()
+
+    def validate_for_plan(self, plan: TrainingPlan) -> None:
+        """Raise `ValueError` for options that the plan does not support."""
+        if self.rebalance is not None:
+            require_movable(plan, self.rebalance)
+        if self.elastic:
+            require_elastic(plan, None if self.checkpoint is None else self.every)
+        if self.direct is not None and plan.wiring is Wiring.STOCHASTIC:
+            raise ValueError(
+                "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
+            )
+
+    def validate_files(self) -> None:
+        """Refuse outputs that would overwrite other files."""
+        require_outputs(
+            vars(self),
+            [
+                Output("--trace", self.trace, [".json"], MADE),
+                Output("--calibrate", self.calibrate, [".json"], FORMAT),
+            ],
+        )
+
+    def shared_settings(self) -> str:
+        """Settings that all ranks must have in common, as JSON."""
+        names = [f.name for f in fields(self) if f.name not in (*OWN, *TOGETHER)]
+        shared = {name: getattr(self, name) for name in names}
+        shared |= {name: getattr(self, name) is not None for name in TOGETHER}
+        return json.dumps(shared, default=str)
+
+    def _given(self, name: str) -> bool:
+        (default,) = (f.default for f in fields(self) if f.name == name)
+        return bool(getattr(self, name) != default)
+
+
+def add_options(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
+    """Add the options of `RunConfig` to a parser."""
+    groups: dict[str, Any] = {"": parser}
+    for option in fields(RunConfig):
+        how = dict(option.metadata)
+        if not how or option.name in exclude:
+            continue
+        name = how.pop("group")
+        if name not in groups:
+            groups[name] = parser.add_argument_group(GROUPS[name])
+        groups[name].add_argument(flag(option.name), default=option.default, **how)
+
+
+def flag(name: str) -> str:
+    """The option of a field."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,1 @@
+"""Measures compute, links and the executor's overhead on the actual devices."""
