@@ -34,7 +34,7 @@ from planner.bench.averaging_instances import (
     instance,
     table_1_setups,
 )
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.lp.groups import group_size_table
 from planner.lp.lp5 import solve_relaxed
 from planner.lp.paper_model import build_paper_model
@@ -270,7 +270,7 @@ def _heading(seeds: Sequence[int]) -> list[str]:
         "# Averaging",
         "",
         f"{datetime.date.today().isoformat()}; "
-        + stamp(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "scipy", "pulp")),
+        + describe_environment(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "scipy", "pulp")),
         "",
         f"Regenerate with `python -m benchmarks.averaging --seeds {' '.join(map(str, seeds))}`.",
         "",
@@ -385,7 +385,7 @@ def _group_lines() -> list[str]:
     lines = ["", "## Optimal group size, as Figure 8"]
     for wait, title in (
         (True, "A round ends when its slowest group has succeeded:"),
-        (False, "Each group restarts and goes on alone:"),
+        (False, "Each group restarts and continues alone:"),
     ):
         table: NDArray[np.int64] = group_size_table(peers, chances, wait)
         lines += [

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.averaging_rules import all_reduce_s
 from benchmarks.command_line import report_path, run
 from benchmarks.link_rates import Flow, fair_shares, goodput
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.emulate.links import EmulatedLinks, links_of
 from planner.emulate.network import EmulatedNetwork, emulated, package_path
 from planner.lp.capacity import BandwidthLimits
@@ -217,7 +217,7 @@ def report(
     lines = [
         f"# Planned averaging over emulated links, {today}",
         "",
-        stamp(before, ("planner", "numpy", "scipy", "torch")),
+        describe_environment(before, ("planner", "numpy", "scipy", "torch")),
         "",
         f"Regenerate with `python -m benchmarks.averaging_links --values {values} --repeats "
         f"{repeats}`, as root. "

@@ -28,7 +28,7 @@ from benchmarks.small_llama import (
     small_llama,
     train,
 )
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.solve import plan
@@ -156,7 +156,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
     lines = [
         f"# Rare averaging and 8-bit boundaries, {today}",
         "",
-        f"{stamp(before, LIBRARIES)} Regenerate with `python -m benchmarks.convergence`.",
+        f"{describe_environment(before, LIBRARIES)} "
+        f"Regenerate with `python -m benchmarks.convergence`.",
         "",
         f"{said_of(small_llama(LAYERS))}; two pipelines of two stages where nothing else is said. "
         "Two regions of two average gradients within in every step. "

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.command_line import report_path, run
+from planner.bench.environment import describe_environment
 from planner.bench.plan_instances import INSTANCES
-from planner.bench.stamp import stamp
 from planner.checker.dispatch import check
 from planner.planning.baselines.rank_order import ranks_by_region
 from planner.planning.request import PlanRequest
@@ -99,7 +99,7 @@ def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
     lines = [
         f"# Averaging rarely, in fewer bits, and its price, {today}",
         "",
-        stamp(before),
+        describe_environment(before),
         "",
         f"Regenerate with `python -m benchmarks.local_sgd`. Effort {effort:g}, seed {seed}, "
         "nothing else "

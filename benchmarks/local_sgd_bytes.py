@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.command_line import report_path, run
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.evaluation import straight_plan
@@ -74,7 +74,7 @@ def report(rows: Sequence[Row], before: str, picture: str) -> str:
     lines = [
         f"# What pipelines and averaging send as models grow, {today}",
         "",
-        stamp(before, ("planner", "numpy")),
+        describe_environment(before, ("planner", "numpy")),
         "",
         f"Regenerate with `python -m benchmarks.local_sgd_bytes`. {STAGES} stages x {PEERS} "
         "devices, batch "

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.command_line import report_path, run
+from planner.bench.environment import describe_environment
 from planner.bench.path_instances import (
     hundred,
     reference,
     reference_link_s,
     unlike,
 )
-from planner.bench.stamp import stamp
 from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
@@ -198,7 +198,9 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
         "# Paths",
         "",
         f"{datetime.date.today().isoformat()}; "
-        + stamp(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "numba", "ortools"))
+        + describe_environment(
+            f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "numba", "ortools")
+        )
         + " 2 threads used.",
         "",
         f"Regenerate with `python -m benchmarks.paths {again}{' --quick' if quick else ''}`.",

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command_line import report_path, run
+from planner.bench.environment import describe_environment
 from planner.bench.plan_instances import INSTANCES, PlanInstance, regional_cluster
-from planner.bench.stamp import stamp
 from planner.network.catalogue import list_networks
 from planner.network.cluster import Cluster
 from planner.planning.baselines.dtfm import dtfm_rule
@@ -267,7 +267,7 @@ def report(rows: Sequence[Row], before: str) -> str:
     lines = [
         f"# Plans and what needs no planner, {today}",
         "",
-        stamp(before),
+        describe_environment(before),
         "",
         f"Regenerate with `python -m benchmarks.plans`. Asked: {'; '.join(asked)}. Seeds "
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock "
@@ -290,7 +290,7 @@ def report(rows: Sequence[Row], before: str) -> str:
         "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order, "
         "recomputing or not. One "
         "region: likewise, on that region's devices alone, or the fastest half, quarter and so on "
-        "of them. Nearest: ranks that go on to the "
+        "of them. Nearest: ranks that continue with the "
         "nearest device, the best of ten orders. SAILOR's rule: stages within regions, "
         "its own estimate decides (rebuilt from paper and code). DT-FM's rule: the shape and "
         "placement whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the "
@@ -338,7 +338,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the instances and write the report; return the exit code."""
     parser = OneLineParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("plans"))
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and continue")
     parser.add_argument(
         "--instances",
         nargs="*",

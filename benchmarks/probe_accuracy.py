@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.command_line import report_path, run
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated, package_path
 from planner.network.catalogue import load_network
@@ -137,7 +137,7 @@ def report(rows: Sequence[Off], seed: int, before: str) -> str:
     lines = [
         f"# Probed against imposed links, {datetime.now(UTC).date().isoformat()}",
         "",
-        stamp(before, ("planner", "numpy", "torch")),
+        describe_environment(before, ("planner", "numpy", "torch")),
         "",
         f"Regenerate with `python -m benchmarks.probe_accuracy --seed {seed}`, as root. "
         f"{DEVICES} devices of each "

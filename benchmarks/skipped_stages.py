@@ -26,7 +26,7 @@ from benchmarks.small_llama import (
     small_llama,
     train,
 )
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.solve import plan
@@ -126,7 +126,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
     lines = [
         f"# Stages skipped in training, and dropped afterwards, {today}",
         "",
-        f"{stamp(before, LIBRARIES)} Regenerate with `python -m benchmarks.skipped_stages`.",
+        f"{describe_environment(before, LIBRARIES)} "
+        f"Regenerate with `python -m benchmarks.skipped_stages`.",
         "",
         f"{said_of(small_llama(LAYERS))}; a device a stage: four stages, or six where a third is "
         "skipped. Paths are planned (one swap, never without the first stage), a full iteration "

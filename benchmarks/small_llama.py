@@ -165,7 +165,7 @@ def arguments(
     """Parse a benchmark's command line."""
     parser = OneLineParser(prog=f"planner bench {name}", description=about)
     parser.add_argument("--out", type=Path, default=report_path(name))
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and continue")
     parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {every}")
     args = parser.parse_args(argv)
     if args.steps < every or args.steps % every:

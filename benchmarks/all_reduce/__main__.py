@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.command_line import report_path, run
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.executor.comm.chunking import Chunking, chunking_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -121,7 +121,7 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
     lines = [
         f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
         "",
-        stamp(before, ("planner", "numpy", "torch")),
+        describe_environment(before, ("planner", "numpy", "torch")),
         "",
         f"Regenerate with `python -m benchmarks.all_reduce {words}`. Processes of one thread, "
         "the ways "

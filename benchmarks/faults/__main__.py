@@ -54,7 +54,7 @@ from planner.utils.atomic_write import write_text
 
 
 def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> Row:
-    """One rank is killed, or stopped and goes on when all others have ended."""
+    """One rank is killed, or is stopped until all others have ended."""
     with fresh_run() as run:
         path, names = saved(run, pipelines)
         others = [name for name in names if name != names[victim]]
@@ -264,8 +264,8 @@ def main(argv: Sequence[str]) -> int:
     if "elastic" in args.tables:
         say("", *ELASTIC, "")
         say(
-            "| fault | phase | what is told | exit codes | goes on after, s | losses differ by | "
-            "left |",
+            "| fault | phase | What is reported | exit codes | continues after, s | "
+            "losses differ by | left |",
             _rule(7),
         )
         for one in elastic_rows(args.quick, network):
@@ -281,7 +281,7 @@ ENDS = (
     "",
     "Rank 0 serves the store, unless torchrun or `planner run` does. Seconds are from the fault to "
     "the end of the last other process; where processes do not fit, from the first end to the "
-    "last. A process that was stopped goes on after the others have ended, and must end too. "
+    "last. A process that was stopped continues after the others have ended, and must end too. "
     f"Missing ranks are waited for {WAIT} s here.",
 )
 PASSES = (
@@ -292,7 +292,7 @@ PASSES = (
     "that holds some shards of a checkpoint and not all.",
 )
 ELASTIC = (
-    "## The others go on (`--elastic`)",
+    "## The others continue (`--elastic`)",
     "",
     "Seconds are from the fault until the next step was done. Losses are compared with those of a "
     "run without fault, as the largest relative difference of a step; a device that comes back is "

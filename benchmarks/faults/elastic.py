@@ -44,8 +44,8 @@ class ElasticRow:
     ----------
     fault, phase
         What happened, and when.
-    told
-        What the run told of it, or the reason with which it ended.
+    reported
+        Lines that the run printed about it, or the reason with which it ended.
     seconds
         From the fault until the next step was done; None: none was.
     off
@@ -59,7 +59,7 @@ class ElasticRow:
 
     fault: str
     phase: str
-    told: list[str]
+    reported: list[str]
     seconds: float | None
     off: float | None
     codes: list[int]
@@ -67,12 +67,14 @@ class ElasticRow:
 
     def line(self) -> str:
         """Of the table."""
-        told = "<br>".join(f"`{line}`" for line in self.told)
+        reported = "<br>".join(f"`{line}`" for line in self.reported)
         seconds = "" if self.seconds is None else f"{self.seconds:.1f}"
         off = "" if self.off is None else f"{self.off:.1e}"
         codes = " ".join(map(str, sorted(set(self.codes))))
         left = ", ".join(self.left) or "nothing"
-        return f"| {self.fault} | {self.phase} | {told} | {codes} | {seconds} | {off} | {left} |"
+        return (
+            f"| {self.fault} | {self.phase} | {reported} | {codes} | {seconds} | {off} | {left} |"
+        )
 
 
 def elastic_rows(quick: bool, network: bool) -> Iterator[ElasticRow]:
@@ -118,7 +120,7 @@ def hurt(
     pipelines: int = 2,
     back: bool = False,
 ) -> ElasticRow:
-    """One rank is killed, stopped and goes on when all others have ended, or loses a connection."""
+    """One rank is killed, is stopped until all others have ended, or loses a connection."""
     with fresh_run() as run:
         path, names = saved(run, pipelines)
         with _serving(run):
@@ -175,7 +177,7 @@ def _start(
 
 
 def _events(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What has been told so far, rank by rank."""
+    """Lines reported so far, rank by rank."""
     found = []
     for name in names:
         for line in run.file(name, "out").read_text().splitlines(keepends=True):
@@ -185,7 +187,7 @@ def _events(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _goes_on(run: Run, names: Sequence[str]) -> float | None:
-    """Monotonic clock, when the first step after the loss was told; None: none was."""
+    """Monotonic clock, when the first step after the loss was reported; None if none was."""
     limit = time.monotonic() + LIMIT_S
     while time.monotonic() < limit:
         events = _events(run, names)
@@ -205,7 +207,7 @@ def _row(
     names = list(run.processes)
     events = _events(run, names)
     changes = [e for e in events if e["event"] in MEMBERSHIP_EVENTS]
-    told = [event_line(change).strip() for change in changes] + list(run.said(names))
+    reported = [event_line(change).strip() for change in changes] + list(run.said(names))
     losses = {int(e["step"]): float(e["loss"]) for e in events if e["event"] == "step"}
     came = [e["step"] for e in changes if e["event"] == "came"]
     last = came[-1] + BEYOND if came else STEPS
@@ -214,4 +216,4 @@ def _row(
     off = max((abs(losses[t] / want[t] - 1) for t in seen), default=0.0) if complete else None
     seconds = None if at_s is None else at_s - float((run.folder / "when").read_text())
     codes = [process.returncode for process in run.processes.values()]
-    return ElasticRow(what, phase, told, seconds, off, codes, run.left())
+    return ElasticRow(what, phase, reported, seconds, off, codes, run.left())

@@ -31,7 +31,7 @@ PASSES_S = 20.0
 LONGER_S = "40"
 """A patience for which a run waits that long."""
 DONE = "12"
-"""Steps of a run that goes on: soon done once the fault has passed."""
+"""Steps of a run that continues: soon done once the fault has passed."""
 DISK = "48k"
 """Holds some shards of a checkpoint and not all."""
 
@@ -98,7 +98,7 @@ def _row(
     run: Run, what: str, phase: str, names: list[str], victim: int, patience: str | None
 ) -> Row:
     run.follow(names)
-    # who was stopped ends when it goes on, if it does
+    # a stopped process ends when it continues, if it does
     passed = all(run.processes[name].returncode == 0 for name in names)
     seconds = since(run, names if passed else [n for n in names if n != names[victim]])
     limit = "" if patience is None else f", --patience {patience}"

@@ -36,7 +36,7 @@ PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
 """Phases of runs that do so."""
 COUNTED, LEAVING = "counted", "leaving"
-"""After the samples of a change were told; when all steps are done, before all know it."""
+"""After the samples of a change were reported; after the last step, before all ranks know it."""
 FAULTS = ("kill", "stop", "cut", "hold", "tear")
 BOTH = "+"
 """Between names of devices to which it happens."""

@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from benchmarks.command_line import report_path, run
 from benchmarks.fidelity.cases import CASES, SEARCH, SEED, SETTINGS, Case
 from benchmarks.fidelity.random_cases import RandomCase
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.emulate.emulation import Emulation, EmulationSettings, emulate, resolve_settings
 from planner.training_plan.file import save_plan
 from planner.utils.argument_parser import OneLineParser
@@ -67,8 +67,8 @@ def measure(case: Case | RandomCase, settings: EmulationSettings) -> Row:
     return Row(
         case.key,
         **parts,
-        speed=done.asked.speed,
-        shrink=done.asked.shrink,
+        speed=done.settings.speed,
+        shrink=done.settings.shrink,
         busy=done.busy,
         worst=_worst(done),
     )
@@ -111,7 +111,7 @@ def report(rows: Sequence[Row], settings: EmulationSettings, before: str, about:
     lines = [
         f"# {about.title}, {today}",
         "",
-        stamp(before, ("planner", "numpy", "numba", "torch")),
+        describe_environment(before, ("planner", "numpy", "numba", "torch")),
         "",
         f"{about.again} imposed compute times; medians of {settings.rest} steps from rest "
         f"(pipeline, averaging), and the mean of {settings.steps} steps that chain (step). Every "
@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/fidelity-[random-]DATE.md"
     )
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and continue")
     parser.add_argument("--plans", nargs="*", help="those whose name begins so")
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=5)

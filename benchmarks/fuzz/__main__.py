@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.command_line import report_path, run
 from benchmarks.fuzz.errors import is_ours
 from benchmarks.fuzz.targets import TARGETS, Target
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
 
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     lines = [
         f"# Damaged inputs, {today}",
         "",
-        stamp(before, ("planner", "numpy", "scipy")),
+        describe_environment(before, ("planner", "numpy", "scipy")),
         "",
         f"Regenerate with `python -m benchmarks.fuzz --count {args.count} --seed {args.seed}`. "
         "Taken: "

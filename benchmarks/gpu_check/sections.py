@@ -482,7 +482,7 @@ def share(device: str, out: Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------ kill
 def kill(device: str, out: Path) -> dict[str, Any]:
-    """Kill one of four ranks in a backward pass: all end, or with --elastic the others go on."""
+    """Kill one of four ranks in a backward pass: all end, or with --elastic the others continue."""
     rows: dict[str, Any] = {}
     for name in ("ends", "elastic"):
         rows[name] = _kill(device, out / f"kill_{name}", elastic=name == "elastic")

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from benchmarks.overhead.in_turns import EVENT
-from planner.bench.stamp import stamp
+from planner.bench.environment import describe_environment
 from planner.executor.launch.local import run_local
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -224,7 +224,8 @@ def report(
     lines = [
         f"# One device against a plain loop, {datetime.now(UTC).date().isoformat()}",
         "",
-        f"{stamp(before, ('planner', 'numpy', 'torch'))} Computed on {_processor(device)}.",
+        f"{describe_environment(before, ('planner', 'numpy', 'torch'))} "
+        f"Computed on {_processor(device)}.",
         "",
         f"Regenerate with `python -m benchmarks.overhead --device {device} --repeats "
         f"{repeats}`. The same "

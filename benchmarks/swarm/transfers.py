@@ -98,7 +98,7 @@ class Transfers:
         _, act, args = queue.popleft()
         self._agenda.at(self._agenda.now_s + self.latency_s(*pair), act, *args)
         if queue:
-            # the pair goes on at its rate: nothing changes for others
+            # the pair continues at its rate: nothing changes for others
             going[:] = [queue[0][0], going[1], self._agenda.now_s, ready_hint + 1]
             self._ready_hint(pair, going)
         else:

@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.bench.assignment_instances import dtfm_case, jittered, skyplane
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_network
 from planner.bench.problem import BenchInstance, ProblemFamily
-from planner.bench.world import world
 from planner.genetic.solve import solve_assignment
 from planner.network.catalogue import intra_link, load_network
 from planner.network.network import Network
@@ -107,27 +107,29 @@ INSTANCES = (
     ),
     _instance(
         "world4-16-4x4",
-        "world(4, 16, seed 1), 4 stages of 4",
-        lambda: _even(world(4, 16, 1), 4),
+        "random_network(4, 16, seed 1), 4 stages of 4",
+        lambda: _even(random_network(4, 16, 1), 4),
         quick=True,
     ),
     _instance(
-        "world12-48-6x8", "world(12, 48, seed 2), 6 stages of 8", lambda: _even(world(12, 48, 2), 6)
+        "world12-48-6x8",
+        "random_network(12, 48, seed 2), 6 stages of 8",
+        lambda: _even(random_network(12, 48, 2), 6),
     ),
     _instance(
         "world16-64-unequal",
-        "world(16, 64, seed 3, jitter 0.2), stages of 16, 12, 12, 8, 8 and 8",
-        lambda: _sized(world(16, 64, 3, 0.2), (16, 12, 12, 8, 8, 8)),
+        "random_network(16, 64, seed 3, jitter 0.2), stages of 16, 12, 12, 8, 8 and 8",
+        lambda: _sized(random_network(16, 64, 3, 0.2), (16, 12, 12, 8, 8, 8)),
     ),
     _instance(
         "world24-96-8x12",
-        "world(24, 96, seed 4, jitter 0.2), 8 stages of 12",
-        lambda: _even(world(24, 96, 4, 0.2), 8),
+        "random_network(24, 96, seed 4, jitter 0.2), 8 stages of 12",
+        lambda: _even(random_network(24, 96, 4, 0.2), 8),
     ),
     _instance(
         "world40-240-12x20",
-        "world(40, 240, seed 5, jitter 0.2), 12 stages of 20",
-        lambda: _even(world(40, 240, 5, 0.2), 12),
+        "random_network(40, 240, seed 5, jitter 0.2), 12 stages of 20",
+        lambda: _even(random_network(40, 240, 5, 0.2), 12),
     ),
 )
 

@@ -16,8 +16,8 @@ from planner.bench.averaging_instances import (
     table_1_setups,
 )
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_network
 from planner.bench.problem import BenchInstance, ProblemFamily
-from planner.bench.world import world
 from planner.lp.rates import attained_rates
 from planner.lp.solve import build_plan, solve_averaging
 from planner.network.catalogue import load_network
@@ -31,9 +31,11 @@ TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
 
 def _table_1(setup: int) -> AveragingProblem:
     """Build a set-up of Table 1, with computing slightly slower than averaging by all peers."""
-    found = list(table_1_setups().values())[setup]
-    each = TABLE_1_STEPS_PER_S[setup] * found.batch_size / float(found.samples_per_s.sum())
-    return found.replace(samples_per_s=found.samples_per_s * each)
+    table_setup = list(table_1_setups().values())[setup]
+    each = (
+        TABLE_1_STEPS_PER_S[setup] * table_setup.batch_size / float(table_setup.samples_per_s.sum())
+    )
+    return table_setup.replace(samples_per_s=table_setup.samples_per_s * each)
 
 
 def _albert() -> AveragingProblem:
@@ -57,8 +59,8 @@ def _of_pairs(pairs: NDArray[np.float64], samples_per_s: float) -> AveragingProb
 
 
 def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
-    """Build peers of a `world`; every third has no accelerator, every fifth no open port."""
-    network = world(regions, peers, seed, 0.3)
+    """Peers on a `random_network`; every third has no accelerator, every fifth no open port."""
+    network = random_network(regions, peers, seed, 0.3)
     base = _of_pairs(network.bandwidth_bytes_per_s, 40.0)
     number = np.arange(peers)
     return AveragingProblem(
@@ -114,7 +116,7 @@ INSTANCES = (
         "skyplane_60_20220129, its 57 complete regions",
         lambda: _network("skyplane_60_20220129", 60.0),
     ),
-    _instance("world8-24", "world(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
+    _instance("world8-24", "random_network(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
 )
 
 
@@ -141,7 +143,7 @@ def parameter_server(problem: AveragingProblem, seed: int, effort: float) -> Ave
     """One peer sums everything; the best choice of that peer."""
     del seed, effort
     servers = np.eye(len(problem))[problem.can_aggregate]
-    plans = [_with_shares(problem, one) for one in servers]
+    plans = [_with_shares(problem, server) for server in servers]
     return max(plans, key=lambda plan: plan.steps_per_s)
 
 

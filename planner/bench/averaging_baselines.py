@@ -31,7 +31,7 @@ def scalar_bandwidth_shares(problem: AveragingProblem) -> Floats:
     slow = np.maximum(bandwidth, 1e-9 * bandwidth.max()) / bandwidth.max()
     rows = np.hstack([np.eye(n) * (n - 2), -slow[:, None]])
     limits = [(0.0, None if ok else 0.0) for ok in problem.can_aggregate]
-    found = linprog(
+    solution = linprog(
         np.append(np.zeros(n), 1.0),
         A_ub=rows,
         b_ub=-np.ones(n),
@@ -40,5 +40,5 @@ def scalar_bandwidth_shares(problem: AveragingProblem) -> Floats:
         bounds=[*limits, (0.0, None)],
         method="highs",
     )
-    shares: Floats = np.maximum(found.x[:n], 0.0)
+    shares: Floats = np.maximum(solution.x[:n], 0.0)
     return shares

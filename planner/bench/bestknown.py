@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import planner
-from planner.bench.judge import Accepted, judge
+from planner.bench.evaluation import EvaluatedSolution, evaluate
 from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.solution_files import (
@@ -82,7 +82,7 @@ def load_table(folder: Path = FOLDER) -> Table:
     if not path.exists():
         return {}
     data = read_json(path)
-    known = {one.name for one in fields(BestKnown)}
+    known = {field.name for field in fields(BestKnown)}
     try:
         if data["format"] != FORMAT or any(set(raw) != known for raw in data["entries"].values()):
             raise ValueError
@@ -137,23 +137,25 @@ def record(
         problem = instance.make()
         try:
             solution = read_solution(path)
-            accepted = judge(instance.family, problem, solution["answer"])
+            accepted = evaluate(instance.family, problem, solution["answer"])
             # validate the file before anything is written
             claim = _claim_of(solution, by)
             bound = _bound_of(solution, instance.family, accepted) if bounds else None
         except AnswerError as error:
             changes.append(RecordChange(instance.id, "refused", str(error)))
             continue
-        known, asked = table.get(instance.id), problem_hash(problem)
-        if known is not None and known.problem != asked:
-            words = f"the table is about problem {known.problem}, this is {asked}"
+        known, problem_id = table.get(instance.id), problem_hash(problem)
+        if known is not None and known.problem != problem_id:
+            words = f"the table is about problem {known.problem}, this is {problem_id}"
             changes.append(RecordChange(instance.id, "refused", words))
             continue
         new, change = _taken(instance, problem, claim, accepted, known, folder, date)
-        if bound is not None and solution.get("problem") != asked:
+        if bound is not None and solution.get("problem") != problem_id:
             # the solution is evaluated on this problem, but its bound may be of another
-            said = solution.get("problem", "not said")
-            words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
+            stated = solution.get("problem", "not said")
+            words = (
+                f"{change.words}; bound not taken: its problem is {stated}, this is {problem_id}"
+            )
             change = RecordChange(instance.id, change.what, words)
         elif bound is not None and _raises(instance.family, bound[0], new):
             new = BestKnown(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
@@ -194,7 +196,7 @@ def _taken(
     instance: BenchInstance,
     problem: Any,
     claim: _Claim,
-    accepted: Accepted,
+    accepted: EvaluatedSolution,
     known: BestKnown | None,
     folder: Path,
     date: str,
@@ -221,7 +223,7 @@ def _taken(
         date=date,
         solution=name,
         sha256=solution_hash(folder / name),
-        **({one: getattr(known, one) for one in BOUND_FIELDS} if keeps else {}),
+        **({field: getattr(known, field) for field in BOUND_FIELDS} if keeps else {}),
     )
     if known is None:
         return entry, RecordChange(instance.id, "new", words)
@@ -249,7 +251,7 @@ def solution_hash(path: Path) -> str:
 
 
 def _bound_of(
-    solution: Mapping[str, Any], family: ProblemFamily, accepted: Accepted
+    solution: Mapping[str, Any], family: ProblemFamily, accepted: EvaluatedSolution
 ) -> tuple[float, bool, str, str] | None:
     """Return a solution's bound, marked as recomputed if the checker confirms it."""
     raw = solution.get("bound")

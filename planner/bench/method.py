@@ -83,7 +83,7 @@ def foreign_method(reference: str) -> BenchMethod:
         raise ValueError(f"--method {reference}: is not a function; give one")
     try:
         families = frozenset(
-            ProblemFamily(one) for one in getattr(run, "families", tuple(ProblemFamily))
+            ProblemFamily(name) for name in getattr(run, "families", tuple(ProblemFamily))
         )
     except (TypeError, ValueError):
         raise ValueError(

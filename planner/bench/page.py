@@ -23,7 +23,7 @@ Cell = tuple[str, float | None]
 """Text of a cell and its sort key; None: sort by the text."""
 
 
-def page(summary: Summary, title: str, made: Sequence[str]) -> str:
+def page(summary: Summary, title: str, description: Sequence[str]) -> str:
     """Render the page."""
     style = STYLE.read_text() + (HERE / "page.css").read_text()
     parts = [
@@ -34,8 +34,11 @@ def page(summary: Summary, title: str, made: Sequence[str]) -> str:
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
         f"<title>{escape(title)}</title><style>{style}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
-        *map(_note, made),
-        *(f'<p class="wrong" role="alert">{escape(one)}</p>' for one in contradictions(summary)),
+        *map(_note, description),
+        *(
+            f'<p class="wrong" role="alert">{escape(message)}</p>'
+            for message in contradictions(summary)
+        ),
         _head(summary),
         f"<section><h2>Quality</h2>{_note(NOTE)}",
         *(_family(summary, family) for family in summary.families),
@@ -96,13 +99,13 @@ def _family(summary: Summary, family: ProblemFamily) -> str:
 def _numbered(standing: MethodStanding) -> list[Cell]:
     """Return the cells of a method with their sort keys."""
     solved = standing.solved / standing.asked
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for k, word in enumerate(standing.words()):
         number = solved if k == 0 else float(standing.wins) if k == 1 else None
         if number is None and word != "-":
             number = float(word[:-1]) if word.endswith("%") else 100 * float(word.split()[0])
-        found.append((word, number))
-    return found
+        cells.append((word, number))
+    return cells
 
 
 def _speed(summary: Summary) -> str:
@@ -132,9 +135,9 @@ def _known(summary: Summary) -> str:
                 (percent(k.gap), k.gap),
             ]
         )
-    said = "On record or of this run. A bound with a star is its method's word."
+    note = "On record or of this run. A bound with a star is stated by its method, not verified."
     heads = ("instance", "best known", "unit", "reached by", "bound", "gap")
-    return _note(said) + _table(heads, rows)
+    return _note(note) + _table(heads, rows)
 
 
 def _rows(summary: Summary) -> str:

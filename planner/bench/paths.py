@@ -11,9 +11,9 @@ import numpy as np
 
 import planner
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_network
 from planner.bench.path_instances import hundred, reference, reference_link_s, unlike
 from planner.bench.problem import BenchInstance, ProblemFamily
-from planner.bench.world import world
 from planner.mapf.solve import solve_paths
 from planner.network.catalogue import load_network
 from planner.network.network import Network
@@ -66,9 +66,9 @@ def _reference() -> PathProblem:
 
 def _unlike() -> PathProblem:
     """Return `unlike` with seconds rounded to microseconds, for reproducibility."""
-    found = unlike(_reference(), 0)
+    problem = unlike(_reference(), 0)
     times = ("forward_s", "backward_s", "head_s")
-    return found.replace(**{name: np.round(getattr(found, name), 6) for name in times})
+    return problem.replace(**{name: np.round(getattr(problem, name), 6) for name in times})
 
 
 def _instance(name: str, about: str, make: Any, quick: bool = False) -> BenchInstance:
@@ -113,20 +113,22 @@ INSTANCES = (
     ),
     _instance(
         "world6-18-skip",
-        "world(6, 18, seed 7, jitter 0.2), 6 stages of 3, 5 visited, 2 microbatches a start",
-        lambda: _arranged(world(6, 18, 7, 0.2), (3,) * 6, 5, 2, 4, seed=3),
+        "random_network(6, 18, seed 7, jitter 0.2), 6 stages of 3, 5 visited, 2 a start",
+        lambda: _arranged(random_network(6, 18, 7, 0.2), (3,) * 6, 5, 2, 4, seed=3),
     ),
     _instance(
         "world8-24-skip-live",
-        "world(8, 24, seed 8, jitter 0.2), stages of 6, 6, 4, 4 and 4, 4 visited, 4 a start",
+        "random_network(8, 24, seed 8, jitter 0.2), stages of 6, 6, 4, 4, 4, 4 visited, 4 a start",
         lambda: _arranged(
-            world(8, 24, 8, 0.2), (6, 6, 4, 4, 4), 4, 4, 3, seed=4, live=True, share=0.5
+            random_network(8, 24, 8, 0.2), (6, 6, 4, 4, 4), 4, 4, 3, seed=4, live=True, share=0.5
         ),
     ),
     _instance(
         "world10-40-full-live",
-        "world(10, 40, seed 9, jitter 0.2), 5 stages of 8, all visited, 6 a start",
-        lambda: _arranged(world(10, 40, 9, 0.2), (8,) * 5, 5, 6, 5, seed=5, live=True, share=0.5),
+        "random_network(10, 40, seed 9, jitter 0.2), 5 stages of 8, all visited, 6 a start",
+        lambda: _arranged(
+            random_network(10, 40, 9, 0.2), (8,) * 5, 5, 6, 5, seed=5, live=True, share=0.5
+        ),
     ),
     _instance(
         "skyplane100-live",

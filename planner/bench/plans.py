@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_cluster
 from planner.bench.plan_instances import INSTANCES as BENCH
 from planner.bench.plan_instances import figures_of
 from planner.bench.problem import BenchInstance, PlanProblem, ProblemFamily
-from planner.bench.world import mixed_world
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster
 from planner.planning.baselines.dtfm import dtfm_rule
@@ -49,11 +49,11 @@ def _instance(
 
 def _shipped(name: str) -> BenchInstance:
     """Build an instance of ``python -m benchmarks.plans``."""
-    made = BENCH[name]
+    shipped = BENCH[name]
     return BenchInstance(
         f"{ProblemFamily.PLANS}/{name}-{VERSION}",
-        made.about,
-        lambda: PlanProblem(made.cluster(), made.model()),
+        shipped.about,
+        lambda: PlanProblem(shipped.cluster(), shipped.model()),
     )
 
 
@@ -68,23 +68,23 @@ INSTANCES = (
     ),
     _instance(
         "world3-12-mixed",
-        "world(3, 12, seed 10), regions of A100, T4 and V100 in turn, gpt2-large, batch 64",
-        lambda: mixed_world(3, 12, 10, ("A100", "T4", "V100")),
+        "random_network(3, 12, seed 10), regions of A100, T4, V100 in turn, gpt2-large, batch 64",
+        lambda: random_cluster(3, 12, 10, ("A100", "T4", "V100")),
         "gpt2-large",
         quick=True,
         batch_samples=64,
     ),
     _instance(
         "world6-24",
-        "world(6, 24, seed 11), V100, llama-500m, batch 256",
-        lambda: mixed_world(6, 24, 11, ("V100",)),
+        "random_network(6, 24, seed 11), V100, llama-500m, batch 256",
+        lambda: random_cluster(6, 24, 11, ("V100",)),
         "llama-500m",
         batch_samples=256,
     ),
     _instance(
         "world8-32-mixed",
-        "world(8, 32, seed 12), regions of A100, A40 and T4 in turn, gpt3-1.3b, batch 256",
-        lambda: mixed_world(8, 32, 12, ("A100", "A40", "T4")),
+        "random_network(8, 32, seed 12), regions of A100, A40, T4 in turn, gpt3-1.3b, batch 256",
+        lambda: random_cluster(8, 32, 12, ("A100", "A40", "T4")),
         "gpt3-1.3b",
         batch_samples=256,
     ),
@@ -103,10 +103,10 @@ Rule = Callable[[PlanningProblem, float], TrainingPlan]
 def _rule(rule: Rule) -> Any:
     def run(problem: PlanProblem, seed: int, effort: float) -> TrainingPlan:
         question = PlanningProblem.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
-        made = rule(question, effort)
-        used = set(made.cluster.network.ids)
+        outcome = rule(question, effort)
+        used = set(outcome.cluster.network.ids)
         rest = tuple(name for name in problem.cluster.network.ids if name not in used)
-        return made.replace(left_out=rest)
+        return outcome.replace(left_out=rest)
 
     return run
 
@@ -115,10 +115,10 @@ def _events(effort: float) -> int:
     return int(min(MAX_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
-def _given(found: BaselinePlan | None) -> TrainingPlan:
-    if found is None:
+def _given(baseline: BaselinePlan | None) -> TrainingPlan:
+    if baseline is None:
         raise ProblemError("nothing fits")
-    return found.plan()
+    return baseline.plan()
 
 
 def _dtfm(question: PlanningProblem, effort: float) -> TrainingPlan:

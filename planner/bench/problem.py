@@ -33,12 +33,12 @@ class ProblemFamily(enum.StrEnum):
             ProblemFamily.REBALANCING: "microbatches/s",
         }.get(self, "s")
 
-    def better(self, one: float, other: float | None) -> bool:
+    def better(self, value: float, other: float | None) -> bool:
         """Whether an objective is better by more than rounding; None is worst."""
         if other is None:
             return True
         margin = ROUNDING * abs(other)
-        return one > other + margin if self.maximised else one < other - margin
+        return value > other + margin if self.maximised else value < other - margin
 
     def gap(self, objective: float, reference: float) -> float:
         """Relative distance to a reference; negative if better."""
@@ -54,7 +54,7 @@ ROUNDING = 1e-7
 class PlanProblem:
     """A whole plan for a cluster and a workload; the objective is the simulated step time.
 
-    Decisions that change training are not allowed (`planner.bench.judge`).
+    Decisions that change training are not allowed (`planner.bench.evaluation`).
 
     Attributes
     ----------

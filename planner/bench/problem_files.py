@@ -62,7 +62,7 @@ def problem_of(data: dict[str, Any]) -> Any:
         cluster = Cluster(network, devices_of(data["devices"], len(network)))
         return PlanProblem(cluster, Workload.from_dict(data["workload"]))
     kind = kinds[family]
-    values = {one.name: data[one.name] for one in fields(kind)}
+    values = {field.name: data[field.name] for field in fields(kind)}
     if values.get("link_bytes_per_s") is not None:
         links = values["link_bytes_per_s"]
         values["link_bytes_per_s"] = [[math.inf if x is None else x for x in row] for row in links]
@@ -85,10 +85,10 @@ def problem_hash(problem: Any) -> str:
 
 def _said(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: _said(one) for key, one in value.items()}
-        return {key: one for key, one in kept.items() if not _empty(one)}
+        entries = {key: _said(item) for key, item in value.items()}
+        return {key: item for key, item in entries.items() if not _empty(item)}
     nested = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], dict)
-    return [_said(one) for one in value] if nested else value
+    return [_said(item) for item in value] if nested else value
 
 
 def _empty(value: Any) -> bool:
@@ -103,10 +103,10 @@ def _fields(problem: Any) -> dict[str, Any]:
             "devices": device_fields(problem.cluster.devices),
             "workload": problem.workload.to_dict(),
         }
-    found = {one.name: _plain(getattr(problem, one.name)) for one in fields(problem)}
+    data = {field.name: _plain(getattr(problem, field.name)) for field in fields(problem)}
     if isinstance(problem, AssignmentProblem):
-        found["network"] = network_fields(problem.network)
-    return found
+        data["network"] = network_fields(problem.network)
+    return data
 
 
 def _plain(value: Any) -> Any:
@@ -115,4 +115,4 @@ def _plain(value: Any) -> Any:
         plain = value.astype(object)
         plain[~np.isfinite(value)] = None
         return plain.tolist()
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from planner.bench.work import TaskResult
+from planner.bench.task import TaskResult
 from planner.cli.progress import PROGRESS
 
 KNOWN = 0.1
@@ -18,12 +18,12 @@ class BenchProgress:
     ----------
     total
         Rows to run.
-    kept
+    resumed
         Rows that exist already.
     """
 
-    def __init__(self, total: int, kept: int) -> None:
-        self._total, self._kept, self._done = total, kept, 0
+    def __init__(self, total: int, resumed: int) -> None:
+        self._total, self._resumed, self._done = total, resumed, 0
         self._began = time.perf_counter()
         PROGRESS.start(f"{total} rows to come")
 
@@ -32,12 +32,13 @@ class BenchProgress:
         self._done += 1
         spent_s = time.perf_counter() - self._began
         left_s = spent_s / self._done * (self._total - self._done)
-        kept = f"{self._kept} kept, " if self._kept else ""
+        resumed = f"{self._resumed} kept, " if self._resumed else ""
         # the first rows include compilation
         known = self._done >= KNOWN * self._total
         left = f", about {left_s / 60:.0f} min left" if known else ""
         PROGRESS.show(
-            f"{kept}{self._done}/{self._total} rows{left}; {done.row.instance}, {done.row.method}"
+            f"{resumed}{self._done}/{self._total} rows{left}; {done.row.instance}, "
+            f"{done.row.method}"
         )
 
     def end(self) -> None:

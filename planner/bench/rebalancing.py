@@ -148,8 +148,8 @@ def played(problem: RebalancingProblem, policy: RebalancePolicy) -> RebalancingP
         trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM
     )
     drawn = RandomDraws(problem.serving, problem.leaves, problem.enters)
-    made = replay(setting, policy, draws=drawn).move_log
-    return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in made))
+    moves = replay(setting, policy, draws=drawn).move_log
+    return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in moves))
 
 
 def _policy(name: str, kind: MethodKind, about: str, make: Any) -> BenchMethod:

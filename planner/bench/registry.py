@@ -10,16 +10,22 @@ from planner.bench.method import BenchMethod
 from planner.bench.problem import BenchInstance
 
 FAMILIES = (assignment, averaging, paths, plans, rebalancing)
-INSTANCES: dict[str, BenchInstance] = {one.id: one for room in FAMILIES for one in room.INSTANCES}
-METHODS: tuple[BenchMethod, ...] = tuple(one for room in FAMILIES for one in room.METHODS)
+INSTANCES: dict[str, BenchInstance] = {
+    instance.id: instance for module in FAMILIES for instance in module.INSTANCES
+}
+METHODS: tuple[BenchMethod, ...] = tuple(method for module in FAMILIES for method in module.METHODS)
 
 
 def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[BenchInstance]:
     """Return the instances whose id matches one of the shell patterns."""
-    every = [one for one in INSTANCES.values() if one.quick or not quick]
-    asked = list(patterns)
-    for pattern in asked:
-        if not any(fnmatchcase(one.id, pattern) for one in every):
+    all_instances = [instance for instance in INSTANCES.values() if instance.quick or not quick]
+    wanted = list(patterns)
+    for pattern in wanted:
+        if not any(fnmatchcase(instance.id, pattern) for instance in all_instances):
             where = "the quick instances" if quick else "the instances"
             raise ValueError(f"no instance id of {where} matches {pattern!r}; --list shows all")
-    return [one for one in every if not asked or any(fnmatchcase(one.id, p) for p in asked)]
+    return [
+        instance
+        for instance in all_instances
+        if not wanted or any(fnmatchcase(instance.id, p) for p in wanted)
+    ]

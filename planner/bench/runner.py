@@ -11,8 +11,8 @@ from types import FrameType
 
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import INSTANCES
-from planner.bench.rows import BenchRow
-from planner.bench.work import Task, TaskResult, run_task, start_worker
+from planner.bench.result_rows import BenchRow
+from planner.bench.task import Task, TaskResult, run_task, start_worker
 from planner.search.interrupts import INTERRUPTS
 
 
@@ -27,11 +27,11 @@ def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
 
 def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
     """Run in this process; after Ctrl-C, solvers return early, and that result is discarded."""
-    asked = False
+    interrupted = False
 
     def note(_: int, __: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         raise KeyboardInterrupt
 
     for task in tasks:
@@ -42,7 +42,7 @@ def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
             raise Interrupted from None
         finally:
             signal.signal(signal.SIGINT, before)
-        if asked or INTERRUPTS.requested:
+        if interrupted or INTERRUPTS.requested:
             raise Interrupted
         yield done
 

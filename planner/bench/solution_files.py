@@ -76,7 +76,7 @@ def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
                 return from_dict(data)
             case ProblemFamily.REBALANCING:
                 rows = [
-                    TimedMove(real("moves", time_s), *(whole("moves", one) for one in rest))
+                    TimedMove(real("moves", time_s), *(whole("moves", value) for value in rest))
                     for time_s, *rest in data["moves"]
                 ]
                 return RebalancingPlan(tuple(rows))
@@ -93,11 +93,11 @@ def _not_finite(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{where} is {value}"
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _not_finite(one, f"{where}.{key}")
+        for key, item in value.items():
+            yield from _not_finite(item, f"{where}.{key}")
     elif isinstance(value, list | tuple):
-        for k, one in enumerate(value):
-            yield from _not_finite(one, f"{where}[{k}]")
+        for k, item in enumerate(value):
+            yield from _not_finite(item, f"{where}[{k}]")
 
 
 def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:
@@ -140,8 +140,8 @@ def answer_data(plan: Any) -> dict[str, Any]:
 
 def find_solution(folder: Path, instance: str) -> Path | None:
     """Return the file of an instance in a folder of solutions, if there is one."""
-    found = (folder / f"{instance}{suffix}" for suffix in SUFFIXES)
-    return next((path for path in found if path.is_file()), None)
+    paths = (folder / f"{instance}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_solution(path: Path) -> dict[str, Any]:

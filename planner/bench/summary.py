@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from planner.bench.bestknown import BestKnown
 from planner.bench.problem import ProblemFamily
-from planner.bench.rows import BenchRow
+from planner.bench.result_rows import BenchRow
 
 OURS = "ours"
 
@@ -98,8 +98,8 @@ class MethodStanding:
         return (
             f"{self.solved}/{self.asked}",
             str(self.wins),
-            *(percent(one(of.values())) if of else "-" for of in (self.gaps, self.bound_gaps)
-              for one in (fmean, median)),
+            *(percent(mean(of.values())) if of else "-" for of in (self.gaps, self.bound_gaps)
+              for mean in (fmean, median)),
         )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _standings(
         method: {name: fmean(r.seconds for r in of) for name, of in _by_instance(rows, method)}
         for method in methods
     }
-    found = []
+    standings = []
     for method, kind in methods.items():
         gaps, bound_gaps, wins, asked = {}, {}, 0, 0
         for name, of in _by_instance(rows, method):
@@ -194,7 +194,7 @@ def _standings(
             wins += not any(family.better(b, x) for b in others for x in reached)
         ours = seconds.get(OURS, {})
         ratios = [s / ours[name] for name, s in seconds[method].items() if ours.get(name)]
-        found.append(
+        standings.append(
             MethodStanding(
                 method,
                 kind,
@@ -208,7 +208,8 @@ def _standings(
             )
         )
     return sorted(
-        found, key=lambda s: (-s.solved / s.asked, fmean(s.gaps.values()) if s.gaps else math.inf)
+        standings,
+        key=lambda s: (-s.solved / s.asked, fmean(s.gaps.values()) if s.gaps else math.inf),
     )
 
 

@@ -50,7 +50,7 @@ def count_of(instances: int) -> str:
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """Format one table per family."""
     for family, standings in summary.families.items():
-        count = sum(one.family is family for one in summary.known.values())
+        count = sum(known.family is family for known in summary.known.values())
         yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
         yield from [""] * markdown
         rows = [(s.method, s.kind, *s.words()) for s in standings]
@@ -124,10 +124,10 @@ def terminal(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
+def markdown(summary: Summary, title: str, description: Sequence[str]) -> str:
     """Format a dated report."""
     lines = [f"# {title}", ""]
-    for paragraph in made:
+    for paragraph in description:
         lines += [paragraph, ""]
     for wrong in contradictions(summary):
         lines += [f"**{wrong}**", ""]
@@ -136,13 +136,13 @@ def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
     lines += [
         "## Instances",
         "",
-        "Best known: on record or of this run. A bound with a star is its method's word, the "
-        "others the checker computed again.",
+        "Best known: on record or of this run. A bound with a star is stated by its "
+        "method and not verified; the checker has recomputed the others.",
         "",
         *instances(summary, markdown=True),
         "",
     ]
-    told = list(refusals(summary, markdown=True))
-    if told:
-        lines += ["## Refused", "", *told, ""]
+    refused = list(refusals(summary, markdown=True))
+    if refused:
+        lines += ["## Refused", "", *refused, ""]
     return "\n".join(lines)

@@ -65,8 +65,8 @@ def _roles(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viola
         if plan.computes[i] and not (problem.can_compute[i] and problem.samples_per_s[i] > 0):
             wrong.append(Violation("c_i", f"peer {i}", "contributes, but it cannot compute"))
         if plan.rates[i] > 0 and not problem.can_aggregate[i]:
-            found = f"reduces at {plan.rates[i]:g} B/s, but it cannot aggregate"
-            wrong.append(Violation("client mode", f"peer {i}", found))
+            message = f"reduces at {plan.rates[i]:g} B/s, but it cannot aggregate"
+            wrong.append(Violation("client mode", f"peer {i}", message))
     return wrong
 
 
@@ -80,15 +80,15 @@ def _flows(plan: AveragingPlan, n: int) -> list[Violation]:
     for i in range(n):
         sent = np.where(plan.computes, rates[i], 0.0)
         for k in np.flatnonzero(np.abs(a[:, i] - sent) > near):
-            found = f"a[{k}, {i}] is {a[k, i]:g}, expected c_k r_i = {sent[k]:g}"
-            wrong.append(Violation("a = c r", f"peer {k} to {i}", found))
+            message = f"a[{k}, {i}] is {a[k, i]:g}, expected c_k r_i = {sent[k]:g}"
+            wrong.append(Violation("a = c r", f"peer {k} to {i}", message))
         for j in np.flatnonzero(np.abs(g[i] - rates[i]) > near):
-            found = f"g[{i}, {j}] is {g[i, j]:g}, expected r_i = {rates[i]:g}"
-            wrong.append(Violation("g = r", f"peer {i} to {j}", found))
+            message = f"g[{i}, {j}] is {g[i, j]:g}, expected r_i = {rates[i]:g}"
+            wrong.append(Violation("g = r", f"peer {i} to {j}", message))
         share = rates[i] / total if total > 0 else 0.0
         if abs(shares[i] - share) > TOLERANCE:
-            found = f"share {shares[i]:g}, expected r_i / R = {share:g}"
-            wrong.append(Violation("eq. 6", f"peer {i}", found))
+            message = f"share {shares[i]:g}, expected r_i / R = {share:g}"
+            wrong.append(Violation("eq. 6", f"peer {i}", message))
     return wrong
 
 
@@ -105,12 +105,12 @@ def _limits(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viol
             ("download d_i", math.fsum(used[:, i]), float(problem.download_bytes_per_s[i])),
         ):
             if total > limit * (1 + TOLERANCE):
-                found = f"uses {total:g} B/s of {limit:g}"
-                wrong.append(Violation(name, f"peer {i}", found))
+                message = f"uses {total:g} B/s of {limit:g}"
+                wrong.append(Violation(name, f"peer {i}", message))
     if links is not None:
         for i, j in np.argwhere(used > np.array(links) * (1 + TOLERANCE)):
-            found = f"uses {used[i, j]:g} B/s of {links[i, j]:g}"
-            wrong.append(Violation("link t_ij", f"peer {i} to {j}", found))
+            message = f"uses {used[i, j]:g} B/s of {links[i, j]:g}"
+            wrong.append(Violation("link t_ij", f"peer {i} to {j}", message))
     return wrong
 
 
@@ -128,12 +128,14 @@ def _totals(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viol
     else:
         steps = 1 / (1 / compute + 1 / average)
     if not abs(plan.steps_per_s - steps) <= TOLERANCE * steps:
-        found = f"says {plan.steps_per_s:.12g} per second, attains {steps:.12g}"
-        wrong.append(Violation("steps_per_s", "plan", found))
+        message = f"says {plan.steps_per_s:.12g} per second, attains {steps:.12g}"
+        wrong.append(Violation("steps_per_s", "plan", message))
     for i in range(n):
         mine = float(problem.samples_per_s[i]) if plan.computes[i] else 0.0
         expected = problem.batch_size * mine / speed if speed > 0 else 0.0
         if abs(float(plan.samples_per_step[i]) - expected) > TOLERANCE * problem.batch_size:
-            found = f"gives {plan.samples_per_step[i]:g} samples, expected B s_i / S = {expected:g}"
-            wrong.append(Violation("samples_per_step", f"peer {i}", found))
+            message = (
+                f"gives {plan.samples_per_step[i]:g} samples, expected B s_i / S = {expected:g}"
+            )
+            wrong.append(Violation("samples_per_step", f"peer {i}", message))
     return wrong

@@ -37,26 +37,26 @@ class BoundBasis:
             return f"{self.part}: no bound"
         bound = f"{self.part}: bound {self.bound:.6g} {'$' if self.part == 'cost' else 's'}"
         if self.recomputed is None:
-            return f"{bound} on the solver's word: {self.basis or 'not said'}"
+            return f"{bound} stated by the solver, not verified: {self.basis or 'no reason given'}"
         return f"{bound} recomputed: {self.argument}"
 
 
 def describe_witness(witness: Witness | None) -> str:
     """Describe a witness in words."""
-    found = witness or {}
-    kind = str(found.get("kind"))
-    if isinstance(found.get("shapes"), list):
-        count = len(found["shapes"])
+    entries = witness or {}
+    kind = str(entries.get("kind"))
+    if isinstance(entries.get("shapes"), list):
+        count = len(entries["shapes"])
         return f"{kind}, the least of {count} shapes" if count > 1 else kind
-    if isinstance(found.get("schedules"), list):
-        parts = [describe_witness(part) for part in found["schedules"]]
-        limits = f"at most {found.get('max_swaps')} swaps"
-        if found.get("in_flight") is not None:
-            limits += f", {found['in_flight']} in flight"
+    if isinstance(entries.get("schedules"), list):
+        parts = [describe_witness(part) for part in entries["schedules"]]
+        limits = f"at most {entries.get('max_swaps')} swaps"
+        if entries.get("in_flight") is not None:
+            limits += f", {entries['in_flight']} in flight"
         return f"{kind} of {', '.join(parts)}; {limits}"
     rest = [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in found.items()
+        for key, value in entries.items()
         if key != "kind" and not isinstance(value, (list, dict))
     ]
     return f"{kind} ({', '.join(rest)})" if rest else kind

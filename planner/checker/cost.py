@@ -40,14 +40,14 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
         dollars += size * price / 1e9
     devices = sum(float(price) for price in np.asarray(hourly)) * plan.predicted.step_s / 3600
     where = "cost.devices_usd", "cost.messages_usd", "cost.paid_bytes"
-    for name, found, stored, unit in zip(
+    for name, actual, stored, unit in zip(
         where,
         (devices, dollars, paid),
         (cost.devices_usd, cost.messages_usd, cost.paid_bytes),
         ("$", "$", "bytes"),
         strict=True,
     ):
-        yield from compare_stored(found, stored, "cost", name, unit=unit)
+        yield from compare_stored(actual, stored, "cost", name, unit=unit)
     arch = plan.workload.architecture
     tokens = None if arch is None else plan.workload.batch_samples * arch.sequence
     if (tokens is None) != (cost.usd_per_billion_tokens is None):
@@ -87,7 +87,7 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
             return None
         least = min(price / 3600 / flops for flops, price in listed)
         layers = [w.stem, *w.layers, w.head]
-        dollars = 3 * sum(one.forward_flops for one in layers) * w.batch_samples * least
+        dollars = 3 * sum(layer.forward_flops for layer in layers) * w.batch_samples * least
         if "step_s" in witness:
             proven = whole_step_bound_s(witness["step"], plan, float(witness["step_s"]))
             if proven is None:
@@ -130,16 +130,18 @@ def _sent_bytes(plan: TrainingPlan) -> dict[tuple[int, int], float]:
     return sent
 
 
-def _price(prices: Prices, here: str, there: str) -> float:
+def _price(prices: Prices, source: str, target: str) -> float:
     """Dollars per gigabyte: the first rule that matches, else by region and provider."""
     fits = [
         price
         for a, b, price in prices.rules
-        if (a == "*" or a == here) and (b == "*" or b == there)
+        if (a == "*" or a == source) and (b == "*" or b == target)
     ]
     if fits:
         return fits[0]
-    if here == there:
+    if source == target:
         return 0.0
-    one, other = (name.split(":")[0] if ":" in name else "" for name in (here, there))
-    return prices.between_regions if one == other else prices.between_providers
+    provider, other_provider = (
+        name.split(":")[0] if ":" in name else "" for name in (source, target)
+    )
+    return prices.between_regions if provider == other_provider else prices.between_providers

@@ -116,10 +116,10 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
     """Check that a plan's result agrees with the certificate of its step."""
     step = plan.certificates.get("step")
     for name in ("objective", "bound", "status", "witness"):
-        found = getattr(result, name)
-        if step is not None and found != getattr(step, name):
+        value = getattr(result, name)
+        if step is not None and value != getattr(step, name):
             wanted = getattr(step, name)
-            yield Violation("step", f"result.{name}", f"the plan's is {wanted}, found {found}")
+            yield Violation("step", f"result.{name}", f"the plan's is {wanted}, found {value}")
 
 
 def _side(result: Result[Any]) -> Iterator[Violation]:

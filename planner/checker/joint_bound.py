@@ -81,10 +81,10 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if regions:
         # with fewer regions more bytes are sent
         own = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
-        alone = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
+        single = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
         return max(map(len, own)) <= regions and all(
-            one or _exchanges_at_once(rounds, Phase.WITHIN)
-            for one, rounds in zip(alone, plan.averaging, strict=True)
+            is_single or _exchanges_at_once(rounds, Phase.WITHIN)
+            for is_single, rounds in zip(single, plan.averaging, strict=True)
         )
     levels = witness.get("levels") is True
     return all(
@@ -211,7 +211,7 @@ def _are_no_faster(own: Counter[Kind], classes: Counter[Kind]) -> bool:
 def _measured_flops(plan: TrainingPlan) -> Floats:
     """``float[N]``: the highest FLOP/s of F, B or H in the plan's times; 0 without a stage."""
     w, times = plan.workload, plan.compute_times
-    found = np.zeros(len(plan.cluster))
+    fastest = np.zeros(len(plan.cluster))
     for d, j in plan.stage_of.items():
         start, stop = plan.stage_layers[j]
         forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
@@ -224,7 +224,7 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
         # the head may run on this stage in other plans
         if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
             works.append((3 * w.head.forward_flops, times.head_s[d]))
-        found[d] = max(
+        fastest[d] = max(
             (
                 w.microbatch_samples * flops / s if s > 0 else math.inf
                 for flops, s in works
@@ -232,7 +232,7 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
             ),
             default=0.0,
         )
-    return found
+    return fastest
 
 
 class _StagePrices:
@@ -378,7 +378,7 @@ class _StagePrice:
     def cost(self, limit: float, role: str) -> float:
         """The least price of this stage's devices in a step of ``limit`` seconds."""
         options = self._before(limit) if role == "before" else self._all(limit, role)
-        return min(float(found.min()) for found in options)
+        return min(float(prices.min()) for prices in options)
 
     def _all(self, limit: float, role: str) -> Iterator[Floats]:
         """Prices if F, H and B follow the step end; the ending stage may have its inputs."""

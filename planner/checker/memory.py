@@ -36,16 +36,16 @@ def stage_memory(
     activations += w.stem.saved_bytes if first else 0.0
     # a codec's input, not its output
     outputs = [layer.output_bytes / w.boundary_ratio for layer in w.layers]
-    given = 0.0 if first else outputs[start - 1]
-    made = outputs[stop - 1]
+    input_bytes = 0.0 if first else outputs[start - 1]
+    output_bytes = outputs[stop - 1]
     arch = w.architecture
     if arch is None:
         logits = w.head.saved_bytes if runs_head else 0.0
         if recomputes:
-            kept = given + (made if runs_head else 0.0)
-            return StageMemory(state, kept * samples, max(logits, activations) * samples)
+            saved = input_bytes + (output_bytes if runs_head else 0.0)
+            return StageMemory(state, saved * samples, max(logits, activations) * samples)
         return StageMemory(state, activations * samples, logits * samples)
-    activations += made
+    activations += output_bytes
     compute = w.precision.compute.bytes
     if compute < w.precision.parameters.bytes:
         copied = owned + head + (w.tied_parameters if first and runs_head else 0)
@@ -68,7 +68,9 @@ def stage_memory(
     if (start, stop) != (0, len(w.layers)):
         largest += 4 * samples * max(layer.output_bytes for layer in w.layers)
     if recomputes:
-        return StageMemory(state, (given + (made if runs_head else 0.0)) * samples, largest)
+        return StageMemory(
+            state, (input_bytes + (output_bytes if runs_head else 0.0)) * samples, largest
+        )
     return StageMemory(state, activations * samples, largest)
 
 

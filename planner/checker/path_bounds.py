@@ -83,7 +83,7 @@ def _earliest_begins_s(
         for r in range(j - memory + 1):
             rules.append((("end", r), ("begin", j), (j - memory - r) * (first_s + last_s)))
     rules.sort(key=lambda rule: (rule[0][1], rule[0][0]))
-    at = {(what, j): 0.0 for what in ("begin", "end") for j in range(count)}
+    at = {(event, j): 0.0 for event in ("begin", "end") for j in range(count)}
     changed = True
     while changed:
         changed = False
@@ -99,7 +99,7 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
 
     Enumerated by blocks: one stage, or two neighbouring stages in reverse order.
     """
-    way = _both_ways_s(problem)
+    round_trip_s = _both_ways_s(problem)
     busy: list[float] = (problem.forward_s + problem.backward_s).tolist()
     room = problem.memory.tolist()
     usable = [[d for d in group if room[d] > 0] for group in problem.stage_devices]
@@ -110,16 +110,18 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
     def rest(at: int, top: int, left: int, swaps: int) -> float:
         """Least seconds after device ``at`` with ``left`` more stages, all above ``top``."""
         if left == 0:
-            return way(at, start)
+            return round_trip_s(at, start)
         best = math.inf
         for s in range(top + 1, len(usable)):
             for d in usable[s]:
-                best = min(best, way(at, d) + busy[d] + rest(d, s, left - 1, swaps))
+                best = min(best, round_trip_s(at, d) + busy[d] + rest(d, s, left - 1, swaps))
             if left < 2 or swaps == 0 or s + 1 == len(usable):
                 continue
             for high in usable[s + 1]:
                 for low in usable[s]:
-                    block = way(at, high) + busy[high] + way(high, low) + busy[low]
+                    block = (
+                        round_trip_s(at, high) + busy[high] + round_trip_s(high, low) + busy[low]
+                    )
                     best = min(best, block + rest(low, s + 1, left - 2, swaps - 1))
         return best
 
@@ -219,9 +221,9 @@ def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> flo
     before, home = _ways_s(problem)
     stage_of = {d: s for s, devices in enumerate(problem.stage_devices) for d in devices}
     ends = []
-    for here in group:
-        for there in range(len(problem.transfer_s)):
-            u, v = (here, there) if out else (there, here)
+    for own in group:
+        for other in range(len(problem.transfer_s)):
+            u, v = (own, other) if out else (other, own)
             if stage_of[u] == stage_of[v]:
                 continue
             begins = (0.0 if u in starts else before(u)) + float(problem.forward_s[u])
@@ -248,7 +250,7 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
     """Turnover of the slowest start device if those with the least turnover are chosen."""
     n, each = len(problem.transfer_s), problem.microbatches_per_start
     wanted = problem.stage_sizes[0]
-    way = _both_ways_s(problem)
+    round_trip_s = _both_ways_s(problem)
     later = [
         min((float(row[d]) for row in (problem.forward_s + problem.backward_s)[1:]), default=0.0)
         for d in range(n)
@@ -266,24 +268,24 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
                 problem.backward_s[0, start],
             )
         )
-        chain = f + h + b + _closed_walk_s(way, later, start, problem.path_stages - 1)
+        chain = f + h + b + _closed_walk_s(round_trip_s, later, start, problem.path_stages - 1)
         spans.append(_span_s(each, memory if problem.live_memory else each, (f, h, b), chain))
     spans.sort()
     return spans[wanted - 1] if len(spans) >= wanted else None
 
 
 def _closed_walk_s(
-    way: Callable[[int, int], float], busy: list[float], start: int, devices: int
+    round_trip_s: Callable[[int, int], float], busy: list[float], start: int, devices: int
 ) -> float:
     """Least seconds of a closed walk over ``devices`` other devices, repetitions allowed."""
 
     @cache
     def rest(at: int, left: int) -> float:
         if left == 0:
-            return way(at, start)
+            return round_trip_s(at, start)
         return min(
             (
-                way(at, d) + busy[d] + rest(d, left - 1)
+                round_trip_s(at, d) + busy[d] + rest(d, left - 1)
                 for d in range(len(busy))
                 if d not in (at, start)
             ),

@@ -29,26 +29,28 @@ def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> l
         wrong.append(Violation("groups", "groups", f"each device once, found {held}"))
     sizes = tuple(len(group) for group in plan.groups)
     if sizes != problem.stage_sizes:
-        given = problem.stage_sizes
-        as_many = len(sizes) == len(given) and 0 not in sizes and sizes[0] == given[0]
+        stage_sizes = problem.stage_sizes
+        as_many = len(sizes) == len(stage_sizes) and 0 not in sizes and sizes[0] == stage_sizes[0]
         if problem.fixed_sizes or not as_many:
-            wrong.append(Violation("groups", "groups", f"sizes {given}, found {sizes}"))
+            wrong.append(Violation("groups", "groups", f"sizes {stage_sizes}, found {sizes}"))
     return wrong
 
 
 def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float:
     """The longest time from a stage's first operation to the end of its averaging round."""
-    given = problem.averaging
-    assert given is not None
+    averaging = problem.averaging
+    assert averaging is not None
     longest = 0.0
     for s, group in enumerate(plan.groups):
-        vector, m = float(given.vector_bytes[s]), len(group)
+        vector, m = float(averaging.vector_bytes[s]), len(group)
         uses = [0.0]
         for d in group:
             # send and receive m - 1 times a share in each of two phases
-            uses.append(2 * (m - 1) * vector / m * float(given.line_s_per_byte[d]))
-            uses += [2 * vector / m * float(given.pair_s_per_byte[d, e]) for e in group if e != d]
-        away = max((float(given.away_s[d, e]) for d in group for e in group), default=0.0)
+            uses.append(2 * (m - 1) * vector / m * float(averaging.line_s_per_byte[d]))
+            uses += [
+                2 * vector / m * float(averaging.pair_s_per_byte[d, e]) for e in group if e != d
+            ]
+        away = max((float(averaging.away_s[d, e]) for d in group for e in group), default=0.0)
         mine = [op for op in plan.paths.ops if op.device in group]
         span = max((op.end_s for op in mine), default=0.0)
         span -= min((op.start_s for op in mine), default=0.0)
@@ -145,20 +147,20 @@ def _not_finite(plan: PathPlan) -> Iterator[Violation]:
 def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
     slack = TOLERANCE * max((op.end_s for op in plan.ops), default=0.0)
     seconds = {"F": problem.forward_s, "B": problem.backward_s, "H": problem.head_s}
-    found: dict[tuple[int, str, int], PathOp] = {}
+    by_key: dict[tuple[int, str, int], PathOp] = {}
     for op in plan.ops:
         key = (op.microbatch, op.kind, op.device)
-        if key in found:
+        if key in by_key:
             yield Violation("timeline", f"ops of microbatch {op.microbatch}", f"{key} is twice")
             return
-        found[key] = op
+        by_key[key] = op
     wanted = 0
     for b, path in enumerate(plan.paths):
         chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
         wanted += len(chain)
         ready, at = 0.0, path[0]
         for kind, d in chain:
-            op_or_none = found.get((b, kind, d))
+            op_or_none = by_key.get((b, kind, d))
             where = f"{kind} of microbatch {b} on device {d}"
             if op_or_none is None:
                 yield Violation("timeline", where, "is missing")

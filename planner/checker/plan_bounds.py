@@ -45,7 +45,7 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
 def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
     """The mean over the cycle of the bounds that the schedules' witnesses prove.
 
-    ``in_flight`` and ``max_swaps`` are limits that were asked for; the bound holds within them.
+    ``in_flight`` and ``max_swaps`` are limits of the request; the bound holds within them.
     """
     parts, in_flight, swaps = (witness.get(k) for k in ("schedules", "in_flight", "max_swaps"))
     if not isinstance(parts, list) or len(parts) != len(plan.schedules):
@@ -59,8 +59,8 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     for k, s in enumerate(plan.schedules):
         allowed = 0 if k == 1 else swaps
         for path in s.paths:
-            made = swaps_of([stage_of[d] for d in path[1:]])
-            if made is None or made > allowed:
+            swaps_made = swaps_of([stage_of[d] for d in path[1:]])
+            if swaps_made is None or swaps_made > allowed:
                 return None
     total = 0.0
     for k, part in enumerate(parts):

@@ -21,7 +21,7 @@ def pair_rates(plan: TrainingPlan) -> Floats:
     Returns
     -------
     ndarray
-        ``float[N, N]``, from row to column; the diagonal says nothing.
+        ``float[N, N]``, from row to column; the diagonal is unused.
     """
     cluster = plan.cluster
     rate = cluster.network.bandwidth_bytes_per_s.copy()
@@ -46,7 +46,7 @@ def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
     Returns
     -------
     ndarray
-        ``float[N, N]``, from row to column; the diagonal says nothing.
+        ``float[N, N]``, from row to column; the diagonal is unused.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(plan.cluster.network.latency_s + message_bytes / pair_rates(plan))

@@ -71,8 +71,8 @@ def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violat
     for k, move in enumerate(plan.moves):
         where = f"moves[{k}]"
         if not (math.isfinite(move.time_s) and before <= move.time_s <= problem.end_s):
-            found = f"must be {before:g} to {problem.end_s:g} s, found {move.time_s}"
-            yield Violation("time", where, found)
+            message = f"must be {before:g} to {problem.end_s:g} s, found {move.time_s}"
+            yield Violation("time", where, message)
             return
         before = move.time_s
         if not (0 <= move.source < stages and 0 <= move.target < stages):
@@ -111,28 +111,28 @@ class _TraceSimulation:
             for kind, change in events.get(time_s, ()):
                 self._event(kind, change)
             for move in moves.get(time_s, ()):
-                here = self.peers[move.source][move.kind]
-                serving = sum(ready_s == -math.inf for ready_s in here)
+                serving_peers = self.peers[move.source][move.kind]
+                serving = sum(ready_s == -math.inf for ready_s in serving_peers)
                 if move.number > serving:
-                    found = f"{serving} serve there at {time_s:g} s, found {move}"
-                    return [Violation("peers", f"moves[{number}]", found)]
+                    message = f"{serving} serve there at {time_s:g} s, found {move}"
+                    return [Violation("peers", f"moves[{number}]", message)]
                 self._move(move)
                 number += 1
         self._advance_to(problem.end_s)
         return []
 
     def _move(self, move: TimedMove) -> None:
-        here = self.peers[move.source][move.kind]
-        del here[: move.number]
+        peers = self.peers[move.source][move.kind]
+        del peers[: move.number]
         for _ in range(move.number):
             self._download(move.target, move.kind)
 
     def _download(self, stage: int, kind: int) -> None:
-        here = self.peers[stage][kind]
+        peers = self.peers[stage][kind]
         if self.problem.download_s > 0:
-            here.append(self.now_s + self.problem.download_s)
+            peers.append(self.now_s + self.problem.download_s)
         else:
-            here.insert(0, -math.inf)
+            peers.insert(0, -math.inf)
 
     def _event(self, kind: int, change: int) -> None:
         for _ in range(change):
@@ -142,8 +142,8 @@ class _TraceSimulation:
             stage = int(a * len(self.peers))
             while not self.peers[stage][kind]:
                 stage = (stage + 1) % len(self.peers)
-            here = self.peers[stage][kind]
-            del here[int(b * len(here))]
+            peers = self.peers[stage][kind]
+            del peers[int(b * len(peers))]
 
     def _advance_to(self, time_s: float) -> None:
         """Advance to ``time_s``; peers whose downloads end before begin to serve."""

@@ -28,7 +28,7 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
     plan_recompute = plan.recompute
-    found: list[float] = []
+    bounds: list[float] = []
     seen = False
     try:
         for shape in witness["shapes"]:
@@ -38,10 +38,10 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
             seen |= (layers, samples) == own and all(
                 not claimed or mine for claimed, mine in zip(recompute, plan_recompute, strict=True)
             )
-            found.append(_shape_bound_s(plan, layers, samples, recompute))
+            bounds.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
-    return min(found) if seen else None
+    return min(bounds) if seen else None
 
 
 def _is_straight(plan: TrainingPlan) -> bool:
@@ -105,11 +105,11 @@ def _one_step_s(
     # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
         home = [_home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)]
-        found = [home[q] + slowest_member[q] for q in range(stages)]
-        found += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
+        ends_s = [home[q] + slowest_member[q] for q in range(stages)]
+        ends_s += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
         if shares is not None and stages > 1:
-            found.append(_link_s(plan, layers, samples, fewest) + min(slowest_member))
-        least = min(least, max(found))
+            ends_s.append(_link_s(plan, layers, samples, fewest) + min(slowest_member))
+        least = min(least, max(ends_s))
     return least
 
 
@@ -130,7 +130,9 @@ def _home_s(
     for j, (a, b) in enumerate(layers):
         flops = sum(w.layers[k].forward_flops for k in range(a, b))
         forward.append((flops + (w.stem.forward_flops if j == 0 else 0.0)) * samples / speed)
-    backward = [(3 if twice else 2) * one for one, twice in zip(forward, recompute, strict=True)]
+    backward = [
+        (3 if twice else 2) * flops for flops, twice in zip(forward, recompute, strict=True)
+    ]
     head = 3 * w.head.forward_flops * samples / speed
     hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
     # the path of one microbatch, as (operation, seconds)

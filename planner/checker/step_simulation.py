@@ -46,7 +46,7 @@ def simulated_times(plan: TrainingPlan) -> StepTimes | None:
     alone = {k: simulation.run([k], True) for k in set(plan.cycle)}
     each = len(plan.cycle)
     several = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
-    if any(one is None for one in alone.values()):
+    if any(times is None for times in alone.values()):
         return None
     runs, every = [alone[k] for k in plan.cycle], plan.sync.every_steps
     if plan.sync.delayed:
@@ -62,8 +62,8 @@ def simulated_times(plan: TrainingPlan) -> StepTimes | None:
         assert rare is not None
         step = (num_averaging * step + (every - num_averaging) * _third_pass_s(rare, each)) / every
     return StepTimes(
-        math.fsum(float(one.pipeline_end_s[0]) for one in runs if one) / each,
-        math.fsum(simulation.longest_averaging_s(one) for one in runs if one) / each,
+        math.fsum(float(run.pipeline_end_s[0]) for run in runs if run) / each,
+        math.fsum(simulation.longest_averaging_s(run) for run in runs if run) / each,
         step,
     )
 
@@ -101,7 +101,7 @@ def paths_makespan_s(plan: TrainingPlan) -> float | None:
 def _without_global_averaging(simulation: _StepSimulation) -> _StepSimulation:
     """The plan of the steps without global averaging: they average within groups or not at all."""
     inner = tuple(
-        tuple(groups for groups in rounds if {one.phase for one in groups} == {Phase.WITHIN})
+        tuple(groups for groups in rounds if {group.phase for group in groups} == {Phase.WITHIN})
         for rounds in simulation.plan.averaging
     )
     return _StepSimulation(simulation.plan.replace(averaging=inner))
@@ -196,12 +196,12 @@ class _StepSimulation:
         pairs = self.rate.copy()
         np.fill_diagonal(pairs, -math.inf)
         alone = self.n == 1
-        for name, given, axis in (
+        for name, limits, axis in (
             ("up", cluster.upload_bytes_per_s, 1),
             ("down", cluster.download_bytes_per_s, 0),
         ):
             fastest = np.full(1, math.inf) if alone else pairs.max(axis=axis)
-            for d, capacity in enumerate((fastest if given is None else given).tolist()):
+            for d, capacity in enumerate((fastest if limits is None else limits).tolist()):
                 self._line((name, d), capacity)
         for site, capacity in (devices.site_upload_bytes_per_s or {}).items():
             self._line(("site up", site), capacity)
@@ -303,13 +303,13 @@ class _StepSimulation:
             for d in group.members:
                 of[d].append(g)
             sent = averaged_bytes(self.plan, stage, group)
-            here = np.ix_(group.members, group.members)
+            pairs = np.ix_(group.members, group.members)
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, or have finished the step in both stages that share a
             # matrix, so that no pipeline message is in these queues
-            alone.append(float((sent / self.rate[here])[off].max(initial=0.0)))
+            alone.append(float((sent / self.rate[pairs])[off].max(initial=0.0)))
             parts = averaged_parts(group)
-            there = (self.latency[here] + self.latency[here].T)[off & (parts + parts.T > 0)]
+            there = (self.latency[pairs] + self.latency[pairs].T)[off & (parts + parts.T > 0)]
             round_trip_s.append(float(there.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
         members = [len(group.members) for _, _, group in self.groups]
@@ -364,4 +364,4 @@ class _StepSimulation:
 
 
 def _ends(lists: Sequence[Any]) -> NDArray[np.int64]:
-    return np.cumsum([0, *(len(one) for one in lists)]).astype(np.int64)
+    return np.cumsum([0, *(len(part) for part in lists)]).astype(np.int64)

@@ -51,10 +51,10 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
     yield from check_bounds(plan)
 
 
-def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
+def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     """Check that the plan's devices are a subset of the cluster's, with equal data."""
     own, names = plan.cluster, plan.cluster.network.ids
-    place = {name: d for d, name in enumerate(given.network.ids)}
+    place = {name: d for d, name in enumerate(cluster.network.ids)}
     other = Violation(
         "network", "network.hash", "the plan was made for another network; plan again for this"
     )
@@ -71,23 +71,23 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
             f"device {wrong[0]!r} {state}; plan again for this cluster",
         )
         return
-    if own.network.content_hash != given.network.subset(names).content_hash:
+    if own.network.content_hash != cluster.network.subset(names).content_hash:
         yield other
         return
     there = [place[name] for name in names]
     # FLOP/s of measured times are derived from them
     flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
     for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
-        theirs: Any = getattr(given.devices, name)
+        theirs: Any = getattr(cluster.devices, name)
         if theirs is not None:
             theirs = np.asarray(theirs)[there]
         if not np.array_equal(getattr(own.devices, name), theirs):
             yield _other_devices(name)
     for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
-        if not np.array_equal(_limits(own, name, axis), _limits(given, name, axis)[there]):
+        if not np.array_equal(_limits(own, name, axis), _limits(cluster, name, axis)[there]):
             yield _other_devices(name)
     for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
-        lines = getattr(given.devices, name) or {}
+        lines = getattr(cluster.devices, name) or {}
         used = {site: rate for site, rate in lines.items() if site in (own.devices.sites or ())}
         if (getattr(own.devices, name) or {}) != used:
             yield _other_devices(name)
@@ -237,14 +237,14 @@ def _visits(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
-    found, stored_times = simulated_times(plan), plan.predicted
-    if found is None:
+    actual, stored_times = simulated_times(plan), plan.predicted
+    if actual is None:
         yield Violation("order", "paths.schedules", "devices wait for each other: a deadlock")
         return
     yield from compare_stored(
-        found.pipeline_s, stored_times.pipeline_s, "timeline", "predicted.pipeline_s"
+        actual.pipeline_s, stored_times.pipeline_s, "timeline", "predicted.pipeline_s"
     )
     yield from compare_stored(
-        found.averaging_s, stored_times.averaging_s, "averaging", "predicted.averaging_s"
+        actual.averaging_s, stored_times.averaging_s, "averaging", "predicted.averaging_s"
     )
-    yield from compare_stored(found.step_s, stored_times.step_s, "step time", "predicted.step_s")
+    yield from compare_stored(actual.step_s, stored_times.step_s, "step time", "predicted.step_s")

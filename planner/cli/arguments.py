@@ -166,10 +166,10 @@ def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
     """Reject traffic prices if devices have no price: a step's cost could not be computed."""
     if cluster.devices.usd_per_hour is not None:
         return
-    for option, given in (("--usd-per-gb", args.usd_per_gb), ("--prices", args.prices)):
-        if given is not None:
+    for option, value in (("--usd-per-gb", args.usd_per_gb), ("--prices", args.prices)):
+        if value is not None:
             raise ValueError(
-                f"{option} {given}: needs device prices too; give --usd-per-hour or usd_per_hour "
+                f"{option} {value}: needs device prices too; give --usd-per-hour or usd_per_hour "
                 "in the "
                 "devices file"
             )
@@ -246,10 +246,10 @@ def add_limits(sub: Arguments) -> None:
 
 def gpu(text: str) -> str:
     """Parse a GPU name or alias into the name used in the GPU table."""
-    found = find_gpu(text)
-    if found is None:
+    gpu_type = find_gpu(text)
+    if gpu_type is None:
         raise argparse.ArgumentTypeError(unknown_gpu(text))
-    return found
+    return gpu_type
 
 
 def count(text: str) -> int:
@@ -300,12 +300,12 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     devices = usual_devices(args, dtype)
     inside = _inside(args)
     names = ("intra_latency_ms", "intra_bandwidth_gbps")
-    given = [name for name in names if getattr(args, name) is not None]
-    if given and args.devices_per_region is None and args.devices is None:
+    options = [name for name in names if getattr(args, name) is not None]
+    if options and args.devices_per_region is None and args.devices is None:
         raise NetworkError(
-            f"--{given[0].replace('_', '-')} {getattr(args, given[0]):g} applies to links within a "
-            "region, "
-            "found one device per region; give --devices-per-region or --devices, or leave it out"
+            f"--{options[0].replace('_', '-')} {getattr(args, options[0]):g} applies to links "
+            "within a region, found one device per region; give --devices-per-region or --devices, "
+            "or leave it out"
         )
     if args.devices_per_region is not None:
         if inside is None:

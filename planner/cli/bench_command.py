@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from planner.bench.bestknown import FOLDER, load_table, record
-from planner.bench.kept import KeptSolutions
+from planner.bench.environment import describe_environment
 from planner.bench.method import BenchMethod, foreign_method
 from planner.bench.page import page
 from planner.bench.problem import BenchInstance
 from planner.bench.problem_files import instance_data, problem_hash
 from planner.bench.progress import BenchProgress
 from planner.bench.registry import METHODS, instances_of
-from planner.bench.rows import BenchRow, append_row, mend, read_rows
+from planner.bench.result_rows import BenchRow, append_row, read_rows, rewrite_rows
 from planner.bench.runner import Interrupted, run_tasks
 from planner.bench.solution_files import find_solution
-from planner.bench.stamp import stamp
+from planner.bench.solution_store import SolutionStore
 from planner.bench.summary import Summary, summarise
+from planner.bench.task import Task
 from planner.bench.text import markdown, terminal
-from planner.bench.work import Task
 from planner.cli.output import INTERRUPTED
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import Output, add_force, require_outputs, require_writable
@@ -172,11 +172,15 @@ def run(args: argparse.Namespace) -> int:
         )
     before = f"{os.getloadavg()[0]:.1f}"
     began = time.perf_counter()
-    rows, whole, kept = _run(args, tasks)
+    rows, whole, resumed_rows = _run(args, tasks)
     summary = summarise(rows, load_table(args.best_known))
     print(terminal(summary))
     total_s = sum(row.seconds for row in rows)
-    _write(args, summary, _made(args, before, time.perf_counter() - began, kept, total_s))
+    _write(
+        args,
+        summary,
+        _describe_run(args, before, time.perf_counter() - began, resumed_rows, total_s),
+    )
     if not whole:
         print(f"interrupted; --resume continues from {_rows_path(args)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -202,8 +206,8 @@ def _record(args: argparse.Namespace, instances: Sequence[BenchInstance]) -> int
 
 
 def _list(instances: Iterable[BenchInstance]) -> None:
-    for one in instances:
-        print(f"{one.id:<34}{'quick  ' if one.quick else '':<7}{one.about}")
+    for instance in instances:
+        print(f"{instance.id:<34}{'quick  ' if instance.quick else '':<7}{instance.about}")
     print()
     for method in METHODS:
         family = next(iter(method.families))
@@ -211,10 +215,10 @@ def _list(instances: Iterable[BenchInstance]) -> None:
 
 
 def _write_instances(folder: Path, instances: Sequence[BenchInstance]) -> int:
-    for one in instances:
-        path = folder / f"{one.id}.json"
+    for instance in instances:
+        path = folder / f"{instance.id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(instance_data(one), allow_nan=False) + "\n")
+        write_text(path, json.dumps(instance_data(instance), allow_nan=False) + "\n")
     print(f"{folder}: {len(instances)} instances")
     return 0
 
@@ -251,15 +255,15 @@ def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> I
                 "rename one of the folders"
             )
         folders[name] = folder
-    for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
+    for instance in sorted(instances, key=lambda instance: HEAVY.index(instance.family)):
         for method in methods:
-            if one.family in method.families:
+            if instance.family in method.families:
                 for seed in seeds if method.seeded else seeds[:1]:
-                    yield Task(one.id, method.name, seed, effort, guard_s)
+                    yield Task(instance.id, method.name, seed, effort, guard_s)
         for name, folder in folders.items():
-            path = find_solution(folder, one.id)
+            path = find_solution(folder, instance.id)
             if path is not None:
-                yield Task(one.id, f"{name} (files)", 0, effort, guard_s, path)
+                yield Task(instance.id, f"{name} (files)", 0, effort, guard_s, path)
 
 
 def _effort(options: argparse.Namespace) -> float:
@@ -287,26 +291,26 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], BenchRow] = {}
     if options.resume:
-        found = read_rows(path)
+        stored = read_rows(path)
         # rows of other instances stay in the file for later calls
-        mend(path, found)
-        rows = _still_valid(found, tasks)
+        rewrite_rows(path, stored)
+        rows = _still_valid(stored, tasks)
     elif path.exists():
         # keep a backup in case --resume was forgotten
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
     there = len(rows)
-    kept = None
+    store = None
     if options.keep is not None:
-        kept = KeptSolutions(options.keep)
-        kept.require_own(task.instance for task in tasks)
+        store = SolutionStore(options.keep)
+        store.require_own(task.instance for task in tasks)
     progress = BenchProgress(len(todo), there)
     whole = True
     try:
         for done in run_tasks(todo, options.jobs):
             append_row(path, done.row)
-            if kept is not None:
-                kept.offer(done)
+            if store is not None:
+                store.offer(done)
             row = done.row
             rows[row.instance, row.method, row.seed, row.effort] = row
             progress.step(done)
@@ -325,17 +329,18 @@ def _still_valid(
 ) -> dict[tuple[str, str, int, float], BenchRow]:
     """Return stored rows whose problem is unchanged; solution files are evaluated again."""
     hashes = {
-        one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
+        instance.id: problem_hash(instance.make())
+        for instance in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
     selected = {_key(task) for task in tasks} - files
     valid = [row for row in rows if hashes.get(row.instance) == row.problem]
-    found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
-    return {key: row for key, row in found.items() if key in selected}
+    by_key = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
+    return {key: row for key, row in by_key.items() if key in selected}
 
 
-def _made(
-    options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
+def _describe_run(
+    options: argparse.Namespace, before: str, seconds: float, resumed_rows: int, total_s: float
 ) -> list[str]:
     """Describe the run in paragraphs: host, command, effort, seeds and duration."""
     words = ["planner", "bench"]
@@ -357,9 +362,9 @@ def _made(
         if getattr(options, name) is not None:
             words += [f"--{name}", Path(getattr(options, name)).name]
     effort, seeds = _effort(options), options.seeds or SEEDS
-    resumed = f", {kept} rows kept from before" if kept else ""
+    resumed = f", {resumed_rows} rows kept from before" if resumed_rows else ""
     return [
-        stamp(before),
+        describe_environment(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
         f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
         f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
@@ -370,30 +375,32 @@ def _made(
 def _processor_s() -> float:
     """Return the CPU seconds of this process and its child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:
+def _write(options: argparse.Namespace, summary: Summary, description: Sequence[str]) -> None:
     today = datetime.now(UTC).date().isoformat()
     title = f"The open benchmark, {today}"
     if options.json is not None:
-        write_text(options.json, json.dumps(_data(summary, made), allow_nan=False, indent=1) + "\n")
+        write_text(
+            options.json, json.dumps(_data(summary, description), allow_nan=False, indent=1) + "\n"
+        )
     if options.markdown is not None:
-        write_text(options.markdown, markdown(summary, title, made))
+        write_text(options.markdown, markdown(summary, title, description))
     if options.html is not None:
-        write_text(options.html, page(summary, title, made))
+        write_text(options.html, page(summary, title, description))
 
 
-def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
+def _data(summary: Summary, description: Sequence[str]) -> dict[str, Any]:
     return {
         "format": "planner.bench_suite",
-        "made": list(made),
+        "made": list(description),
         "instances": {
             name: {**asdict(k), "gap": k.gap, "contradicted": k.contradicted}
             for name, k in summary.known.items()
         },
         "families": {
-            str(family): [asdict(one) for one in standings]
+            str(family): [asdict(standing) for standing in standings]
             for family, standings in summary.families.items()
         },
         "rows": [asdict(row) for row in summary.rows],

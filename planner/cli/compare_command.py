@@ -23,8 +23,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row per decision or metric; an asterisk marks those that differ."""
-    one, other = facts(load_plan(args.a)), facts(load_plan(args.b))
-    rows = [{"what": k, "a": v, "b": other[k], "same": v == other[k]} for k, v in one.items()]
+    first, second = facts(load_plan(args.a)), facts(load_plan(args.b))
+    rows = [{"what": k, "a": v, "b": second[k], "same": v == second[k]} for k, v in first.items()]
     rows.sort(key=lambda row: bool(row["same"]))
     lines = [f"  {'':<20}{args.a!s:<28}  {args.b}"]
     lines += [

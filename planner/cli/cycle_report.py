@@ -57,26 +57,26 @@ def _visited_layers(plan: TrainingPlan) -> float:
 
 def waves_data(problem: PathProblem) -> list[dict[str, Any]]:
     """Return the waves of a batch on partial and on full paths, JSON-ready."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for k in sorted({problem.path_stages, len(problem.stage_devices)}):
         try:
-            found.append(asdict(count_waves(problem, k)))
+            rows.append(asdict(count_waves(problem, k)))
         except ProblemError as error:
-            found.append({"path_stages": k, "refused": str(error)})
-    return found
+            rows.append({"path_stages": k, "refused": str(error)})
+    return rows
 
 
 def waves_rows(waves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the waves as (label, text) rows, one per path length."""
     rows = []
     for w in waves:
-        what = f"waves, {w['path_stages']} stages a path"
+        label = f"waves, {w['path_stages']} stages a path"
         if "refused" in w:
-            rows.append((what, f"none: {w['refused'].split(';')[0]}"))
+            rows.append((label, f"none: {w['refused'].split(';')[0]}"))
         else:
             rows.append(
                 (
-                    what,
+                    label,
                     f"{w['count']}, each with {w['per_start']} microbatches a start device; "
                     f"{w['visits_per_device']:.1f} visits a device in all",
                 )

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
-    asked = resolve_settings(plan, settings, _tell)
-    emulation = emulate(args.plan, plan, asked, _tell)
+    resolved = resolve_settings(plan, settings, _tell)
+    emulation = emulate(args.plan, plan, resolved, _tell)
     if args.trace is not None:
         write_trace(args.trace, plan, emulation)
     show(args.json, data_of(emulation), lines_of(emulation))

@@ -24,7 +24,7 @@ EXAMPLE = "planner export plan.json --to torchrun"
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the plan, the format, and options of the formats."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
-    formats = "; ".join(f"{name}: {one.about}" for name, one in FORMATS.items())
+    formats = "; ".join(f"{name}: {export.about}" for name, export in FORMATS.items())
     sub.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
     sub.add_argument("--out", type=Path, help="file to write; default: print it")
     sub.add_argument(
@@ -133,4 +133,4 @@ def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
 
 def _readers(option: str) -> str:
     """Return the formats that use an option, for its help text."""
-    return ", ".join(name for name, one in FORMATS.items() if option in one.reads)
+    return ", ".join(name for name, export in FORMATS.items() if option in export.reads)

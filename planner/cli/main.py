@@ -183,7 +183,9 @@ def _optional_packages() -> Iterator[None]:
             for frame, _ in walk_tb(error.__traceback__)
             if frame.f_code.co_name == "<module>"
         ]
-        if broken := next((one for one in map(_package, loaded) if one in OPTIONAL), None):
+        if broken := next(
+            (package for package in map(_package, loaded) if package in OPTIONAL), None
+        ):
             if INTERRUPTS.requested:
                 raise
             message_text = " ".join(str(error).split()) or type(error).__name__

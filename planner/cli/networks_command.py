@@ -71,8 +71,8 @@ def _make(args: argparse.Namespace) -> int:
     require_outputs(vars(args), [Output("--out", args.out, [".csv", ".json"], FORMAT)])
     _require_no_measurement(args.out, args.measured)
     latency, bandwidth = (
-        None if given is None else real(option, given, 0) * factor
-        for option, given, factor in (
+        None if value is None else real(option, value, 0) * factor
+        for option, value, factor in (
             ("--latency-ms", args.latency_ms, 1e-3),
             ("--bandwidth-gbps", args.bandwidth_gbps, 1e9 / 8),
         )

@@ -58,14 +58,14 @@ def result_data(result: Result[Any]) -> dict[str, Any]:
     return asdict(result.certificate())
 
 
-def certificate_line(what: str, certificate: dict[str, Any], unit: str = "s") -> str:
+def certificate_line(label: str, certificate: dict[str, Any], unit: str = "s") -> str:
     """Format objective, bound and gap in one line, in seconds or dollars."""
 
     def number(value: float | None, spec: str) -> str:
         return "none" if value is None else format(value, spec)
 
     return (
-        f"{what:<24}{number(certificate['objective'], '10.4f')} {unit}   "
+        f"{label:<24}{number(certificate['objective'], '10.4f')} {unit}   "
         f"bound {number(certificate['bound'], '.4f')}   gap {number(certificate['gap'], '.2%')}   "
         f"{certificate['status']} ({certificate['stop_reason']}, {certificate['runtime_s']:.1f} s)"
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=_words,
         default=[Codec.NONE.value],
         help="gradient codecs to search over, from "
-        f"{','.join(one.value for one in Codec)}; default none",
+        f"{','.join(codec.value for codec in Codec)}; default none",
     )
     sub.add_argument(
         "--boundary-codecs",
         type=_words,
         default=[BoundaryCodec.NONE.value],
         help="activation codecs to search over, from "
-        f"{','.join(one.value for one in BoundaryCodec)}; default none",
+        f"{','.join(codec.value for codec in BoundaryCodec)}; default none",
     )
     sub.add_argument(
         "--within",
@@ -84,7 +85,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=_numbers,
         default=list(HOUR_VALUES),
         help="values of an hour's wait, in the price of an hour of all devices; inf minimises time "
-        "alone; default " + ",".join(f"{one:g}" for one in HOUR_VALUES),
+        "alone; default " + ",".join(f"{value:g}" for value in HOUR_VALUES),
     )
     sub.add_argument("--out", type=Path, default=Path("front"), help="output folder; default front")
     add_solver(sub, list(Method))
@@ -97,12 +98,12 @@ def _words(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        found = [-1.0]
-    if not all(one >= 0 for one in found):
+        values = [-1.0]
+    if not all(value >= 0 for value in values):
         raise argparse.ArgumentTypeError(f"must be numbers >= 0 such as inf,1,0, found {text!r}")
-    return found
+    return values
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         rows,
         [
             *_lines(rows),
-            *(f"not {what}: {why}" for what, why in front.refused),
+            *(f"not {settings}: {why}" for settings, why in front.refused),
             f"wrote {written}/: {TABLE}, {PICTURE}, {plans} plans",
         ],
     )
@@ -190,7 +191,7 @@ def _write(folder: Path, points: Sequence[FrontPoint]) -> None:
 def _rows(points: Sequence[FrontPoint]) -> list[dict[str, Any]]:
     """Return the table's rows; plans on the front have a file name."""
     number = count(1)
-    return [_row(one, f"plan-{next(number)}.json" if one.on_front else "") for one in points]
+    return [_row(point, f"plan-{next(number)}.json" if point.on_front else "") for point in points]
 
 
 def _row(point: FrontPoint, file: str) -> dict[str, Any]:
@@ -255,15 +256,16 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     kinds: dict[str, list[FrontPoint]] = {}
-    for point in sorted(points, key=lambda one: one.training_settings):
+    for point in sorted(points, key=attrgetter("training_settings")):
         kinds.setdefault(_kind(point), []).append(point)
     for k, (name, some) in enumerate(kinds.items()):
-        some.sort(key=lambda one: one.step_s)
+        some.sort(key=lambda point: point.step_s)
         front = [point for point in some if point.on_front]
-        at = ([one.step_s for one in front], [one.step_usd for one in front])
-        axes.step(*at, where="post", color=f"C{k}", alpha=0.4, zorder=0)
-        every = ([one.step_s for one in some], [one.step_usd for one in some])
-        axes.scatter(*every, label=name, color=f"C{k}")
+        front_s = [point.step_s for point in front]
+        front_usd = [point.step_usd for point in front]
+        axes.step(front_s, front_usd, where="post", color=f"C{k}", alpha=0.4, zorder=0)
+        steps_s, steps_usd = [p.step_s for p in some], [p.step_usd for p in some]
+        axes.scatter(steps_s, steps_usd, label=name, color=f"C{k}")
         for point in front:
             where = (point.step_s, point.step_usd)
             text = f"{len(point.plan.cluster)}"

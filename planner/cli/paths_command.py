@@ -164,17 +164,17 @@ def _incumbent_file(out: Path, request: PathsRequest) -> IncumbentFile:
     problem = request.problem or request.free
     assert problem is not None
 
-    def whole(found: object) -> bool:
+    def whole(incumbent: object) -> bool:
         # decomposed searches also report solutions of single waves
         return (
-            isinstance(found, IncumbentPaths)
-            and isinstance(found.problem, PathProblem)
-            and found.problem.microbatches_per_start == problem.microbatches_per_start
+            isinstance(incumbent, IncumbentPaths)
+            and isinstance(incumbent.problem, PathProblem)
+            and incumbent.problem.microbatches_per_start == problem.microbatches_per_start
         )
 
-    def text(found: IncumbentPaths) -> str:
-        assert isinstance(found.problem, PathProblem)
-        answer = PathsAnswer.on(request, found.problem, found.path_plan())
+    def text(incumbent: IncumbentPaths) -> str:
+        assert isinstance(incumbent.problem, PathProblem)
+        answer = PathsAnswer.on(request, incumbent.problem, incumbent.path_plan())
         return _text({"format": FORMAT, **answer.data()})
 
     return IncumbentFile(out, whole, text)
@@ -285,10 +285,10 @@ def solve(
     if arrange:
         return arrange_paths(request.free, stop, seed, first)
     assert first is not None
-    found: Result[Any] = solve_paths(request.free.arranged(first), stop, seed, method)
-    if found.plan is None:
-        return found
-    return replace(found, plan=ArrangedPathPlan(first, found.plan))
+    result: Result[Any] = solve_paths(request.free.arranged(first), stop, seed, method)
+    if result.plan is None:
+        return result
+    return replace(result, plan=ArrangedPathPlan(first, result.plan))
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ class PathsAnswer:
         """Format stages, waves and one line per path."""
         stage_of = self.problem.stage_of
         return [
-            *(f"{what:<24}{text}" for what, text in waves_rows(waves_data(self.problem))),
+            *(f"{label:<24}{text}" for label, text in waves_rows(waves_data(self.problem))),
             *(
                 f"stage {j}: {self._names(group)}"
                 for j, group in enumerate(self.problem.stage_devices)

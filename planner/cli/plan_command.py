@@ -242,7 +242,7 @@ def _add_decisions(sub: Arguments) -> None:
     )
     sub.add_argument(
         "--within",
-        choices=[one.value for one in InnerAveraging],
+        choices=[mode.value for mode in InnerAveraging],
         help="with --sync-every: average gradients within regions in every step, and parameters "
         "between regions every STEPS steps",
     )
@@ -268,7 +268,7 @@ def _add_decisions(sub: Arguments) -> None:
     sub.add_argument(
         "--objective",
         default=Objective.TIME.value,
-        choices=[one.value for one in Objective],
+        choices=[objective.value for objective in Objective],
         help="minimise the time or the cost of a step; default %(default)s",
     )
     sub.add_argument(
@@ -341,8 +341,8 @@ def _recompute(text: str) -> Sequence[int] | str:
 
 
 def _routing(args: argparse.Namespace) -> Routing:
-    given = {"smoothing": args.smoothing, "told": args.told}
-    return Routing(**{name: value for name, value in given.items() if value is not None})
+    values = {"smoothing": args.smoothing, "told": args.told}
+    return Routing(**{name: value for name, value in values.items() if value is not None})
 
 
 def _request(args: argparse.Namespace) -> PlanRequest:
@@ -422,7 +422,7 @@ def run(args: argparse.Namespace) -> int:
         )
     random_count = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
     random_count *= request.kind is PlanKind.STRAIGHT
-    incumbent_file = IncumbentFile(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
+    incumbent_file = IncumbentFile(args.out, lambda plan: isinstance(plan, TrainingPlan), plan_text)
     result = plan(
         cluster,
         workload,
@@ -435,10 +435,10 @@ def run(args: argparse.Namespace) -> int:
         return INVALID_PLAN
     best_plan = result.plan
     planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
-    found: dict[str, Any] = {}
+    search: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
-        add_baselines(planning_problem, result.baselines, found)
-        best_plan = _with_baselines(best_plan, found)
+        add_baselines(planning_problem, result.baselines, search)
+        best_plan = _with_baselines(best_plan, search)
     # save the plan first, whatever happens later
     written = save(args.out, lambda path: save_plan(best_plan, path))
     incumbent_file.remove()
@@ -447,7 +447,7 @@ def run(args: argparse.Namespace) -> int:
         best_plan, timeline, result.candidates, planning_problem, _each_device(args, best_plan)
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
-    data |= {**found, "written": [str(written)], "no_time_for": [], "not_done": []}
+    data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []
 
     def run_part(doing: str, words: str, do: Callable[[], None]) -> None:
@@ -574,16 +574,19 @@ def _random(
         best_plan.recompute,
     )
     began = time.perf_counter()
-    found = random_placements(
+    outcome = random_placements(
         problem, shape, random_count, lambda: time.perf_counter() - began > most_s
     )
-    data["random"] = asdict(found)
+    data["random"] = asdict(outcome)
 
 
 def _bound_long_run(
     best_plan: TrainingPlan, planning_problem: PlanningProblem, data: dict[str, Any]
 ) -> None:
-    """Add a lower bound on the mean step time over many steps, if one is known."""
+    """Add a lower bound on the mean step time over many steps, if one is known.
+
+    It is for this report; plan files hold the bound on a single step.
+    """
     from planner.planning.joint_bound import plan_long_run_bound_s
 
     seconds = plan_long_run_bound_s(planning_problem, best_plan)

@@ -27,7 +27,7 @@ MAX_LINES = 3
 """Most lines for the device names of a stage; beyond, devices per region are printed."""
 SAME = 0.005
 """Relative difference below which two step times count as equal."""
-PROVEN = {"OPTIMAL": "proven best", "FEASIBLE": "not proven best"}
+PROVEN = {"OPTIMAL": "proven optimal", "FEASIBLE": "not proven optimal"}
 FASTER = {
     "everything": "no plan is faster",
     "shapes": "no placement in the shapes that were tried is faster",
@@ -75,9 +75,10 @@ def plan_data(
         "microbatch_samples": plan.workload.microbatch_samples,
         "update_s": max(plan.compute_times.update_s),
         "recompute": list(plan.recompute),
-        "candidates": [asdict(one) | {"why": one.why} for one in candidates],
+        "candidates": [asdict(candidate) | {"why": candidate.why} for candidate in candidates],
         "alternatives": [
-            one.to_dict() | {"outcome": one.outcome(least(plan))} for one in plan.alternatives
+            alternative.to_dict() | {"outcome": alternative.outcome(least(plan))}
+            for alternative in plan.alternatives
         ],
         "cost": None if plan.cost is None else plan.cost.to_dict(),
         "objective": str(request.objective),
@@ -96,9 +97,9 @@ def plan_data(
 def _stages(plan: TrainingPlan) -> list[dict[str, Any]]:
     """Return layers, devices and highest memory use of each stage."""
     network, fullest = plan.cluster.network, dict[int, float]()
-    for one in memory(plan):
-        j = plan.stage_of[one.device]
-        fullest[j] = max(fullest.get(j, 0.0), one.need_bytes / one.have_bytes)
+    for stage in memory(plan):
+        j = plan.stage_of[stage.device]
+        fullest[j] = max(fullest.get(j, 0.0), stage.need_bytes / stage.have_bytes)
     return [
         {
             "layers": list(layers),
@@ -116,7 +117,7 @@ def _stages(plan: TrainingPlan) -> list[dict[str, Any]]:
 def _left_out(plan: TrainingPlan, problem: PlanningProblem) -> list[dict[str, Any]]:
     """Group the devices that the plan does not use by the reason."""
     cluster, reasons = problem.full_cluster or problem.cluster, dict[str, list[str]]()
-    smallest = min((one.need_bytes for one in memory(plan)), default=0.0)
+    smallest = min((stage.need_bytes for stage in memory(plan)), default=0.0)
     word = "cheaper" if problem.request.objective == "cost" else "faster"
     where = {name: d for d, name in enumerate(cluster.network.ids)}
     for name in plan.left_out:
@@ -205,15 +206,15 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     shape = f"{counted(len(sizes), 'stage')} x {counted(sizes[0], 'pipeline')}"
     words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
     out = [name for group in data["left_out"] for name in group["devices"]]
-    for names, what in (
+    for names, consequence in (
         (data["averaging_only"], "to average only"),
         (data["without_microbatches"], "without microbatches"),
         (out, "left out"),
     ):
-        words += [f"{len(names)} {what}"] * bool(names)
+        words += [f"{len(names)} {consequence}"] * bool(names)
     where = f" on {data['network']}" if data["network"] else ""
     title = f"{data['workload']}{where}: {counted(data['devices'], 'device')}, {', '.join(words)}"
-    undone = [f"not {what}" for what in data["not_done"]]
+    undone = [f"not {item}" for item in data["not_done"]]
     return [
         *wrapped(title),
         *_section("", _answer(data)),
@@ -354,39 +355,42 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             f"{seconds(long_run)}: no plan is faster over many steps (gap {gap:.1%})",
         )
     for part, unit in (("step", "s"), ("cost", "$")):
-        if (one := parts.get(part)) is None:
+        if (entry := parts.get(part)) is None:
             continue
-        if one["bound"] is not None and (
-            unit == "$" or long_run is None or one["bound"] < long_run * (1 - SAME)
+        if entry["bound"] is not None and (
+            unit == "$" or long_run is None or entry["bound"] < long_run * (1 - SAME)
         ):
-            bound = seconds(one["bound"]) if unit == "s" else f"{one['bound']:.4g} $"
-            what = FASTER[data["searched"]]
+            bound = seconds(entry["bound"]) if unit == "s" else f"{entry['bound']:.4g} $"
+            meaning = FASTER[data["searched"]]
             if unit == "$":
-                what = what.replace("faster", "cheaper")
+                meaning = meaning.replace("faster", "cheaper")
                 waiting = ", waiting included" * bool((data["cost"] or {}).get("hour_usd"))
-                yield "bound of cost", f"{bound}{waiting}: {what} (gap {one['gap']:.1%})"
+                yield "bound of cost", f"{bound}{waiting}: {meaning} (gap {entry['gap']:.1%})"
             elif long_run is None:
-                yield "lower bound", f"{bound}: {what} (gap {one['gap']:.1%})"
+                yield "lower bound", f"{bound}: {meaning} (gap {entry['gap']:.1%})"
             else:
-                yield "in the plan file", f"{bound}, for planner check (gap {one['gap']:.1%})"
-        elif one["bound"] is None:
+                yield (
+                    "in the plan file",
+                    f"{bound}, for planner check (gap {entry['gap']:.1%})",
+                )
+        elif entry["bound"] is None:
             yield "lower bound", "none for this kind of plan"
         yield (
             "search",
-            f"{one['status']}, {PROVEN.get(one['status'], '')}: {one['stop_reason']}, "
-            f"{one['runtime_s']:.1f} s",
+            f"{entry['status']}, {PROVEN.get(entry['status'], '')}: {entry['stop_reason']}, "
+            f"{entry['runtime_s']:.1f} s",
         )
     for part, label in (("assignment", "assignment cost"), ("paths", "paths")):
-        if (one := parts.get(part)) is None:
+        if (entry := parts.get(part)) is None:
             continue
-        bound = "no bound" if one["bound"] is None else f"bound {seconds(one['bound'])}"
-        gap = "" if one["gap"] is None else f", gap {one['gap']:.1%}"
-        what = "DT-FM's, not a step time" if part == "assignment" else "makespan as placed"
-        value = "none" if one["objective"] is None else seconds(one["objective"])
+        bound = "no bound" if entry["bound"] is None else f"bound {seconds(entry['bound'])}"
+        gap = "" if entry["gap"] is None else f", gap {entry['gap']:.1%}"
+        meaning = "DT-FM's, not a step time" if part == "assignment" else "makespan as placed"
+        value = "none" if entry["objective"] is None else seconds(entry["objective"])
         yield (
             label,
-            f"{value} ({what}), {bound}{gap}; {one['status']}, {one['stop_reason']}, "
-            f"{one['runtime_s']:.1f} s",
+            f"{value} ({meaning}), {bound}{gap}; {entry['status']}, {entry['stop_reason']}, "
+            f"{entry['runtime_s']:.1f} s",
         )
 
 
@@ -397,7 +401,7 @@ def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
         faster |= step_s is not None and step_s < own * (1 - SAME)
     if random := data.get("random"):
         mean_s, refused = random["mean_step_s"], random["refused"]
-        more = f"; {refused} more do not fit the devices' memory" if refused else ""
+        refusals = f"; {refused} more do not fit the devices' memory" if refused else ""
         if mean_s is None or random["mean_cost_s"] is None:
             yield "random", f"none of {refused} random placements fits the devices' memory"
         else:
@@ -406,7 +410,7 @@ def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
             yield (
                 "random",
                 f"{seconds(mean_s)}, {ratio(mean_s, own)}: mean of {random['count']} random "
-                f"placements; assignment cost {seconds(random['mean_cost_s'])}{times}{more}",
+                f"placements; assignment cost {seconds(random['mean_cost_s'])}{times}{refusals}",
             )
     if faster and data["objective"] == "time":
         fixed = "--stages and --wiring"
@@ -442,35 +446,38 @@ def _decisions(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _untried(found: Mapping[str, Any]) -> str:
-    count = found["tally"]["left_out"]
+def _untried(search: Mapping[str, Any]) -> str:
+    count = search["tally"]["left_out"]
     return f"; {count} more were not tried" if count else ""
 
 
 def _candidates(data: Mapping[str, Any]) -> Iterator[Row]:
-    for one in data["candidates"]:
-        shape = f"{one['stages']} x {one['pipelines']}, microbatch {one['microbatch_samples']}"
-        if one["step_s"] is None:
-            yield shape, f"refused: {one['why']}"
+    for row in data["candidates"]:
+        shape = f"{row['stages']} x {row['pipelines']}, microbatch {row['microbatch_samples']}"
+        if row["step_s"] is None:
+            yield shape, f"refused: {row['why']}"
         else:
-            bound = "no bound" if one["bound_s"] is None else f"bound {seconds(one['bound_s'])}"
-            yield shape, f"{seconds(one['step_s'])}, {bound}"
+            bound = "no bound" if row["bound_s"] is None else f"bound {seconds(row['bound_s'])}"
+            yield shape, f"{seconds(row['step_s'])}, {bound}"
 
 
 def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
     if not data["candidates"]:  # whose table has them
-        for one in data["alternatives"]:
-            yield one["taken"], f"{one['instead']} instead: {one['outcome']}"
+        for alternative in data["alternatives"]:
+            yield (
+                alternative["taken"],
+                f"{alternative['instead']} instead: {alternative['outcome']}",
+            )
 
 
 def _schedules(data: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the schedules of a plan whose microbatches skip stages."""
     if "waves" not in data:
         return
-    for one in data["schedules"]:
+    for schedule in data["schedules"]:
         yield (
-            one["name"],
-            f"{seconds(one['pipeline_s'])} pipeline in {one['iterations']} of "
+            schedule["name"],
+            f"{seconds(schedule['pipeline_s'])} pipeline in {schedule['iterations']} of "
             f"{len(data['cycle'])} iterations",
         )
     layers = data["stage_layers"]

@@ -51,16 +51,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _summary(log: ProbeLog, network: Network) -> list[str]:
     n = len(network)
-    links = [one for one in log.findings.values() if ALL not in one.ends]
+    links = [finding for finding in log.findings.values() if ALL not in finding.ends]
     missing = n * (n - 1) - len(links)
     lines = [
         f"{n} devices, {len(links)} of {n * (n - 1)} ordered pairs measured since "
         f"{log.about.get('began', 'an unknown day')}" + (f"; {missing} missing" if missing else ""),
         f"{'slowest links':<44}{'latency':>10}{'one flow':>12}{'spread':>10}{'two flows':>12}",
     ]
-    links.sort(key=lambda one: one.rates[1][0])
-    lines += [_link_line(one) for one in links[:MAX_LINES]]
-    ends = [(one, log.findings.get((one, ALL)), log.findings.get((ALL, one))) for one in log.names]
+    links.sort(key=lambda finding: finding.rates[1][0])
+    lines += [_link_line(finding) for finding in links[:MAX_LINES]]
+    ends = [
+        (name, log.findings.get((name, ALL)), log.findings.get((ALL, name))) for name in log.names
+    ]
     lines += [f"{'devices in total':<44}{'upload':>10}{'download':>12}"]
     lines += [f"{name:<44}{_mbit(up):>10}{_mbit(down):>12}" for name, up, down in ends[:MAX_LINES]]
     lines.append(
@@ -69,19 +71,19 @@ def _summary(log: ProbeLog, network: Network) -> list[str]:
     return lines
 
 
-def _link_line(found: LinkFinding) -> str:
-    mean, low, high = found.rates[1]
-    trips, two = found.round_trips_s, found.rates.get(2)
+def _link_line(finding: LinkFinding) -> str:
+    mean, low, high = finding.rates[1]
+    trips, two = finding.round_trips_s, finding.rates.get(2)
     latency = "" if trips is None else f"{trips[1] / 2 * 1e3:.2f} ms"
-    more = "" if two is None else f"{two[0] / MBIT:.1f}"
+    two_flows = "" if two is None else f"{two[0] / MBIT:.1f}"
     return (
-        f"{f'{found.source} to {found.destination}':<44}{latency:>10}{mean / MBIT:>12.1f}"
-        f"{(high - low) / mean:>10.0%}{more:>12}"
+        f"{f'{finding.source} to {finding.destination}':<44}{latency:>10}{mean / MBIT:>12.1f}"
+        f"{(high - low) / mean:>10.0%}{two_flows:>12}"
     )
 
 
-def _mbit(found: LinkFinding | None) -> str:
-    return "" if found is None else f"{found.rates[1][0] / MBIT:.1f}"
+def _mbit(finding: LinkFinding | None) -> str:
+    return "" if finding is None else f"{finding.rates[1][0] / MBIT:.1f}"
 
 
 def _data(log: ProbeLog, written: list[str]) -> dict[str, Any]:
@@ -89,14 +91,16 @@ def _data(log: ProbeLog, written: list[str]) -> dict[str, Any]:
         "about": dict(log.about),
         "findings": [
             {
-                "source": one.source,
-                "destination": one.destination,
-                "measured_at": one.at,
-                "latency_s": None if one.round_trips_s is None else one.round_trips_s[1] / 2,
-                "bandwidth_bytes_per_s": {str(k): v[0] for k, v in one.rates.items()},
-                "messages_s": {str(k): v for k, v in one.messages_s.items()},
+                "source": finding.source,
+                "destination": finding.destination,
+                "measured_at": finding.at,
+                "latency_s": None
+                if finding.round_trips_s is None
+                else finding.round_trips_s[1] / 2,
+                "bandwidth_bytes_per_s": {str(k): v[0] for k, v in finding.rates.items()},
+                "messages_s": {str(k): v for k, v in finding.messages_s.items()},
             }
-            for one in log.findings.values()
+            for finding in log.findings.values()
         ],
         "written": written,
     }

@@ -232,7 +232,7 @@ class _EventPrinter:
 
     def _step(self, step: int) -> dict[str, Any]:
         # the event of a step is missing if the rank that reports it was lost
-        return next((one for one in reversed(self.done) if one["step"] == step), {})
+        return next((event for event in reversed(self.done) if event["step"] == step), {})
 
     def _say_predicted(self) -> None:
         assert self._predicted is not None
@@ -301,9 +301,9 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
         if plan.sync.every_steps > 1:
             alone = "that average within regions" if plan.two_frequency else "without averaging"
             labels.append("that average" if kind[1] else alone)
-        what = f" ({', '.join(labels)})" if labels else ""
+        suffix = f" ({', '.join(labels)})" if labels else ""
         print(
-            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
+            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{suffix}: measured "
             f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
             f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"

@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
         lines += timeline_lines(timeline, cluster, data, every)
         if plan.cost is not None:
             request = PlanRequest(prices=plan.cost.prices)
-            here = plan.replace(cluster=cluster, predicted=mean)
-            lines += cost_lines(with_cost(here, request), data)
+            on_mean = plan.replace(cluster=cluster, predicted=mean)
+            lines += cost_lines(with_cost(on_mean, request), data)
     if len(timelines) > 1:
         lines += [
             f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "

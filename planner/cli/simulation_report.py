@@ -52,13 +52,13 @@ MEASURED: dict[str, str] = {
 
 def learning_notes(plan: TrainingPlan) -> list[str]:
     """Return one sentence for each decision that changes training, with its published effect."""
-    found = []
+    effects = []
     if plan.codec is not Codec.NONE:
-        found.append(f"gradients {plan.codec}")
+        effects.append(f"gradients {plan.codec}")
     boundary = plan.workload.boundary_codec
     if boundary is not BoundaryCodec.NONE:
-        found.append(f"boundaries {boundary}")
-    notes = [f"{what[:1].upper()}{what[1:]}: {MEASURED[what]}." for what in found]
+        effects.append(f"boundaries {boundary}")
+    notes = [f"{effect[:1].upper()}{effect[1:]}: {MEASURED[effect]}." for effect in effects]
     if plan.sync.every_steps > 1:
         notes.append(f"Averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}.")
     if plan.two_frequency:

@@ -79,19 +79,21 @@ def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
 
 def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:
     """Return the ordered pairs of devices that exchange messages."""
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     if plan.wiring is Wiring.STOCHASTIC:
         stages = plan.assignment.groups
         ends = [(stages[-1], stages[0])] if plan.head_stage == 0 else []
-        for here, there in [*pairwise(stages), *ends]:
-            found |= {pair for i in here for j in there for pair in ((i, j), (j, i)) if i != j}
+        for stage, next_stage in [*pairwise(stages), *ends]:
+            pairs |= {
+                pair for i in stage for j in next_stage for pair in ((i, j), (j, i)) if i != j
+            }
     for k in set(plan.cycle):
         schedule = plan.schedules[k]
         for b in range(len(schedule.paths)):
             devices = [device for _, device in schedule.chain(b)]
-            found |= {(a, b) for a, b in pairwise(devices) if a != b}
+            pairs |= {(a, b) for a, b in pairwise(devices) if a != b}
     for rounds in plan.averaging:
         for groups in rounds:
             for group in groups:
-                found |= {(i, j) for i in group.members for j in group.members if i != j}
-    return found
+                pairs |= {(i, j) for i in group.members for j in group.members if i != j}
+    return pairs

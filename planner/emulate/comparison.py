@@ -156,11 +156,11 @@ def _operations(
 
 def _expected(timeline: Timeline) -> dict[tuple[int, int, str], tuple[float, float]]:
     """Return start and end of each operation; a device's averaging rounds count as one."""
-    found: dict[tuple[int, int, str], tuple[float, float]] = {}
+    expected: dict[tuple[int, int, str], tuple[float, float]] = {}
     for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
-        known = found.get((b, device, kind), (start_s, end_s))
-        found[b, device, kind] = min(known[0], start_s), max(known[1], end_s)
-    return found
+        known = expected.get((b, device, kind), (start_s, end_s))
+        expected[b, device, kind] = min(known[0], start_s), max(known[1], end_s)
+    return expected
 
 
 def _links(
@@ -171,11 +171,11 @@ def _links(
     for t in prediction.timelines[k].transfers:
         messages = expected.setdefault((t.source, t.destination), {})
         messages[t.microbatch, t.kind] = t.end_s, t.left_s - t.leaves_s
-    found = [_busy_and_arrivals(step, network.latency_s) for step in steps]
+    links = [_busy_and_arrivals(step, network.latency_s) for step in steps]
     for (i, j), messages in expected.items():
-        busy = median(f[i, j][0] for f in found)
+        busy = median(f[i, j][0] for f in links)
         late = [
-            median(f[i, j][1][key] for f in found) - arrival
+            median(f[i, j][1][key] for f in links) - arrival
             for key, (arrival, _) in messages.items()
         ]
         yield LinkPair(

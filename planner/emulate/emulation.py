@@ -30,7 +30,7 @@ class Emulation:
 
     Attributes
     ----------
-    asked
+    settings
         Settings of the run.
     prediction, comparison
         Prediction of the simulator, and its comparison with the run.
@@ -43,7 +43,7 @@ class Emulation:
         CPU utilisation of this machine during the steps.
     """
 
-    asked: RunSettings
+    settings: RunSettings
     prediction: Prediction
     comparison: Comparison
     typical: Step
@@ -52,19 +52,21 @@ class Emulation:
 
     def warnings(self) -> list[str]:
         """Return reasons why times may reflect this machine instead of the network."""
-        found = []
+        messages = []
         if self.busy > MAX_BUSY:
-            remedy = f"run with --speed {self.asked.speed / 2:g}"
-            if self.asked.real_compute:
+            remedy = f"run with --speed {self.settings.speed / 2:g}"
+            if self.settings.real_compute:
                 remedy = "plan a smaller model or fewer devices, or leave out --real-compute"
-            found.append(f"CPUs were {self.busy:.0%} busy, so ranks had to wait for them; {remedy}")
+            messages.append(
+                f"CPUs were {self.busy:.0%} busy, so ranks had to wait for them; {remedy}"
+            )
         if self.carried.lost:
-            found.append(
+            messages.append(
                 f"the switch dropped {self.carried.lost} of {self.carried.packets} packets; run "
                 "with a "
-                f"larger --shrink than {self.asked.shrink:g}"
+                f"larger --shrink than {self.settings.shrink:g}"
             )
-        return found
+        return messages
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,12 @@ def resolve_settings(
 def emulate(
     path: Path,
     plan: TrainingPlan,
-    asked: RunSettings,
+    settings: RunSettings,
     report_line: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
     """Run a plan on its emulated network and compare it with the prediction."""
-    prediction = None if asked.real_compute else predict(plan)
-    links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
+    prediction = None if settings.real_compute else predict(plan)
+    links = links_of(plan.cluster, settings.speed, settings.shrink, settings.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         processors = ProcessorUsage()
 
@@ -153,16 +155,16 @@ def emulate(
             report_line(text)
 
         calibration = Path(name) / "calibration.json"
-        more = ("--calibrate", str(calibration)) if asked.real_compute else ()
-        records = run_ranks(network, path, plan, asked, Path(name), line, more)
+        extra_options = ("--calibrate", str(calibration)) if settings.real_compute else ()
+        records = run_ranks(network, path, plan, settings, Path(name), line, extra_options)
         carried = network.stop()
         if prediction is None:
             prediction = predict_here(plan, Calibration.load(calibration))
-    rest = steps_of(records, True, asked.speed)
-    chained = steps_of(records, False, asked.speed)
-    executed = parts_of(plan, rest, chained, asked.speed)
+    rest = steps_of(records, True, settings.speed)
+    chained = steps_of(records, False, settings.speed)
+    executed = parts_of(plan, rest, chained, settings.speed)
     return Emulation(
-        asked,
+        settings,
         prediction,
         compare(plan, prediction, executed, rest),
         _typical(plan, rest or chained),

@@ -89,7 +89,7 @@ class Step:
         stages = len(plan.stage_layers)
         tied = plan.averaged_by(stages) if plan.averages_tied else ()
         shared = {d: [done[d].pop()] for d in tied if d in done}
-        found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         for j, rounds in enumerate(plan.averaging):
             # with two-frequency averaging a device averages twice
             mine = {d: ops for d, ops in (done if j < stages else shared).items() if ops}
@@ -101,8 +101,8 @@ class Step:
                 # a round starts when its last member is ready
                 starts = [starts_of[d] for d in group.members if d in starts_of]
                 if starts:
-                    found[j] = max(found.get(j, 0.0), max(ends) - max(starts))
-        return plan.longest_averaging_s(found) if found else None
+                    seconds[j] = max(seconds.get(j, 0.0), max(ends) - max(starts))
+        return plan.longest_averaging_s(seconds) if seconds else None
 
 
 def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> list[Step]:

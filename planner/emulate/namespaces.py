@@ -92,13 +92,13 @@ def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterato
     """Create one namespace per device; they exist until the block and their processes end."""
     require_linux_root()
     with ExitStack() as held:
-        made = []
+        created = []
         for device, row in enumerate(mtu_bytes):
             space = _in_thread(lambda d=device, r=row: _make(d, r, buffer_bytes))  # type: ignore[misc]
             held.callback(os.close, space.handle)
             held.callback(os.close, space.tun)
-            made.append(space)
-        yield made
+            created.append(space)
+        yield created
 
 
 def enter(handle: int) -> None:

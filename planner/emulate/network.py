@@ -129,8 +129,8 @@ def _switch(
     """Start the switch's process for packets of at most ``longest`` bytes."""
     np.savez(Path(folder) / "links.npz", **links._asdict())
     slots = int(min(MAX_SLOTS, POOL_BYTES / longest))
-    given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
-    (Path(folder) / "switch.json").write_text(json.dumps(given))
+    settings = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
+    (Path(folder) / "switch.json").write_text(json.dumps(settings))
     switch = subprocess.Popen(
         [sys.executable, "-m", "planner.emulate.serve_switch", folder],
         pass_fds=tuns,

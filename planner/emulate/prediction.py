@@ -43,5 +43,5 @@ def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
         plan.recompute,
         plan.head_stage,
     )
-    here = plan.replace(compute_times=times, workload=workload)
-    return Prediction(*simulate_cycle(here, cores=calibration.at_once))
+    local_plan = plan.replace(compute_times=times, workload=workload)
+    return Prediction(*simulate_cycle(local_plan, cores=calibration.at_once))

@@ -56,18 +56,18 @@ class RunSettings:
         if self.real_compute:
             return chained
         numbers = {"--rest": self.rest, "--speed": self.speed, "--shrink": self.shrink}
-        given = [word for name, value in numbers.items() for word in (name, str(value))]
-        return ["--impose", *chained, *given]
+        values = [word for name, value in numbers.items() for word in (name, str(value))]
+        return ["--impose", *chained, *values]
 
 
 def run_ranks(
     network: EmulatedNetwork,
     path: Path,
     plan: TrainingPlan,
-    asked: RunSettings,
+    settings: RunSettings,
     folder: Path,
     report_line: Callable[[str], None],
-    more: Sequence[str] = (),
+    extra_options: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Run all ranks to completion and return their records."""
     processes: list[subprocess.Popen[str]] = []
@@ -76,8 +76,8 @@ def run_ranks(
             command = [
                 *(sys.executable, "-m", "planner.executor", str(path.resolve())),
                 *("--devices", name, "--device", "cpu", "--wait", str(WAIT_S)),
-                *asked.arguments(),
-                *("--record", str(folder / f"record-{rank}.json"), *more),
+                *settings.arguments(),
+                *("--record", str(folder / f"record-{rank}.json"), *extra_options),
             ]
             with _errors(folder, rank).open("w") as errors:
                 processes.append(

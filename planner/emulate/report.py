@@ -18,16 +18,16 @@ def lines_of(emulation: Emulation) -> list[str]:
     for name in ("pipeline", "averaging", "step"):
         lines.append(_line(name, getattr(c, name)))
     for op in c.operations[:WORST]:
-        what = op.kind if op.microbatch < 0 else f"{op.kind}{op.microbatch}"
-        lines.append(f"{_line(f'{what} on {op.device} ends', op.end)}   {op.late_s:+.4f} s")
+        operation = op.kind if op.microbatch < 0 else f"{op.kind}{op.microbatch}"
+        lines.append(f"{_line(f'{operation} on {op.device} ends', op.end)}   {op.late_s:+.4f} s")
     for link in c.links[:WORST]:
         lines.append(
             f"{_line(f'{link.source} to {link.destination} busy', link.busy)}   arrivals "
             f"{link.late_s:+.4f} s"
         )
-    carried, asked = emulation.carried, emulation.asked
+    carried, settings = emulation.carried, emulation.settings
     lines.append(
-        f"speed {asked.speed:g}, shrink {asked.shrink:g}; {carried.packets} packets, "
+        f"speed {settings.speed:g}, shrink {settings.shrink:g}; {carried.packets} packets, "
         f"{carried.lost} dropped, delivered {carried.late_s * 1e3:.2f} ms late (at most "
         f"{carried.most_late_s * 1e3:.1f} ms); CPUs {emulation.busy:.0%} busy"
     )
@@ -48,14 +48,14 @@ def data_of(emulation: Emulation) -> dict[str, Any]:
     dict
         Comparison, settings, and statistics of the switch.
     """
-    asked, carried = emulation.asked, emulation.carried
+    settings, carried = emulation.settings, emulation.carried
     return {
         **emulation.comparison.to_dict(),
-        "speed": asked.speed,
-        "shrink": asked.shrink,
-        "real_compute": asked.real_compute,
-        "rest_steps": asked.rest,
-        "chained_steps": asked.steps,
+        "speed": settings.speed,
+        "shrink": settings.shrink,
+        "real_compute": settings.real_compute,
+        "rest_steps": settings.rest,
+        "chained_steps": settings.steps,
         "packets": carried.packets,
         "lost_packets": carried.lost,
         "late_s": carried.late_s,

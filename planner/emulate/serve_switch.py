@@ -28,13 +28,13 @@ RECORDS = 400_000
 def main() -> int:
     """Run the switch of a folder and return the exit code."""
     folder = Path(sys.argv[1])
-    given = json.loads((folder / "switch.json").read_text())
+    settings = json.loads((folder / "switch.json").read_text())
     arrays = np.load(folder / "links.npz")
     links = EmulatedLinks(*(arrays[name] for name in EmulatedLinks._fields))
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    q = empty_queues(links, given["slots"], RECORDS)
-    ports = ports_of(given["tuns"], given["slots"], given["packet_bytes"])
+    q = empty_queues(links, settings["slots"], RECORDS)
+    ports = ports_of(settings["tuns"], settings["slots"], settings["packet_bytes"])
     compiled: Any = carry
     kinds: Any = typeof
     compiled.compile((kinds(links), kinds(q), kinds(ports)))

@@ -39,12 +39,12 @@ class _Rows:
         return self._of(f"{self._ids[source]} to {self._ids[destination]}")
 
     def names(self) -> Iterable[dict[str, Any]]:
-        for process, what in (
+        for process, label in (
             (PREDICTED, "predicted"),
             (EXECUTED, "executed"),
             (CARRIED, "carried by the switch"),
         ):
-            yield _name("process_name", process, 0, what)
+            yield _name("process_name", process, 0, label)
             for name, row in self._rows.items():
                 yield _name("thread_name", process, row, name)
                 sort = {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row}
@@ -83,14 +83,14 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
 
 def _carried(plan: TrainingPlan, rows: _Rows, emulation: Emulation) -> Iterable[dict[str, Any]]:
     """Yield the busy times of links during the step, with the plan's bytes."""
-    step, asked, n = emulation.typical, emulation.asked, len(plan.cluster)
+    step, settings, n = emulation.typical, emulation.settings, len(plan.cluster)
     for pair, begin_s, end_s, carried in emulation.carried.busy.tolist():
         if begin_s >= step.end_s or end_s <= step.begin_s:
             continue
         row = rows.of_link(int(pair) // n, int(pair) % n)
-        times = ((moment - step.begin_s) * asked.speed for moment in (begin_s, end_s))
-        found = _slice(CARRIED, row, "busy", "carried", *times)
-        yield {**found, "args": {"bytes": carried * asked.shrink}}
+        times = ((moment - step.begin_s) * settings.speed for moment in (begin_s, end_s))
+        event = _slice(CARRIED, row, "busy", "carried", *times)
+        yield {**event, "args": {"bytes": carried * settings.shrink}}
 
 
 def _operation(
@@ -103,15 +103,15 @@ def _operation(
 def _message(
     process: int, row: int, label: str, leaves_s: float, left_s: float, arrived_s: float
 ) -> dict[str, Any]:
-    found = _slice(process, row, label, "message", leaves_s, left_s)
-    return {**found, "args": {"arrived_s": arrived_s}}
+    event = _slice(process, row, label, "message", leaves_s, left_s)
+    return {**event, "args": {"arrived_s": arrived_s}}
 
 
 def _slice(
-    process: int, row: int, label: str, what: str, start_s: float, end_s: float
+    process: int, row: int, label: str, category: str, start_s: float, end_s: float
 ) -> dict[str, Any]:
     times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
-    return {"ph": "X", "name": label, "cat": what, "pid": process, "tid": row, **times}
+    return {"ph": "X", "name": label, "cat": category, "pid": process, "tid": row, **times}
 
 
 def _name(kind: str, process: int, row: int, name: str) -> dict[str, Any]:

@@ -50,29 +50,29 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
         raise trainer.refuse(
             "gradients averaged in bf16 that were computed in fp32", "plan gradients in fp32"
         )
-    found: dict[str, object] = {
+    options: dict[str, object] = {
         "tensor-model-parallel-size": 1,
         "pipeline-model-parallel-size": trainer.stages,
     }
     if trainer.stages > 1:
-        found["pipeline-model-parallel-layout"] = "|".join(parts)
-    found |= {
+        options["pipeline-model-parallel-layout"] = "|".join(parts)
+    options |= {
         "micro-batch-size": plan.workload.microbatch_samples,
         "global-batch-size": plan.workload.batch_samples,
         "clip-grad": 0.0 if plan.clip is None else plan.clip,
         "distributed-timeout-minutes": max(10, math.ceil(plan.predicted.step_s / 6)),
     }
     if dtype is Dtype.BF16:
-        found["bf16"] = True
+        options["bf16"] = True
         if averaged is Dtype.BF16:
-            found["grad-reduce-in-bf16"] = True
+            options["grad-reduce-in-bf16"] = True
     if trainer.recomputes:
-        found |= {
+        options |= {
             "recompute-granularity": "full",
             "recompute-method": "uniform",
             "recompute-num-layers": chunk,
         }
-    return found
+    return options
 
 
 def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object]:
@@ -85,9 +85,9 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
     }
     if arch.kind is Family.GEMMA:
         raise trainer.refuse("a gemma model", "plan a gpt2 or llama model")
-    for what in (*arch.priced_only, *(name for name, has in unusual.items() if has)):
-        raise trainer.refuse(f"a model with {what}", "plan a model without it")
-    found: dict[str, object] = {
+    for feature in (*arch.priced_only, *(name for name, has in unusual.items() if has)):
+        raise trainer.refuse(f"a model with {feature}", "plan a model without it")
+    options: dict[str, object] = {
         "num-layers": arch.layers,
         "hidden-size": arch.hidden,
         "ffn-hidden-size": arch.ffn,
@@ -102,11 +102,11 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
         "hidden-dropout": 0.0,
     }
     if arch.kv_heads != arch.heads:
-        found |= {"group-query-attention": True, "num-query-groups": arch.kv_heads}
+        options |= {"group-query-attention": True, "num-query-groups": arch.kv_heads}
     if not arch.tied:
-        found["untie-embeddings-and-output-weights"] = True
+        options["untie-embeddings-and-output-weights"] = True
     if arch.kind is Family.LLAMA:
-        found |= {
+        options |= {
             "position-embedding-type": "rope",
             "rotary-base": _whole(arch.rope_theta, trainer),
             "normalization": "RMSNorm",
@@ -114,10 +114,10 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
             "disable-bias-linear": True,
         }
         if arch.qkv_bias:
-            found["add-qkv-bias"] = True
+            options["add-qkv-bias"] = True
         if arch.qk_norm:
-            found["qk-layernorm"] = True
-    return found
+            options["qk-layernorm"] = True
+    return options
 
 
 def _whole(theta: float, trainer: TrainerPlan) -> int:

@@ -139,16 +139,16 @@ def endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
 
 
-def require_name(what: str, name: str) -> None:
+def require_name(label: str, name: str) -> None:
     """Reject a name that a shell or a host file would misread."""
-    if what == "host" and is_ipv6(name):
+    if label == "host" and is_ipv6(name):
         raise ExportError(
             f"host is {name!r}; this format does not allow IPv6 addresses, give a name"
         )
     if not NAME.fullmatch(name):
         raise ExportError(
-            f"{what} is {name!r}; give letters, digits, '.', '_' and '-'"
-            + (" (--hosts sets the host of each device)" if what == "host" else "")
+            f"{label} is {name!r}; give letters, digits, '.', '_' and '-'"
+            + (" (--hosts sets the host of each device)" if label == "host" else "")
         )
 
 

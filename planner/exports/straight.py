@@ -23,10 +23,10 @@ def require_trainable(
     plan: TrainingPlan, target: str, *, recompute: bool = False, local_steps: bool = False
 ) -> Pipelines:
     """Reject a plan that a trainer with one all-reduce per stage cannot run."""
-    found = _not_straight(plan) or _unsupported(plan, recompute, local_steps)
-    if found:
-        what, remedy = found
-        raise ExportError(f"{target} cannot express {what}; {remedy}")
+    refusal = _not_straight(plan) or _unsupported(plan, recompute, local_steps)
+    if refusal:
+        reason, remedy = refusal
+        raise ExportError(f"{target} cannot express {reason}; {remedy}")
     return _pipelines(plan)
 
 

@@ -95,9 +95,9 @@ class TrainerPlan:
         """Samples of one pipeline per step."""
         return self.plan.workload.batch_samples // self.replicas
 
-    def refuse(self, what: str, remedy: str) -> ExportError:
+    def refuse(self, reason: str, remedy: str) -> ExportError:
         """Return the error for a feature of the plan that the target does not support."""
-        return ExportError(f"{self.target} cannot express {what}; {remedy}")
+        return ExportError(f"{self.target} cannot express {reason}; {remedy}")
 
     def architecture(self) -> Architecture:
         """Return the transformer; raise `ExportError` if the workload is not one."""
@@ -112,24 +112,24 @@ class TrainerPlan:
     def llama(self) -> Architecture:
         """Return a LLaMA without features that the trainers do not support, or raise "
         "`ExportError`."""
-        found = self.architecture()
-        if found.kind is not Family.LLAMA:
-            raise self.refuse(f"a {found.kind} model", "plan one of the llama family")
-        if found.tied and self.stages > 1:
+        arch = self.architecture()
+        if arch.kind is not Family.LLAMA:
+            raise self.refuse(f"a {arch.kind} model", "plan one of the llama family")
+        if arch.tied and self.stages > 1:
             raise self.refuse(
                 "a head tied to the embedding across stages",
                 "plan a workload with an untied head",
             )
         extra = {
-            "biases of queries, keys and values": found.qkv_bias,
-            "norms of queries and keys": found.qk_norm,
-            "an attention window": found.window is not None,
-            "a head size other than hidden / heads": found.attention_size * found.heads
-            != found.hidden,
+            "biases of queries, keys and values": arch.qkv_bias,
+            "norms of queries and keys": arch.qk_norm,
+            "an attention window": arch.window is not None,
+            "a head size other than hidden / heads": arch.attention_size * arch.heads
+            != arch.hidden,
         }
-        for what in (*found.unexecuted, *(name for name, has in extra.items() if has)):
-            raise self.refuse(f"a LLaMA with {what}", "plan a LLaMA without it")
-        return found
+        for feature in (*arch.unexecuted, *(name for name, has in extra.items() if has)):
+            raise self.refuse(f"a LLaMA with {feature}", "plan a LLaMA without it")
+        return arch
 
     def compute_dtype(self, *, reduces: Sequence[Dtype] = (Dtype.FP32,)) -> Dtype:
         """Return the data type of both matrix products and activations, or raise `ExportError`."""
@@ -220,13 +220,13 @@ def _ranks(
         require_host(host)
         where |= {d: (host, local) for local, d in enumerate(devices)}
     planned = plan.cluster.devices.interfaces
-    found: list[TrainerRank] = []
+    ranks: list[TrainerRank] = []
     for stage in range(len(plan.stage_layers)):
         for pipeline, path in enumerate(pipelines):
             d = path[stage]
             interface = options.interface or (planned[d] if planned else None) or None
-            found.append(TrainerRank(len(found), d, *where[d], interface, stage, pipeline))
-    return tuple(found)
+            ranks.append(TrainerRank(len(ranks), d, *where[d], interface, stage, pipeline))
+    return tuple(ranks)
 
 
 def _loss_with_forward(order: tuple[Operation, ...]) -> tuple[Operation, ...]:

@@ -151,8 +151,8 @@ def _rank_line(process: TrainerRank, launch: Launch) -> str:
         variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), process.interface)
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     line = " ".join(["rank", *words])
-    more = launch.rank_options.get(process.rank)
-    return line if more is None else f"{line} -- {more}"
+    options = launch.rank_options.get(process.rank)
+    return line if options is None else f"{line} -- {options}"
 
 
 def pipeline_files(trainer: TrainerPlan, option: str) -> tuple[dict[str, str], dict[int, str]]:

@@ -244,9 +244,9 @@ class _ClassModel:
         highest = {self._to_units(float(v)): float(v) for v in forest.levels}
         for place, cost in enumerate(boundaries[0].level_costs[:-1], start=1):
             # eq. 4: the links up to a level suffice for at most `kept` boundaries
-            kept = forest.max_pairs(highest[cost]) // pipelines
+            max_pairs = forest.max_pairs(highest[cost]) // pipelines
             above = sum(level_used[place] for _, level_used in boundaries)
-            self.model.add(above >= stages - 1 - kept)
+            self.model.add(above >= stages - 1 - max_pairs)
 
 
 def groups_from_counts(costs: ClassCosts, counts: Ints) -> list[list[int]]:

@@ -132,11 +132,11 @@ class Evolution:
             self.trace.append((self.incumbent.run.iterations + 1, cost))
         return (cost,)
 
-    def _crossover(self, one: _Individual, other: _Individual) -> _Individual:
+    def _crossover(self, parent: _Individual, other_parent: _Individual) -> _Individual:
         """Kang and Moon: align the parents' labels, cut at several points, repair the balance."""
         from scipy.optimize import linear_sum_assignment
 
-        first, second = np.array(one, dtype=int), np.array(other, dtype=int)
+        first, second = np.array(parent, dtype=int), np.array(other_parent, dtype=int)
         sizes, n = self.data.sizes, len(first)
         groups = len(sizes)
         overlap = np.zeros((groups, groups))

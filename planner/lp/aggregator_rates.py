@@ -64,7 +64,7 @@ def aggregator_rates(
     pairs = both[np.ix_(trainers, trainers)] / scale
     known = np.zeros((m, m), dtype=bool)
     while True:
-        found = linprog(
+        solution = linprog(
             np.append(np.zeros(n), -1.0),
             A_ub=rows,
             b_ub=right,
@@ -73,9 +73,9 @@ def aggregator_rates(
             bounds=np.column_stack([np.zeros(n + 1), highest]),
             method="highs",
         )
-        if found.status != 0:
+        if solution.status != 0:
             return np.zeros(n)
-        rates = np.maximum(found.x[:n], 0.0)
+        rates = np.maximum(solution.x[:n], 0.0)
         trainer_rates = rates[trainers]
         # pair limits rarely bind, so their rows are added lazily
         over = trainer_rates[:, None] + trainer_rates[None, :] > pairs * (1 + FIT) + FIT
@@ -84,8 +84,8 @@ def aggregator_rates(
             return np.asarray(rates * scale)
         known[broken[:, 0], broken[:, 1]] = True
         count = np.arange(len(broken)).repeat(2)
-        more = csr_array(
+        summed_rows = csr_array(
             (np.ones(len(count)), (count, trainers[broken].ravel())), (len(broken), n + 1)
         )
-        rows = vstack([rows, more], format="csr")
+        rows = vstack([rows, summed_rows], format="csr")
         right = np.concatenate([right, pairs[broken[:, 0], broken[:, 1]]])

@@ -128,11 +128,11 @@ def feasible_sizes(
     intervals = [(min_contributors, max_contributors)]
     while intervals:
         low, high = intervals.pop()
-        found = cardinality_knapsack(limits, total, low, high)
-        if found.samples_per_s < required_samples:
+        knapsack = cardinality_knapsack(limits, total, low, high)
+        if knapsack.samples_per_s < required_samples:
             continue
         if low == high:
-            yield found, low
+            yield knapsack, low
         else:
             middle = (low + high) // 2
             intervals += [(low, middle), (middle + 1, high)]
@@ -140,7 +140,7 @@ def feasible_sizes(
 
 def exchange_peers(
     limits: BandwidthLimits,
-    found: CardinalityKnapsack,
+    knapsack: CardinalityKnapsack,
     required_samples: float,
     max_contributors: int,
 ) -> Bools | None:
@@ -151,14 +151,14 @@ def exchange_peers(
     Bools or None
         ``bool[n]``.
     """
-    value, weight, chosen = limits.problem.samples_per_s, found.weight, found.computes
+    value, weight, chosen = limits.problem.samples_per_s, knapsack.weight, knapsack.computes
     missing = required_samples - float(value[chosen].sum())
     if missing <= 0:
         return chosen
-    room = found.slack - float(weight[chosen].sum())
-    candidates = np.flatnonzero(np.isfinite(found.reduced_value) & ~chosen)
+    room = knapsack.slack - float(weight[chosen].sum())
+    candidates = np.flatnonzero(np.isfinite(knapsack.reduced_value) & ~chosen)
     members = np.flatnonzero(chosen)
-    distance = np.abs(found.reduced_value)
+    distance = np.abs(knapsack.reduced_value)
     leaving, num_leaving = _combinations(members[np.argsort(distance[members], kind="stable")])
     entering, num_entering = _combinations(
         candidates[np.argsort(distance[candidates], kind="stable")]
@@ -179,12 +179,12 @@ def exchange_peers(
 
 def _combinations(nearest: Index) -> tuple[Index, Index]:
     """Zero, one or two of the nearest peers, as rows of two indices padded by -1; and sizes."""
-    one = nearest[:MAX_SINGLES]
+    singles = nearest[:MAX_SINGLES]
     first, second = np.triu_indices(min(len(nearest), MAX_PAIRED), 1)
     rows = np.concatenate(
         [
             np.full((1, 2), -1, dtype=np.int64),
-            np.column_stack([one, np.full(len(one), -1)]),
+            np.column_stack([singles, np.full(len(singles), -1)]),
             np.column_stack([nearest[first], nearest[second]]),
         ]
     )

@@ -155,30 +155,30 @@ class ContributorModel:
             return MilpResult(None, zero_rates, 0.0, 0.0, -math.inf)
         n = self.limits.n
         for _ in range(MAX_LP_ROUNDS if self.limits.links is not None else 0):
-            found = self._optimise(integral=False, options={})
-            if found.x is None or run.check() or not self._add_pair_rows(found.x):
+            solution = self._optimise(integral=False, options={})
+            if solution.x is None or run.check() or not self._add_pair_rows(solution.x):
                 break
         options: dict[str, Any] = {"mip_rel_gap": MIP_GAP}
         if math.isfinite(run.remaining_s):
             options["time_limit"] = max(run.remaining_s, 1e-3)
         if math.isfinite(run.remaining_iterations):
             options["node_limit"] = max(int(run.remaining_iterations), 1)
-        found = self._optimise(integral=True, options=options)
-        nodes = getattr(found, "mip_node_count", None)
+        solution = self._optimise(integral=True, options=options)
+        nodes = getattr(solution, "mip_node_count", None)
         run.update(max(int(nodes or 0), 1))
-        if found.status == 2:
+        if solution.status == 2:
             return MilpResult(None, zero_rates, 0.0, 0.0, -math.inf)
-        dual = getattr(found, "mip_dual_bound", None)
+        dual = getattr(solution, "mip_dual_bound", None)
         bound = math.inf
-        if dual is not None and math.isfinite(dual) and found.status in (0, 1):
+        if dual is not None and math.isfinite(dual) and solution.status in (0, 1):
             bound = self._steps_of(float(dual))
-        if found.x is None:
+        if solution.x is None:
             return MilpResult(None, zero_rates, 0.0, 0.0, bound)
-        self._solution = found.x
-        computes: Bools = found.x[1 : 1 + n] > 0.5
-        rates = (found.x[1 + n : 1 + 2 * n] + found.x[1 + 2 * n : 1 + 3 * n]) * self.unit
+        self._solution = solution.x
+        computes: Bools = solution.x[1 : 1 + n] > 0.5
+        rates = (solution.x[1 + n : 1 + 2 * n] + solution.x[1 + 2 * n : 1 + 3 * n]) * self.unit
         samples = float(self.samples_per_s[computes].sum())
-        return MilpResult(computes, rates, float(found.x[0]) * self.unit, samples, bound)
+        return MilpResult(computes, rates, float(solution.x[0]) * self.unit, samples, bound)
 
     def _optimise(self, integral: bool, options: dict[str, Any]) -> Any:
         """Maximise H, or minimise the seconds of a step; SciPy's result."""

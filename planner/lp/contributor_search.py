@@ -86,7 +86,7 @@ class ContributorSearch:
         )
         self._tried: dict[bytes, ReducerRates] = {}
         value = problem.steps_of(self.samples, self._max_rate_bound())
-        basis = "all who can, as fast as the slowest link of each lets them"
+        basis = "all peers that can contribute, each at the rate of its slowest link"
         self.incumbent.raise_bound(value, basis, {"kind": "everyone"})
 
     @property
@@ -147,17 +147,17 @@ class ContributorSearch:
             samples = float(self.problem.samples_per_s[computes].sum())
             wanted = samples * self.problem.gradient_bytes / self.problem.batch_size
             if len(self.problem) == 1:
-                found = ReducerRates(wanted, wanted, np.array([wanted]))
+                rates = ReducerRates(wanted, wanted, np.array([wanted]))
             else:
                 cap = wanted if self.problem.overlap else math.inf
-                found = best_rates(self.limits, computes, cap)
-            self._tried[key] = found
-            value = self.value(computes, found)
+                rates = best_rates(self.limits, computes, cap)
+            self._tried[key] = rates
+            value = self.value(computes, rates)
             if value > 0:
-                self.incumbent.offer(value, AveragingChoice(computes.copy(), found.rates))
+                self.incumbent.offer(value, AveragingChoice(computes.copy(), rates.rates))
         return self._tried[key]
 
-    def value(self, computes: Bools, found: ReducerRates) -> float:
+    def value(self, computes: Bools, rates: ReducerRates) -> float:
         """Steps per second of a set at its best rates.
 
         Parameters
@@ -166,7 +166,7 @@ class ContributorSearch:
             ``bool[n]``, the contributors.
         """
         samples = float(self.problem.samples_per_s[computes].sum())
-        total = math.inf if len(self.problem) == 1 else found.total
+        total = math.inf if len(self.problem) == 1 else rates.total
         return self.problem.steps_of(samples, total)
 
     def _max_rate_bound(self) -> float:
@@ -222,13 +222,13 @@ class ContributorSearch:
             total = min((r for k, r in ceilings if not (k & ~chosen).any()), default=math.inf)
             if self.problem.steps_of(float(samples[index]), total) <= self.best:
                 continue
-            found = self.try_set(chosen)
-            if found.total < totals[index] * (1 - 1e-9):
-                capped = self.problem.overlap and found.bound >= (
+            rates = self.try_set(chosen)
+            if rates.total < totals[index] * (1 - 1e-9):
+                capped = self.problem.overlap and rates.bound >= (
                     samples[index] * self.problem.gradient_bytes / self.problem.batch_size
                 ) * (1 - 1e-9)
                 if not capped:
-                    ceilings.append((chosen, found.bound))
+                    ceilings.append((chosen, rates.bound))
         self._check_caps()
         self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
 
@@ -332,8 +332,8 @@ class ContributorSearch:
         computes, rates = self.incumbent.plan
         count, total = int(computes.sum()), float(rates.sum())
         if count > 1:
-            found = knapsack(self.limits, total * (1 - ROUNDING), count)
-            self._require_admitted(found.samples_per_s, total, KNAPSACKS)
+            chosen = knapsack(self.limits, total * (1 - ROUNDING), count)
+            self._require_admitted(chosen.samples_per_s, total, KNAPSACKS)
 
     def _min_rate(self, steps: float) -> float:
         """Minimum total rate needed for ``steps`` per second."""
@@ -381,8 +381,8 @@ class ContributorSearch:
             steps = self.bound * (1 - below)
             if steps <= self.best or self._done():
                 return
-            for found, size in itertools.islice(sizes(steps), NUM_SIZES):
-                better = exchange_peers(self.limits, found, steps * self.problem.batch_size, size)
+            for chosen, size in itertools.islice(sizes(steps), NUM_SIZES):
+                better = exchange_peers(self.limits, chosen, steps * self.problem.batch_size, size)
                 if better is not None:
                     self.try_set(better)
 
@@ -406,16 +406,16 @@ class ContributorSearch:
                 self.limits, count, count, total * (1 - 1e-6), self._highest_rate(self.bound)
             )
             model.fix(computes)
-            found = model.solve(self.run).bound
-            self.incumbent.require_admitted(found, MILPS, rounding=HIGHS_ROUNDING)
+            bound = model.solve(self.run).bound
+            self.incumbent.require_admitted(bound, MILPS, rounding=HIGHS_ROUNDING)
 
     def _check_cardinality_knapsack(self) -> None:
         assert self.incumbent.plan is not None
         computes, rates = self.incumbent.plan
         count, total = int(computes.sum()), float(rates.sum())
         if count > 1:
-            found = cardinality_knapsack(self.limits, total * (1 - ROUNDING), count, count)
-            self._require_admitted(found.samples_per_s, total, CARDINALITY_KNAPSACKS)
+            solution = cardinality_knapsack(self.limits, total * (1 - ROUNDING), count, count)
+            self._require_admitted(solution.samples_per_s, total, CARDINALITY_KNAPSACKS)
 
     # stage 3
 

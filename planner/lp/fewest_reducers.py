@@ -49,7 +49,7 @@ class AveragingChoice(NamedTuple):
 
 
 def with_fewest_reducers(
-    problem: AveragingProblem, steps: float, found: AveragingChoice, others: Bools, run: StopRun
+    problem: AveragingProblem, steps: float, choice: AveragingChoice, others: Bools, run: StopRun
 ) -> AveragingChoice:
     """A plan with ``steps`` per second and the fewest reducers found.
 
@@ -60,11 +60,11 @@ def with_fewest_reducers(
     """
     limits = BandwidthLimits(problem)
     if limits.n == 1:
-        return found
-    sets = [found.computes, *others]
+        return choice
+    sets = [choice.computes, *others]
     target = steps * (1 - SLACK)
     lower_bounds = [_min_reducer_count(problem, limits, chosen, target) for chosen in sets]
-    best, fewest_found = found, int((found.rates > 0).sum()) + 1
+    best, fewest_found = choice, int((choice.rates > 0).sum()) + 1
     for k in sorted(range(len(sets)), key=lambda k: (lower_bounds[k], k)):
         if lower_bounds[k] >= fewest_found:
             break
@@ -124,8 +124,8 @@ def _min_reducer_count(
     required = _min_rates(limits, computes, total) > 0
     required_sum = float(caps[0][required].sum())
     best_first = np.sort(caps[0][~required])[::-1]
-    more = int(np.searchsorted(required_sum + np.cumsum(best_first), total * (1 - SUM_TOLERANCE)))
-    return int(required.sum()) + (0 if required_sum >= total * (1 - SUM_TOLERANCE) else more + 1)
+    extra = int(np.searchsorted(required_sum + np.cumsum(best_first), total * (1 - SUM_TOLERANCE)))
+    return int(required.sum()) + (0 if required_sum >= total * (1 - SUM_TOLERANCE) else extra + 1)
 
 
 def _min_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
@@ -145,8 +145,8 @@ def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: StopRun)
     if greedy is None or satisfies_links(limits, computes, greedy):
         return greedy
     if limits.n > MAX_MILP_PEERS:
-        found = best_rates(limits, computes, total)
-        return found.rates if found.total >= total * (1 - SLACK) else None
+        rates = best_rates(limits, computes, total)
+        return rates.rates if rates.total >= total * (1 - SLACK) else None
     return _under_pair_limits(limits, computes, caps[0] / total, floor / total, total, run)
 
 
@@ -194,7 +194,7 @@ def _under_pair_limits(
             row[[i, j]] = 1.0
         free = np.full(n + len(pairs), -np.inf)
         limit = [*np.zeros(n), *(links[i, j] for i, j in pairs)]
-        found = milp(
+        solution = milp(
             np.concatenate([np.zeros(n), np.ones(n)]),
             integrality=np.repeat([0.0, 1.0], n),
             bounds=Bounds(np.concatenate([floor, np.zeros(n)]), np.concatenate([caps, np.ones(n)])),
@@ -203,9 +203,9 @@ def _under_pair_limits(
             ),
             options=options,
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        rates: Floats = np.where(found.x[:n] > ZERO, found.x[:n], 0.0)
+        rates: Floats = np.where(solution.x[:n] > ZERO, solution.x[:n], 0.0)
         used = np.where(computes[:, None], rates[None, :] + rates[:, None], 0.0)
         np.fill_diagonal(used, 0.0)
         violated = {(int(i), int(j)) for i, j in np.argwhere(used > links + 1e-8)}

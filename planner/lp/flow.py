@@ -250,7 +250,7 @@ def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
     from scipy.optimize import linprog
 
     nodes, period = len(flow.stage), len(flow.stage) + len(flow.source)
-    found = linprog(
+    solution = linprog(
         program.cost,
         A_ub=program.upper,
         b_ub=np.zeros(len(program.rows)),
@@ -258,13 +258,16 @@ def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
         b_eq=program.equality_rhs,
         method="highs",
     )
-    if found.status != 0:
+    if solution.status != 0:
         raise ProblemError(
             "no flow of microbatches fits the devices' memory; use more stages, smaller "
             "microbatches or larger devices"
         )
-    node_share, edge_share = np.maximum(found.x[:nodes], 0), np.maximum(found.x[nodes:period], 0)
-    way = float(flow.own_s @ node_share + flow.delay_s @ edge_share)
+    node_share, edge_share = (
+        np.maximum(solution.x[:nodes], 0),
+        np.maximum(solution.x[nodes:period], 0),
+    )
+    delay_s = float(flow.own_s @ node_share + flow.delay_s @ edge_share)
     return FlowRates(
-        float(found.x[period]), way, node_share, edge_share, _remaining_s(flow, edge_share)
+        float(solution.x[period]), delay_s, node_share, edge_share, _remaining_s(flow, edge_share)
     )

@@ -53,8 +53,8 @@ def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
         Sizes that sum to n.
     """
     count = -(-peers // group_size)
-    small, more = divmod(peers, count)
-    return (small + 1,) * more + (small,) * (count - more)
+    small, remainder = divmod(peers, count)
+    return (small + 1,) * remainder + (small,) * (count - remainder)
 
 
 def expected_operations(

@@ -51,10 +51,10 @@ def _all_contribute(s: ScaledProblem) -> RelaxedSolution | None:
     problem = s.problem
     eligible = problem.contributors
     need = s.samples * problem.gradient_bytes / problem.batch_size
-    found = best_rates(BandwidthLimits(problem), eligible, need)
-    if found.total < need:
+    rates = best_rates(BandwidthLimits(problem), eligible, need)
+    if rates.total < need:
         return None
-    q = found.rates / s.unit
+    q = rates.rates / s.unit
     a = np.outer(eligible, q)
     g = np.repeat(q[:, None], s.n, axis=1)
     return solution_of(s, float(s.value.sum()), q, eligible.astype(np.float64), a, g)
@@ -95,10 +95,10 @@ def solve_in_full(s: ScaledProblem) -> RelaxedSolution:
     no_reducer = np.flatnonzero(~s.problem.can_aggregate[s.target])
     no_return = np.flatnonzero(~s.problem.can_aggregate[s.source])
     upper = upper_bounds(s, g0 + len(m), [s.q[off], a0 + no_reducer, g0 + no_return])
-    found = rows.solve(upper, 0)
-    if found.x is None:
-        raise RuntimeError(f"LP (5) was not solved: {found.message}")
-    z = np.maximum(found.x, 0.0)
+    solution = rows.solve(upper, 0)
+    if solution.x is None:
+        raise RuntimeError(f"LP (5) was not solved: {solution.message}")
+    z = np.maximum(solution.x, 0.0)
     g = np.zeros((n, n))
     g[s.source, s.target] = z[g0:]
     a = np.zeros((n, n))

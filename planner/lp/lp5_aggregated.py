@@ -169,8 +169,8 @@ class AggregatedForm:
         """Solve, and return the columns except w."""
         s, (base, upper) = self.s, self._base
         if not self.cuts:
-            found = base.solve(upper, 0)
-            return None if found.x is None else np.maximum(found.x, 0.0)
+            solution = base.solve(upper, 0)
+            return None if solution.x is None else np.maximum(solution.x, 0.0)
         rows = base.copy()
         column = np.zeros((s.n, s.n), dtype=np.int64)
         column[~np.eye(s.n, dtype=bool) & self.explicit_senders[:, None]] = np.arange(
@@ -183,14 +183,14 @@ class AggregatedForm:
         rows.add(np.zeros(len(i)), (m, w, 1.0), (m, s.q[i], -1.0))
         if s.links is not None:
             # a_ij is a variable or its lower bound, which keeps the cut valid
-            given = self.explicit_senders[i]
-            bound = np.flatnonzero(~given & s.problem.contributors[i])
+            senders = self.explicit_senders[i]
+            bound = np.flatnonzero(~senders & s.problem.contributors[i])
             right = s.links[i, j]
             right[bound] += s.big[j[bound]]
             rows.add(
                 right,
                 (m, w, 1.0),
-                (m[given], column[i[given], j[given]], 1.0),
+                (m[senders], column[i[senders], j[senders]], 1.0),
                 (bound, s.q[j[bound]], 1.0),
                 (bound, s.c[i[bound]], s.big[j[bound]]),
             )
@@ -206,8 +206,8 @@ class AggregatedForm:
                 (0, s.q[suppliers], -wide.sum(axis=1)),
                 (0, columns[columns > 0], -1.0),
             )
-        found = rows.solve(upper, 0)
-        return None if found.x is None else np.maximum(found.x[: len(self._base[1])], 0.0)
+        solution = rows.solve(upper, 0)
+        return None if solution.x is None else np.maximum(solution.x[: len(self._base[1])], 0.0)
 
 
 def _contribution_lower_bounds(s: ScaledProblem, z: Floats) -> Floats:

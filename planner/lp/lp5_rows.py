@@ -85,10 +85,10 @@ class ConstraintRows:
     def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
         """Add a block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
         for rows, columns, values in entries:
-            at, where, what = np.broadcast_arrays(rows, columns, values)
-            self._rows.append(at.astype(np.int64).ravel() + self.count)
-            self._columns.append(where.astype(np.int64).ravel())
-            self._values.append(what.astype(np.float64).ravel())
+            row, column, value = np.broadcast_arrays(rows, columns, values)
+            self._rows.append(row.astype(np.int64).ravel() + self.count)
+            self._columns.append(column.astype(np.int64).ravel())
+            self._values.append(value.astype(np.float64).ravel())
         self._right.append(right)
         self.count += len(right)
 

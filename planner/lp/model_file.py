@@ -50,12 +50,12 @@ def labels(names: Iterable[str]) -> tuple[str, ...]:
     tuple[str, ...]
         In the same order.
     """
-    found: dict[str, None] = {}
+    kinds: dict[str, None] = {}
     for name in names:
         cleaned = re.sub(r"[^A-Za-z0-9]+", ".", name)[:MAX_LENGTH] or "."
         label, count = cleaned, 1
-        while label in found:
+        while label in kinds:
             count += 1
             label = f"{cleaned}.{count}"
-        found[label] = None
-    return tuple(found)
+        kinds[label] = None
+    return tuple(kinds)

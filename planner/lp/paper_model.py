@@ -145,7 +145,7 @@ def _highs(model: Any) -> dict[str, float]:
     cost = np.zeros(len(variables))
     for v, w in model.objective.items():
         cost[place[v.name]] = -float(w)
-    found = milp(
+    solution = milp(
         cost,
         integrality=np.array([v.cat == "Integer" for v in variables], dtype=float),
         bounds=Bounds(
@@ -157,9 +157,9 @@ def _highs(model: Any) -> dict[str, float]:
         ),
         options={"mip_rel_gap": 1e-9},
     )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS ended with: {found.message}")
-    return {v.name: float(x) for v, x in zip(variables, found.x, strict=True)}
+    if solution.x is None:
+        raise RuntimeError(f"HiGHS ended with: {solution.message}")
+    return {v.name: float(x) for v, x in zip(variables, solution.x, strict=True)}
 
 
 def build_paper_model(

@@ -157,14 +157,14 @@ def solve_rates(
     lowest = np.zeros(n + 1)
     gain = np.append(np.zeros(n), 1.0)
     pairs = np.zeros((0, 2), dtype=np.int64)
-    rates, found = start / at_most, None
+    rates, solution = start / at_most, None
     while True:
         used = c[:, None] * rates[None, :] + rates[:, None]
         np.fill_diagonal(used, 0.0)
         # the tolerance of LP solutions is larger than that of the initial rates
-        violated = np.argwhere(used > links * (1 + 1e-9) + (0.0 if found is None else 1e-12))
+        violated = np.argwhere(used > links * (1 + 1e-9) + (0.0 if solution is None else 1e-12))
         new_pairs = violated[~_contains(pairs, violated, n)]
-        if found is not None and not len(new_pairs):
+        if solution is not None and not len(new_pairs):
             break
         pairs = np.concatenate([pairs, new_pairs])
         count = np.arange(len(pairs))
@@ -177,7 +177,7 @@ def solve_rates(
         )
         matrix = vstack([rows, pair_rows], format="csr")
         limit = np.concatenate([right, links[pairs[:, 0], pairs[:, 1]]])
-        found = linprog(
+        solution = linprog(
             -gain,
             A_ub=matrix,
             b_ub=limit,
@@ -186,12 +186,12 @@ def solve_rates(
             bounds=np.column_stack([lowest, highest]),
             method="highs",
         )
-        if found.status != 0:
+        if solution.status != 0:
             return ReducerRates(0.0, 0.0, np.zeros(n))
-        rates = np.maximum(found.x[:n], 0.0)
+        rates = np.maximum(solution.x[:n], 0.0)
     # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
-    y = np.maximum(-found.ineqlin.marginals, 0.0)
-    reduced = gain - matrix.T @ y + found.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
+    y = np.maximum(-solution.ineqlin.marginals, 0.0)
+    reduced = gain - matrix.T @ y + solution.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
     bound = float(y @ limit + np.maximum(reduced, 0.0) @ highest)
     rates = rates * at_most
     rates = rates * min(1.0, max_scale(limits.problem, computes, rates))

@@ -92,18 +92,18 @@ def _cuts(
     senders: NDArray[np.bool_] = remaining > MIN_RESIDUAL
     while True:
         got = forward[senders].any(axis=0)
-        more = np.logical_or(senders, backward[:, got].any(axis=1))
-        if (more == senders).all():
+        grown = np.logical_or(senders, backward[:, got].any(axis=1))
+        if (grown == senders).all():
             break
-        senders = more
+        senders = grown
     cuts = [(np.flatnonzero(senders), np.flatnonzero(~got))]
     needs: NDArray[np.bool_] = unmet > TOLERANCE
     while True:
         able = forward[:, needs].any(axis=1)
-        more = np.logical_or(needs, backward[able].any(axis=0))
-        if (more == needs).all():
+        grown = np.logical_or(needs, backward[able].any(axis=0))
+        if (grown == needs).all():
             break
-        needs = more
+        needs = grown
     other = np.flatnonzero(~able), np.flatnonzero(needs)
     if not all(np.array_equal(x, y) for x, y in zip(cuts[0], other, strict=True)):
         cuts.append(other)

@@ -104,8 +104,8 @@ def arrange_paths(
     instance_of(ArrangedPathProblem, problem)
     started(stop)  # validate before the kernels are compiled
     compile_kernels()
-    given = [] if first is None else [_groups(first)]
-    arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
+    initial = [] if first is None else [_groups(first)]
+    arrays, reason = _first_possible(problem, itertools.chain(initial, _arrangements(problem)))
     run = started(stop, steps_per_effort(arrays))
     best = _Arranged(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
@@ -306,18 +306,20 @@ def _paths_alone(
     """Improve the paths with the best arrangement fixed."""
     at = problem.arranged(_arrangement(best, len(problem)))
     inner = inner_run(run, 1.0)
-    found = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
+    incumbent = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
     device_of = best.device_of
     rows = device_of[best.paths]
-    ends = best.starts[:, -1] + found.arrays.backward[rows[:, 0]]
-    found.offer_schedule(rows, best.starts, float(ends.max()))
-    search = PathSearch(found.arrays, found, seed)
+    ends = best.starts[:, -1] + incumbent.arrays.backward[rows[:, 0]]
+    incumbent.offer_schedule(rows, best.starts, float(ends.max()))
+    search = PathSearch(incumbent.arrays, incumbent, seed)
     search.intensify = True
     try:
-        improve(search, ExactSolver(at, found.arrays, found, seed), inner)
+        improve(search, ExactSolver(at, incumbent.arrays, incumbent, seed), inner)
     finally:
         roles = _role_of(device_of, len(problem))
-        best.offer_schedule(roles[found.paths], found.starts, found.objective, device_of)
+        best.offer_schedule(
+            roles[incumbent.paths], incumbent.starts, incumbent.objective, device_of
+        )
         run.update(inner.iterations)
 
 

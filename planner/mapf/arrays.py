@@ -109,7 +109,7 @@ class PathArrays:
         """Arrays with ``extra`` vacant roles added to every stage but the first."""
         stages = len(self.min_visits)
         stage = np.concatenate([self.stage, np.repeat(np.arange(1, stages), extra)])
-        more = len(stage) - len(self.stage)
+        added = len(stage) - len(self.stage)
         members = np.argsort(stage, kind="stable")
         first = np.searchsorted(stage[members], np.arange(stages + 1))
         # roles keep the order of a stage's devices, vacant ones last
@@ -118,16 +118,16 @@ class PathArrays:
             members[first[s] : first[s] + len(group)] = group
         return replace(
             self,
-            transfer=np.pad(self.transfer, (0, more)),
-            link=np.pad(self.link, (0, more if self.queueing else 0)),
-            forward=np.pad(self.forward, (0, more)),
-            backward=np.pad(self.backward, (0, more)),
-            head=np.pad(self.head, (0, more)),
+            transfer=np.pad(self.transfer, (0, added)),
+            link=np.pad(self.link, (0, added if self.queueing else 0)),
+            forward=np.pad(self.forward, (0, added)),
+            backward=np.pad(self.backward, (0, added)),
+            head=np.pad(self.head, (0, added)),
             stage=stage,
             members=members,
             stage_ptr=first,
-            capacity=np.pad(self.capacity, (0, more)),
-            memory=np.pad(self.memory, (0, more)),
+            capacity=np.pad(self.capacity, (0, added)),
+            memory=np.pad(self.memory, (0, added)),
         )
 
     def impossible(self) -> str | None:

@@ -53,8 +53,8 @@ def shortest_chain_s(arrays: PathArrays, start: int) -> float:
 
 def _step(cost: Floats, arcs: Floats) -> Floats:
     """Least cost at every device after one more arc."""
-    found: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
-    return found
+    shortest: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
+    return shortest
 
 
 def simple_bound(arrays: PathArrays) -> PathBound:
@@ -66,7 +66,7 @@ def simple_bound(arrays: PathArrays) -> PathBound:
     the stage; `planner.checker.path_bounds` recomputes the bound from it and the problem.
     """
     starts = list(dict.fromkeys(arrays.starts.tolist()))
-    found = [_start_bound(arrays, start) for start in starts]
+    bounds = [_start_bound(arrays, start) for start in starts]
     entry_s, back = entry_and_return_s(arrays, starts)
     for s in range(1, len(arrays.min_visits)):
         group = [
@@ -77,9 +77,9 @@ def simple_bound(arrays: PathArrays) -> PathBound:
         if group and arrays.min_visits[s] > 0:
             span = _stage_bound_s(arrays, group, int(arrays.min_visits[s]), entry_s, back)
             witness = {"kind": "stage visits", "stage": s}
-            found.append(PathBound(span, f"visits of stage {s}", witness))
-    found += [PathBound(*bound) for bound in link_bounds(arrays, entry_s, back)]
-    return max(found, key=lambda bound: bound.seconds)
+            bounds.append(PathBound(span, f"visits of stage {s}", witness))
+    bounds += [PathBound(*bound) for bound in link_bounds(arrays, entry_s, back)]
+    return max(bounds, key=lambda bound: bound.seconds)
 
 
 def _start_bound(arrays: PathArrays, start: int) -> PathBound:

@@ -1,290 +1,249 @@
-"""SkipPipe's own solver: conflict-based search over microbatches (3.3, 3.4, Algorithm 1).
+"""Conflict-based search (CBS): the high level, independent of the domain.
 
-The phases of the paper, each a `ConflictSearch`: stages with too many paths (CC3) until 32
-candidates are found, then, starting from these, devices with too many paths (TC1) and collisions
-(TC2). Constraints are put on the fastest agents, so that the slowest are not delayed further.
-
-Where links queue they are places too: two messages on one link collide (an edge conflict). The
-constrained agent sends later, or runs later on the sending device if it would have sent first.
+A `Domain` plans one agent under its constraints, finds the conflicts of a set of routes and splits
+a conflict into branches of further constraints (Sharon et al. 2015). Cardinal conflicts are split
+first, and a conflict is bypassed if a child has the same cost and fewer conflicts (Boyarski et al.
+2015). Among the nodes within the suboptimality factor, the one with the fewest conflicts is
+expanded (ECBS, Barer et al. 2014).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import enum
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
-from planner.mapf import conflict_search
-from planner.mapf.arrays import PathArrays
-from planner.mapf.conflict_search import Branch, CbsOptions, ConflictObjective, ConflictSearch
-from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
-from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.intervals import Constraint, Occupancy, conflicts
-from planner.mapf.moves import count_swaps
-from planner.mapf.router import ALWAYS, SWAPS, PathRouter, Route
+from planner.mapf.focal_queue import FocalQueue
 from planner.search.stop import StopRun
 
+RouteT = TypeVar("RouteT")
+ConstraintT = TypeVar("ConstraintT")
+ConflictT = TypeVar("ConflictT")
 
-@dataclass(frozen=True)
-class CapacityConflict:
-    """Too many paths through a stage (CC3) or a device (TC1), or too many swaps (D.2).
-
-    Attributes
-    ----------
-    stage
-        True for the devices of a stage (CC3) and for `SWAPS`; False for one device (TC1).
-    agents
-        The agents on these devices, the fastest first.
-    excess
-        Number of agents that must be rerouted.
-    """
-
-    stage: bool
-    devices: tuple[int, ...]
-    agents: tuple[int, ...]
-    excess: int
+Branch = Sequence[tuple[int, ConstraintT]]
+"""Further constraints, each with the agent that it binds."""
 
 
-Collision = tuple[Occupancy, Occupancy]
-Conflict = CapacityConflict | Collision
-Node = conflict_search.Node[Route, Constraint, Conflict]
+class ConflictObjective(enum.StrEnum):
+    """Cost of a node: sum of costs or makespan of its routes."""
 
+    SUM = "sum"
+    MAKESPAN = "makespan"
 
-BEST_FIRST = CbsOptions(ConflictObjective.MAKESPAN, max_classified=1, bypass=False)
-"""High level of CC3, as in the paper."""
-
-BOUNDED_SUBOPTIMAL = CbsOptions(ConflictObjective.MAKESPAN, suboptimality=1.5)
-"""High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
-
-The paper uses best-first search, which takes far longer to find a first schedule.
-"""
+    def of(self, costs: Iterable[float]) -> float:
+        """Cost of a node."""
+        return sum(costs) if self is ConflictObjective.SUM else max(costs, default=0.0)
 
 
 @dataclass(frozen=True)
-class CbsParams:
-    """Parameters that the paper leaves open.
+class CbsOptions:
+    """Options of the high-level search.
 
     Attributes
     ----------
-    tie_tolerance
-        Relative tolerance: if the ends of two agents differ by less, both branches are created (the
-        delta of Algorithm 1).
-    candidates
-        Sets of paths that satisfy CC3 to find before TC1 and TC2 are resolved (Algorithm 1).
-    max_branches
-        Maximum number of choices of agents to reroute per conflict, the paper's choice first.
-    stage_options, collision_options
-        Options of the high level for CC3, and for TC1 and TC2.
+    suboptimality
+        w: nodes of at most w times the least cost are in the focal list; 1 is best-first search.
+    bypass
+        Bypass conflicts: adopt a child of equal cost with fewer conflicts instead of splitting.
+    max_classified
+        Conflicts of a node that are classified as cardinal, semi-cardinal or non-cardinal before
+        one is split; 1 splits the first.
     """
 
-    tie_tolerance: float = 1e-6
-    candidates: int = 32
-    max_branches: int = 4
-    stage_options: CbsOptions = BEST_FIRST
-    collision_options: CbsOptions = BOUNDED_SUBOPTIMAL
+    objective: ConflictObjective = ConflictObjective.SUM
+    suboptimality: float = 1.0
+    bypass: bool = True
+    max_classified: int = 8
 
 
-class MicrobatchAgents:
-    """CBS domain with one agent per microbatch.
+@dataclass(frozen=True)
+class Node(Generic[RouteT, ConstraintT, ConflictT]):
+    """Node of the constraint tree: constraints and routes of every agent, cost and conflicts.
 
-    Parameters
+    Attributes
     ----------
-    stages_only
-        Detect only CC3 conflicts and the limit on swaps.
+    cost
+        By the objective; a lower bound on every solution under the node's constraints.
+    total
+        Sum of the routes' costs; breaks ties.
     """
 
-    def __init__(
-        self, router: PathRouter, stages_only: bool, params: CbsParams | None = None
-    ) -> None:
-        self.arrays = router.arrays
-        self.router = router
-        self.stages_only = stages_only
-        self.params = params or CbsParams()
+    constraints: tuple[tuple[ConstraintT, ...], ...]
+    routes: tuple[RouteT, ...]
+    conflicts: tuple[ConflictT, ...]
+    cost: float
+    total: float
+
+
+class Domain(Protocol[RouteT, ConstraintT, ConflictT]):
+    """Low-level planner and conflict detection."""
 
     @property
     def agents(self) -> int:
-        """Number of microbatches."""
-        return self.arrays.microbatches
+        """Number of agents."""
+        ...
 
-    def plan(self, agent: int, constraints: tuple[Constraint, ...]) -> Route | None:
-        """The fastest route."""
-        return self.router.route(agent, constraints)
+    def plan(self, agent: int, constraints: tuple[ConstraintT, ...]) -> RouteT | None:
+        """A cheapest route of one agent under its constraints, None if there is none.
 
-    def cost(self, route: Route) -> float:
-        """End of the last B."""
-        return route.end_s
-
-    def conflicts(self, routes: Sequence[Route]) -> list[Conflict]:
-        """Crowded stages (CC3), crowded devices (TC1), collisions (TC2)."""
-        found: list[Conflict] = [*self._stage_conflicts(routes), *self._swap_conflicts(routes)]
-        if not self.stages_only:
-            found += self._device_conflicts(routes)
-            slack = 1e-9 * max(route.end_s for route in routes)
-            occupancies = [
-                occupancy for route in routes for occupancy in (*route.occupancies, *route.messages)
-            ]
-            found += conflicts(occupancies, slack)
-        return found
-
-    def priority(self, conflict: Conflict) -> int:
-        """CC3 and the cap on swaps before TC1 before TC2."""
-        if isinstance(conflict, CapacityConflict):
-            return 0 if conflict.stage else 1
-        return 2
-
-    def split(self, conflict: Conflict, node: Node) -> list[Branch[Constraint]]:
-        """Constrain the faster agent; with a tie, one branch for each."""
-        if isinstance(conflict, CapacityConflict):
-            return list(self._reroute_branches(conflict, node))
-        one, other = conflict
-        ends = node.routes[one.agent].end_s, node.routes[other.agent].end_s
-        tied = abs(ends[0] - ends[1]) <= self.params.tie_tolerance * max(ends)
-        branches: list[Branch[Constraint]] = []
-        if ends[0] >= ends[1] or tied:
-            branches.append([(other.agent, self._constraint_for(node, other, one))])
-        if ends[0] < ends[1] or tied:
-            branches.append([(one.agent, self._constraint_for(node, one, other))])
-        return branches
-
-    def _constraint_for(self, node: Node, occupancy: Occupancy, spared: Occupancy) -> Constraint:
-        """Constraint to avoid the other's occupancy; on a link, to keep behind it in the queue."""
-        if occupancy.place >= len(self.arrays.stage):
-            mine = _sender(node.routes[occupancy.agent], occupancy)
-            its = _sender(node.routes[spared.agent], spared)
-            if mine.begin < mine.end < its.end:
-                return Constraint(mine.place, mine.begin, its.end)
-        return Constraint(occupancy.place, spared.begin, spared.end)
-
-    def _stage_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
-        t = self.arrays
-        groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.stage_ptr)]
-        visits = [sum(d in group for r in routes for d in r.path) for group in groups]
-        most = t.max_visits
-        if (visits <= t.max_visits).all() and (visits < t.min_visits).any():
-            # no constraint can force a visit: reroute the visits above the minimum elsewhere
-            most = t.min_visits
-        capacity_conflicts = [
-            self._capacity_conflict(routes, True, group, int(most[s]))
-            for s, group in enumerate(groups)
-            if s > 0
-        ]
-        exceeded = [
-            capacity_conflict
-            for capacity_conflict in capacity_conflicts
-            if capacity_conflict is not None
-        ]
-        # the largest excess first
-        yield from sorted(exceeded, key=lambda capacity_conflict: -capacity_conflict.excess)
-
-    def _swap_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
-        """The limit on swaps over all paths, resolved like CC3 (D.2)."""
-        t = self.arrays
-        if t.max_total_swaps == t.microbatches * t.max_swaps:
-            return
-        counts = [count_swaps(np.array(route.path), t.stage) for route in routes]
-        excess = sum(counts) - t.max_total_swaps
-        if excess > 0:
-            agents = [b for b, count in enumerate(counts) if count > 0]
-            agents.sort(key=lambda b: (routes[b].end_s, b))
-            yield CapacityConflict(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
-
-    def _device_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
-        t = self.arrays
-        for d in np.flatnonzero(t.stage > 0).tolist():
-            capacity_conflict = self._capacity_conflict(routes, False, [d], int(t.capacity[d]))
-            if capacity_conflict is not None:
-                yield capacity_conflict
-
-    def _capacity_conflict(
-        self, routes: Sequence[Route], stage: bool, devices: list[int], most: int
-    ) -> CapacityConflict | None:
-        through = [b for b, route in enumerate(routes) if not set(devices).isdisjoint(route.path)]
-        if len(through) <= most:
-            return None
-        through.sort(key=lambda b: (routes[b].end_s, b))
-        return CapacityConflict(stage, tuple(devices), tuple(through), len(through) - most)
-
-    def _reroute_branches(
-        self, capacity_conflict: CapacityConflict, node: Node
-    ) -> Iterator[Branch[Constraint]]:
-        """Branches that forbid the devices to the fastest agents that have another route.
-
-        Further branches shift the choice to slower agents, which yields several candidates.
+        Called repeatedly with the same arguments; implementations should cache.
         """
-        constraints = [Constraint(d, *ALWAYS) for d in capacity_conflict.devices]
-        reroutable = [
-            b
-            for b in capacity_conflict.agents
-            if self.router.route(b, (*node.constraints[b], *constraints)) is not None
-        ]
-        for k in range(
-            min(self.params.max_branches, len(reroutable) - capacity_conflict.excess + 1)
-        ):
-            rerouted = reroutable[k : k + capacity_conflict.excess]
-            yield [(b, constraint) for b in rerouted for constraint in constraints]
+        ...
+
+    def cost(self, route: RouteT) -> float:
+        """Cost of a route; further constraints never decrease it."""
+        ...
+
+    def conflicts(self, routes: Sequence[RouteT]) -> Sequence[ConflictT]:
+        """Conflicts of a set of routes, in the order in which they should be considered."""
+        ...
+
+    def priority(self, conflict: ConflictT) -> int:
+        """Priority class; only conflicts of a node's lowest class are split."""
+        ...
+
+    def split(
+        self, conflict: ConflictT, node: Node[RouteT, ConstraintT, ConflictT]
+    ) -> Sequence[Branch[ConstraintT]]:
+        """Branches of further constraints, each violated by the node's routes.
+
+        Bounds and exhaustion are proofs only if every solution satisfies the constraints of at
+        least one branch.
+        """
+        ...
 
 
-def _sender(route: Route, message: Occupancy) -> Occupancy:
-    """Occupancy of the operation that sends a message."""
-    transfers = [
-        k
-        for k in range(1, len(route.occupancies))
-        if route.occupancies[k].place != route.occupancies[k - 1].place
-    ]
-    return route.occupancies[transfers[route.messages.index(message)] - 1]
+class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
+    """The high-level search; one expansion is one iteration of the stopping criterion.
 
-
-class CbsSearch:
-    """The phases of Algorithm 1; every valid set of paths is offered to the incumbent."""
+    Attributes
+    ----------
+    bound
+        Lower bound on all solutions below the roots that have not been returned; infinite when the
+        search is exhausted. See `Domain.split`.
+    upper_bound
+        Nodes that cost this much or more are pruned; set by the caller.
+    """
 
     def __init__(
         self,
-        arrays: PathArrays,
-        incumbent: PathIncumbent,
+        domain: Domain[RouteT, ConstraintT, ConflictT],
         run: StopRun,
-        params: CbsParams | None = None,
+        options: CbsOptions | None = None,
+        on_node: Callable[[Node[RouteT, ConstraintT, ConflictT]], None] | None = None,
     ) -> None:
-        self.arrays = arrays
-        self.incumbent = incumbent
+        """``on_node`` is called with every node that is popped from the queue."""
+        self.domain = domain
         self.run = run
-        self.params = params or CbsParams()
+        self.options = options or CbsOptions()
+        self.on_node = on_node
+        self.bound = 0.0
+        self.upper_bound = math.inf
+        self._known: set[tuple[frozenset[ConstraintT], ...]] = set()
 
-    def search(self) -> None:
-        """Find 32 candidates for CC3, resolve TC1 and TC2 from these, and repeat."""
-        router = PathRouter(self.arrays)
-        stage_options = ConflictSearch(
-            MicrobatchAgents(router, True, self.params), self.run, self.params.stage_options
-        )
-        root = stage_options.root()
-        if root is None:
-            return
-        candidates = stage_options.solutions([root])
-        while batch := list(itertools.islice(candidates, self.params.candidates)):
-            self._resolve_collisions(MicrobatchAgents(router, False, self.params), batch)
+    def root(self) -> Node[RouteT, ConstraintT, ConflictT] | None:
+        """Every agent's cheapest route without constraints; None if an agent has no route."""
+        routes = []
+        for agent in range(self.domain.agents):
+            route = self.domain.plan(agent, ())
+            if route is None:
+                return None
+            routes.append(route)
+        return self._node(((),) * self.domain.agents, tuple(routes))
 
-    def _resolve_collisions(self, domain: MicrobatchAgents, candidates: list[Node]) -> None:
-        search = ConflictSearch(domain, self.run, self.params.collision_options)
+    def solutions(
+        self, roots: Iterable[Node[RouteT, ConstraintT, ConflictT]]
+    ) -> Iterator[Node[RouteT, ConstraintT, ConflictT]]:
+        """Yield nodes without conflicts as they are found, until the run stops.
 
-        def on_node(node: Node) -> None:
-            self._offer(node)
-            # a node's cost is a lower bound on its schedules
-            search.upper_bound = self.incumbent.objective
+        With ``suboptimality = 1`` the first one is optimal.
+        """
+        queue: FocalQueue[Node[RouteT, ConstraintT, ConflictT]]
+        queue = FocalQueue(self.options.suboptimality)
+        for root in roots:
+            # recompute conflicts: a root may come from a search over another domain
+            self._push(queue, self._node(root.constraints, root.routes))
+        while True:
+            self.bound = min(queue.least, self.upper_bound) if queue else math.inf
+            if not queue or self.bound >= self.upper_bound or self.run.check() is not None:
+                return
+            node = queue.pop()
+            self.run.update()
+            if self.on_node is not None:
+                self.on_node(node)
+            if not node.conflicts:
+                yield node
+                continue
+            for child in self._expand(node):
+                self._push(queue, child)
 
-        search.on_node = on_node
-        search.upper_bound = self.incumbent.objective
-        for _ in search.solutions(candidates):
-            pass
+    def _push(
+        self,
+        queue: FocalQueue[Node[RouteT, ConstraintT, ConflictT]],
+        node: Node[RouteT, ConstraintT, ConflictT],
+    ) -> None:
+        if node.cost < self.upper_bound:
+            order: tuple[float, float] = (node.total, len(node.conflicts))
+            if self.options.suboptimality > 1:
+                order = (len(node.conflicts), node.total)
+            queue.push(node, node.cost, order)
 
-    def _offer(self, node: Node) -> None:
-        """Schedule paths that satisfy CC3 and TC1: first in first out, and in the planned order."""
-        if any(isinstance(conflict, CapacityConflict) for conflict in node.conflicts):
-            return
-        paths = np.array([route.path for route in node.routes], dtype=np.int64)
-        planned = np.array(
-            [[occupancy.begin for occupancy in route.occupancies] for route in node.routes]
-        )
-        for tail_weight, offset in ((0.0, None), (FOLLOW_TIMES, planned)):
-            makespan, begin = schedule_paths(self.arrays, paths, offset, tail_weight)
-            self.incumbent.offer_schedule(paths, begin, makespan)
+    def _expand(
+        self, node: Node[RouteT, ConstraintT, ConflictT]
+    ) -> Iterable[Node[RouteT, ConstraintT, ConflictT]]:
+        """Children of the most cardinal conflict, or the bypassed node."""
+        first_priority = min(self.domain.priority(c) for c in node.conflicts)
+        chosen: list[Node[RouteT, ConstraintT, ConflictT]] | None = None
+        best = -1
+        first_conflicts = [c for c in node.conflicts if self.domain.priority(c) == first_priority]
+        for conflict in first_conflicts[: max(1, self.options.max_classified)]:
+            branches = self.domain.split(conflict, node)
+            children = [c for branch in branches if (c := self._child(node, branch)) is not None]
+            num_costlier = sum((c.cost, c.total) > (node.cost, node.total) for c in children)
+            num_costlier += len(branches) - len(children)
+            # cardinal: all branches cost more; semi-cardinal: some; non-cardinal: none
+            rank = 2 if num_costlier == len(branches) else 1 if num_costlier else 0
+            if rank > best:
+                chosen, best = children, rank
+            if rank == 2:
+                break
+            if self.options.bypass:
+                for child in children:
+                    if child.cost <= node.cost and len(child.conflicts) < len(node.conflicts):
+                        # the child's routes are as cheap and valid under the node's own constraints
+                        return [replace(child, constraints=node.constraints)]
+        assert chosen is not None
+        return filter(self._new, chosen)
+
+    def _child(
+        self, node: Node[RouteT, ConstraintT, ConflictT], branch: Branch[ConstraintT]
+    ) -> Node[RouteT, ConstraintT, ConflictT] | None:
+        """Replan only the agents with further constraints."""
+        constraints, routes = list(node.constraints), list(node.routes)
+        changed: list[int] = []
+        for agent, constraint in branch:
+            if constraint not in constraints[agent]:
+                constraints[agent] = (*constraints[agent], constraint)
+                changed.append(agent)
+        for agent in dict.fromkeys(changed):
+            route = self.domain.plan(agent, constraints[agent])
+            if route is None:
+                return None
+            routes[agent] = route
+        return self._node(tuple(constraints), tuple(routes))
+
+    def _new(self, node: Node[RouteT, ConstraintT, ConflictT]) -> bool:
+        """Whether this set of constraints is new: splits in another order reach the same set."""
+        constraints = tuple(frozenset(of) for of in node.constraints)
+        known = constraints in self._known
+        self._known.add(constraints)
+        return not known
+
+    def _node(
+        self, constraints: tuple[tuple[ConstraintT, ...], ...], routes: tuple[RouteT, ...]
+    ) -> Node[RouteT, ConstraintT, ConflictT]:
+        costs = [self.domain.cost(route) for route in routes]
+        conflicts = tuple(self.domain.conflicts(routes))
+        return Node(constraints, routes, conflicts, self.options.objective.of(costs), sum(costs))

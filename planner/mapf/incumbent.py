@@ -101,8 +101,8 @@ class PathIncumbent(Incumbent[PathSchedule]):
         """The result, where roles are devices."""
         if self.plan is not None:
             return self.result(self.path_plan())
-        found: Result[Any] = self.result()
-        return found
+        result: Result[Any] = self.result()
+        return result
 
     def starts_of(self, plan: PathPlan) -> Floats:
         """Start of each step of a plan's paths, one row per microbatch."""

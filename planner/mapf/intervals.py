@@ -37,14 +37,14 @@ def conflicts(
     for occupancy in occupancies:
         if occupancy.end > occupancy.begin:
             by_place.setdefault(occupancy.place, []).append(occupancy)
-    found = []
+    pairs = []
     for at_place in by_place.values():
         at_place.sort(key=lambda s: (s.begin, s.end, s.agent))
-        for k, one in enumerate(at_place):
-            for other in at_place[k + 1 :]:
-                if other.begin >= one.end - slack:
+        for k, first in enumerate(at_place):
+            for second in at_place[k + 1 :]:
+                if second.begin >= first.end - slack:
                     break
-                if other.agent != one.agent:
-                    found.append((one, other))
-    found.sort(key=lambda pair: (pair[1].begin, pair[0].place, pair[0].agent, pair[1].agent))
-    return found
+                if second.agent != first.agent:
+                    pairs.append((first, second))
+    pairs.sort(key=lambda pair: (pair[1].begin, pair[0].place, pair[0].agent, pair[1].agent))
+    return pairs

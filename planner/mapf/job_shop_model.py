@@ -232,8 +232,8 @@ class _ModelBuilder:
             if send_ticks > 0 and len(messages) > 1:
                 self.model.add_no_overlap([self.link_interval(m, send_ticks) for m in messages])
             if pairs <= MAX_ORDERED_PAIRS:
-                for one, other in itertools.combinations(messages, 2):
-                    self.add_fifo_order(one, other, send_ticks)
+                for message, other_message in itertools.combinations(messages, 2):
+                    self.add_fifo_order(message, other_message, send_ticks)
 
     def link_interval(self, message: _Message, send_ticks: int) -> Any:
         if message.present is None:
@@ -242,17 +242,20 @@ class _ModelBuilder:
             message.departs, send_ticks, message.present, ""
         )
 
-    def add_fifo_order(self, one: _Message, other: _Message, send_ticks: int) -> None:
+    def add_fifo_order(self, message: _Message, other_message: _Message, send_ticks: int) -> None:
         """Messages leave in the order of their operations on the device.
 
         The order is that of starts, because rounded ends need not keep it. Operations of zero
         length may end at the same time, and their messages leave in any order.
         """
-        if one.length == 0 or other.length == 0:
+        if message.length == 0 or other_message.length == 0:
             return
         first = self.model.new_bool_var("")
-        present = [x for x in (one.present, other.present) if x is not None]
-        for a, b, literal in ((one, other, first), (other, one, first.negated())):
+        present = [x for x in (message.present, other_message.present) if x is not None]
+        for a, b, literal in (
+            (message, other_message, first),
+            (other_message, message, first.negated()),
+        ):
             self.model.add(a.start + a.length <= b.start).only_enforce_if([literal, *present])
             self.model.add(a.departs + send_ticks <= b.departs).only_enforce_if([literal, *present])
 

@@ -32,13 +32,13 @@ def link_bounds(
         members = arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()
         groups.append(("stage", s, members, int(arrays.min_visits[s])))
     for kind, number, devices, visits in groups:
-        for way in ("out of", "into"):
-            seconds = _span_s(arrays, devices, way == "out of", 2 * visits, entry_s, return_s)
+        for direction in ("out of", "into"):
+            seconds = _span_s(arrays, devices, direction == "out of", 2 * visits, entry_s, return_s)
             yield (
                 seconds,
-                f"links {way} {'start device' if kind == 'device' else kind} {number}: "
+                f"links {direction} {'start device' if kind == 'device' else kind} {number}: "
                 f"{2 * visits} messages",
-                {"kind": f"links {way}", kind: number},
+                {"kind": f"links {direction}", kind: number},
             )
 
 
@@ -52,9 +52,9 @@ def _span_s(
 ) -> float:
     """Least time in which the group's links can carry ``messages`` messages."""
     usable = arrays.capacity > 0
-    here = np.zeros(len(usable), dtype=np.bool_)
-    here[group] = True
-    pairs = (here[:, None] if out else here[None, :]) & usable[:, None] & usable[None, :]
+    in_group = np.zeros(len(usable), dtype=np.bool_)
+    in_group[group] = True
+    pairs = (in_group[:, None] if out else in_group[None, :]) & usable[:, None] & usable[None, :]
     # a path visits a stage once
     pairs &= arrays.stage[:, None] != arrays.stage[None, :]
     u, v = np.nonzero(pairs)

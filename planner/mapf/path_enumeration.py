@@ -34,11 +34,11 @@ def count_paths(arrays: PathArrays) -> int:
         int((arrays.capacity[_group(arrays, s)] > 0).sum())
         for s in range(1, len(arrays.min_visits))
     ]
-    ways = [1, *[0] * len(sizes)]
+    counts = [1, *[0] * len(sizes)]
     for size in sizes:
         for k in range(len(sizes), 0, -1):
-            ways[k] += ways[k - 1] * size
-    return ways[arrays.path_stages - 1]
+            counts[k] += counts[k - 1] * size
+    return counts[arrays.path_stages - 1]
 
 
 def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list[Path]:
@@ -47,7 +47,7 @@ def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list
     usable = {s: [d for d in _group(arrays, s) if arrays.capacity[d] > 0] for s in stages}
     length = arrays.path_stages - 1
     swaps = list(swapped(length, arrays.max_swaps))
-    found = []
+    paths = []
     for chosen in itertools.combinations(stages, length):
         fit = [p for p in swaps if all(chosen[k + 1] == chosen[k] + 1 for k in p)]
         for devices in itertools.product(*(usable[s] for s in chosen)):
@@ -56,8 +56,8 @@ def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list
                 for k in places:
                     path[k], path[k + 1] = path[k + 1], path[k]
                 if chain_s(arrays, (start, *path)) <= limit_s:
-                    found.append((start, *path))
-    return found
+                    paths.append((start, *path))
+    return paths
 
 
 def _group(arrays: PathArrays, s: int) -> list[int]:

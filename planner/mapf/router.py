@@ -150,8 +150,8 @@ class PathRouter:
             data = data._replace(max_swaps=0)
         devices = len(t.stage)
         blocks = BlockedTimes.of(places, devices * (devices + 1) if t.queueing else devices)
-        found = fastest_path(data, blocks, start, path, begin, departs)
-        if not found:
+        route = fastest_path(data, blocks, start, path, begin, departs)
+        if not route:
             return None
         stops = path.tolist()
         chain = [*((d, t.forward) for d in stops), (start, t.head)]

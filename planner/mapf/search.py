@@ -243,8 +243,10 @@ class PathSearch:
             for task in tasks:
                 task.result()
             for worker in self.workers:
-                found = worker.best
-                incumbent.offer_schedule(found.paths, found.begin, worker.makespan, found.device_of)
+                best_state = worker.best
+                incumbent.offer_schedule(
+                    best_state.paths, best_state.begin, worker.makespan, best_state.device_of
+                )
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 

@@ -17,12 +17,12 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import CbsSearch
 from planner.mapf.exact_solver import ExactSolver
 from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import count_swaps, in_order
 from planner.mapf.search import PathSearch, PathSearchParams, initial_plans
+from planner.mapf.skippipe_cbs import SkipPipeSearch
 from planner.mapf.warm_up import compile_kernels
 from planner.mapf.waves import (
     offer_repeated_wave,
@@ -178,8 +178,8 @@ def solve_paths(
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
     reason = arrays.impossible()
     if reason is not None:
-        found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
-        return found
+        result: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
+        return result
     with run.interruptible():
         if chosen is PathMethod.AUTO and (
             first is None or not _offer_initial_plan(arrays, incumbent, first)
@@ -313,19 +313,19 @@ def _run_cbs(
 
     First the smallest wave, whose paths are found soon, then the largest.
     """
-    found = (wave_problem(problem, 1), wave_problem(problem))
-    waves = {wave.microbatches_per_start: wave for wave in found if wave is not None}
+    problems = (wave_problem(problem, 1), wave_problem(problem))
+    waves = {wave.microbatches_per_start: wave for wave in problems if wave is not None}
     # a single wave size gets the larger share
     for wave, share in zip(waves.values(), params.cbs_wave_shares[-len(waves) :], strict=False):
         inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
         own = PathArrays.of(wave)
         best = PathIncumbent(own, inner, wave, seed=seed)
-        CbsSearch(own, best, inner).search()
+        SkipPipeSearch(own, best, inner).search()
         run.update(inner.iterations)
         if best.plan is not None:
             offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)
     if run.check() is None:
-        CbsSearch(arrays, incumbent, run).search()
+        SkipPipeSearch(arrays, incumbent, run).search()
 
 
 def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:

@@ -46,14 +46,14 @@ class StageAveragingSpans(NamedTuple):
     @classmethod
     def of(cls, problem: ArrangedPathProblem) -> StageAveragingSpans:
         """From a problem, which need not have averaging."""
-        given = problem.averaging
-        if given is None:
+        averaging = problem.averaging
+        if averaging is None:
             return cls.none()
         return cls(
-            given.vector_bytes.copy(),
-            np.pad(given.pair_s_per_byte, (0, 1)),
-            np.pad(given.line_s_per_byte, (0, 1)),
-            np.pad(given.away_s, (0, 1)),
+            averaging.vector_bytes.copy(),
+            np.pad(averaging.pair_s_per_byte, (0, 1)),
+            np.pad(averaging.line_s_per_byte, (0, 1)),
+            np.pad(averaging.away_s, (0, 1)),
             len(problem),
         )
 

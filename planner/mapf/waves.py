@@ -69,13 +69,13 @@ def offer_repeated_wave(
     rows, turn = _rows(arrays, len(wave))
     later = turn[:, None] * length_s
     for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
-        makespan, found = schedule_paths(arrays, paths, times[rows] + later * early, FOLLOW_TIMES)
-        incumbent.offer_schedule(paths, found, makespan)
+        makespan, begins = schedule_paths(arrays, paths, times[rows] + later * early, FOLLOW_TIMES)
+        incumbent.offer_schedule(paths, begins, makespan)
     for late in (0.02, 0.1, 0.3, 0.6, 1.0):
         offset = np.repeat(later * late, arrays.steps, axis=1)
         for tail_weight in (DEFAULT_TAIL_WEIGHT, 0.1, 0.3):
-            makespan, found = schedule_paths(arrays, paths, offset, tail_weight)
-            incumbent.offer_schedule(paths, found, makespan)
+            makespan, begins = schedule_paths(arrays, paths, offset, tail_weight)
+            incumbent.offer_schedule(paths, begins, makespan)
 
 
 def visits_balanced(arrays: PathArrays, paths: Ints) -> bool:

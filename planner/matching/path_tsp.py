@@ -93,8 +93,8 @@ def open_path(
     method = "held-karp" if exact else "local-search+cp-sat"
     best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=seed_of(seed))
     if exact:
-        found, least = _held_karp(matrix)
-        order = _canonical(matrix, tuple(int(i) for i in found))
+        path, least = _held_karp(matrix)
+        order = _canonical(matrix, tuple(int(i) for i in path))
         best.offer(path_length(matrix, order), order)
         best.raise_bound(float(least), "Held-Karp")
         return best.result()

@@ -19,7 +19,7 @@ def alike_devices(
     views = [*bits, *(a.T for a in bits)]
     # equal devices have the same multiset of links: compare fully only if it agrees
     hashes = map(_hashed, bits)
-    sums = np.stack([one.sum(axis=k) for one in hashes for k in (0, 1)], axis=1)
+    sums = np.stack([values.sum(axis=k) for values in hashes for k in (0, 1)], axis=1)
     buckets: dict[bytes, list[list[int]]] = {}
     for i in range(n):
         classes = buckets.setdefault(sums[i].tobytes(), [])

@@ -111,19 +111,19 @@ class Devices:
         ValueError
             Unknown GPU or format, or a fraction out of range.
         """
-        found = find_gpu(name) if isinstance(name, str) else None
-        if found is None:
+        known_gpu = find_gpu(name) if isinstance(name, str) else None
+        if known_gpu is None:
             raise ValueError(unknown_gpu(name))
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
-        gpu = GPUS[found]
+        gpu = GPUS[known_gpu]
         peak = gpu.peak(choice(Dtype, "dtype", dtype))
         return cls(
             peak * utilization,
             gpu.memory_bytes,
             usd_per_hour=gpu.usd_per_hour,
             peak_flops=peak,
-            gpus=found,
+            gpus=known_gpu,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -200,8 +200,8 @@ class Devices:
         if value is None:
             return None
         try:
-            given = numbers(value) if kind is np.float64 else np.asarray(value, dtype=kind)
-            full = np.array(np.broadcast_to(given, (n,)))
+            array = numbers(value) if kind is np.float64 else np.asarray(value, dtype=kind)
+            full = np.array(np.broadcast_to(array, (n,)))
         except (TypeError, ValueError):
             raise ValueError(
                 f"devices.{field} must be one value or {n} of them, found shape {np.shape(value)}"
@@ -270,13 +270,13 @@ class Devices:
         fields: dict[str, Any] = {"sites": sites}
         for field in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
             rates = getattr(self, field)
-            given = mapping(f"devices.{field}", {} if rates is None else rates)
-            for site, rate in given.items():
+            limits = mapping(f"devices.{field}", {} if rates is None else rates)
+            for site, rate in limits.items():
                 if site not in (sites or ()):
                     raise ValueError(f"devices.{field} names {site!r}, where no device stands")
                 if real(f"devices.{field} of {site!r}", rate, 0) == 0:
                     raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
-            fields[field] = given or None
+            fields[field] = limits or None
         return fields
 
 

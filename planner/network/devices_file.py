@@ -146,15 +146,15 @@ def load_devices(
 def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
     unknown = [c for c in table.columns if c not in _COLUMNS]
     if "name" not in table.columns or unknown:
-        found = "column 'name' is missing"
+        reason = "column 'name' is missing"
         if unknown:
-            found = f"column {unknown[0]!r} is unknown{did_you_mean(unknown[0], _COLUMNS)}"
-        raise NetworkError(f"{found}; columns are {', '.join(_COLUMNS)}")
+            reason = f"column {unknown[0]!r} is unknown{did_you_mean(unknown[0], _COLUMNS)}"
+        raise NetworkError(f"{reason}; columns are {', '.join(_COLUMNS)}")
     seen: set[str] = set()
     for line, cells in table.rows:
-        given = dict(cells)
+        row = dict(cells)
         fields: dict[str, Any] = {"line": line}
-        gpu = given.pop("gpu", "")
+        gpu = row.pop("gpu", "")
         if gpu:
             known = find_gpu(gpu)
             if known is None:
@@ -164,15 +164,15 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
             fields["memory_bytes"] = GPUS[known].memory_bytes
             fields["gpu_usd_per_hour"] = GPUS[known].usd_per_hour
             fields["gpu"] = known
-        for column, value in given.items():
+        for column, value in row.items():
             if value:
                 field, read = _COLUMNS[column]
                 fields[field] = read(value, column, line)
-        _see_to_peak(fields, bool(given.get("peak_tflops")), line)
+        _see_to_peak(fields, bool(row.get("peak_tflops")), line)
         name = fields.get("name", "")
         if not name or name in seen:
-            what = "name is empty" if not name else f"{name!r} is listed twice"
-            raise NetworkError(f"line {line}: {what}; give each device or region one row")
+            reason = "name is empty" if not name else f"{name!r} is listed twice"
+            raise NetworkError(f"line {line}: {reason}; give each device or region one row")
         seen.add(name)
         yield DeviceRow(**fields)
     if not seen:
@@ -267,7 +267,7 @@ def _cluster(
         return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
     if inside is None:
         raise NetworkError(
-            "count is given and nothing says how devices of one place are linked; give their "
+            "count is given and the link between devices of one place is unknown; give their "
             "latency and bandwidth (inside=, or --intra-latency-ms and --intra-bandwidth-gbps)"
         )
     network = network.replicate(
@@ -358,12 +358,12 @@ def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
     """
     usual = [None] * len(rows) if full.peak_flops is None else full.peak_flops
     columns = (np.asarray(usual, dtype=object).tolist(), np.asarray(full.flops).tolist())
-    found = []
+    peaks = []
     for row, peak, flops in zip(rows, *columns, strict=True):
         known = row.peak_flops or (None if row.flops is not None else peak)
-        found.append(known or ((row.flops or flops) if row.can_compute is False else None))
-    known = [peak for peak in found if peak is not None]
-    return known if len(known) == len(found) else None
+        peaks.append(known or ((row.flops or flops) if row.can_compute is False else None))
+    known = [peak for peak in peaks if peak is not None]
+    return known if len(known) == len(peaks) else None
 
 
 def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> list[float] | None:
@@ -373,21 +373,21 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
     Where a GPU has no known price, either all prices are stated or none is.
     """
     usual = [None] * len(rows) if full.usd_per_hour is None else full.usd_per_hour
-    found: list[float | None] = []
+    prices: list[float | None] = []
     for row, price in zip(rows, np.asarray(usual, dtype=object).tolist(), strict=True):
         if row.usd_per_hour is not None:
-            found.append(row.usd_per_hour)
+            prices.append(row.usd_per_hour)
         elif row.can_compute is False:
-            found.append(0.0)
+            prices.append(0.0)
         elif for_others is not None:
-            found.append(for_others)
+            prices.append(for_others)
         else:
-            found.append(row.gpu_usd_per_hour if row.flops is not None else price)
-    if None not in found:
-        return [price for price in found if price is not None]
+            prices.append(row.gpu_usd_per_hour if row.flops is not None else price)
+    if None not in prices:
+        return [price for price in prices if price is not None]
     if all(row.usd_per_hour is None for row in rows):
         return None
-    unknown = rows[found.index(None)]
+    unknown = rows[prices.index(None)]
     raise NetworkError(
         f"line {unknown.line}: usd_per_hour of {unknown.name!r} is not stated, and its GPU has no "
         "known price; state it, or no price at all"

@@ -145,7 +145,7 @@ def _from_records(
                 f"column {column!r} is missing; found {shown}{misnamed(names, [column])}"
             )
     place: dict[str, int] = {}
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    links: dict[tuple[int, int], tuple[float, float]] = {}
     for where, raw in rows:
         row = {str(key).strip(): value for key, value in raw.items()}
         ends = [name_of(row.get(c)).strip() for c in ENDS]
@@ -156,18 +156,18 @@ def _from_records(
         i, j = (place.setdefault(name, len(place)) for name in ends)
         if i == j:
             continue
-        if (i, j) in found:
+        if (i, j) in links:
             raise NetworkError(
                 f"{where}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
             )
-        found[i, j] = (
+        links[i, j] = (
             si_value(row.get(latency_column), latency_column, where),
             si_value(row.get(bandwidth_column), bandwidth_column, where),
         )
     if not place:
         raise NetworkError("no rows; give one row per ordered pair of devices")
     arrays = np.full((2, len(place), len(place)), np.nan)
-    for (i, j), values in found.items():
+    for (i, j), values in links.items():
         arrays[:, i, j] = values
     return Matrices(arrays[0], arrays[1], list(place))
 
@@ -177,7 +177,7 @@ def require_unique(names: Sequence[str]) -> None:
     for k, name in enumerate(names):
         if name in names[:k]:
             raise NetworkError(f"column {printable(name)!r} is named twice; keep one of them")
-        other = next((one for one in names[:k] if one.lower() == name.lower()), None)
+        other = next((known for known in names[:k] if known.lower() == name.lower()), None)
         if other is not None and name.lower() in (*ENDS, *UNITS):
             raise NetworkError(
                 f"columns {other!r} and {name!r} differ in capitals alone; keep one of them"
@@ -196,18 +196,18 @@ def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
     return ""
 
 
-def _one_of(names: Sequence[str], known: Mapping[str, float], what: str) -> str:
+def _one_of(names: Sequence[str], known: Mapping[str, float], label: str) -> str:
     present = [c for c in known if c in names]
     if not present:
-        found = ", ".join(map(printable, names)) or "nothing at all"
+        shown = ", ".join(map(printable, names)) or "nothing at all"
         raise NetworkError(
-            f"has no column of {what}, such as {list(known)[1]}, found {found}"
+            f"has no column of {label}, such as {list(known)[1]}, found {shown}"
             f"{misnamed(names, known)}; measure it, or assume one, such as planner networks FILE "
-            f"{ASSUMED[what]} --out net.csv"
+            f"{ASSUMED[label]} --out net.csv"
         )
     if len(present) != 1:
         raise NetworkError(
-            f"exactly one {what} column is needed, found {present or 'none'}; "
+            f"exactly one {label} column is needed, found {present or 'none'}; "
             f"name it one of {', '.join(known)}"
         )
     return present[0]
@@ -350,8 +350,8 @@ def from_networkx(graph: Any) -> Matrices:
         where = f"edge {str(u)!r} to {str(v)!r}"
         names = [str(key) for key in data]
         values = []
-        for known, what in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
-            column = _one_of(names, known, what)
+        for known, label in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
+            column = _one_of(names, known, label)
             value = data[column]
             if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
                 raise NetworkError(

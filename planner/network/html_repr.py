@@ -31,11 +31,11 @@ def network_html(title: str, network: Matrices) -> str:
         for j in range(shown):
             cells.append(_between(network, members[i], members[j]))
         rows.append(cells)
-    more = f"; {shown} of {len(names)} regions" if shown < len(names) else ""
+    truncation = f"; {shown} of {len(names)} regions" if shown < len(names) else ""
     return boxed(
         line(title),
         table(["from, to", *names[:shown]], rows),
-        line(f"Mean one-way latency in ms, mean bandwidth in Gb/s{more}."),
+        line(f"Mean one-way latency in ms, mean bandwidth in Gb/s{truncation}."),
     )
 
 
@@ -54,16 +54,20 @@ def cluster_html(
         [escape(region), str(many), *map(quantity, values, figures)]
         for (region, *values), many in list(kinds.items())[:MAX_KINDS]
     ]
-    more = f"{MAX_KINDS} of {len(kinds)} kinds" if len(kinds) > MAX_KINDS else ""
+    truncation = f"{MAX_KINDS} of {len(kinds)} kinds" if len(kinds) > MAX_KINDS else ""
     heads = ["region", "devices", "attained", "memory"]
-    return boxed(line(title), table(heads, rows), line(more), network)
+    return boxed(line(title), table(heads, rows), line(truncation), network)
 
 
-def _between(network: Matrices, here: list[int], there: list[int]) -> str:
+def _between(network: Matrices, sources: list[int], targets: list[int]) -> str:
     """Text of a cell; on the diagonal, between devices of the region."""
-    pairs = np.ix_(here, there)
-    own = here == there
-    off = ~np.eye(len(here), dtype=bool) if own else np.ones((len(here), len(there)), dtype=bool)
+    pairs = np.ix_(sources, targets)
+    own = sources == targets
+    off = (
+        ~np.eye(len(sources), dtype=bool)
+        if own
+        else np.ones((len(sources), len(targets)), dtype=bool)
+    )
     if not off.any():
         return ""
     with warnings.catch_warnings():

@@ -495,8 +495,8 @@ class Network:
         """
         sources: list[int] = []
         ids: list[str] = []
-        for region, asked in mapping("counts", counts, error=NetworkError).items():
-            size = count(f"counts of region {region!r}", asked, error=NetworkError)
+        for region, copies in mapping("counts", counts, error=NetworkError).items():
+            size = count(f"counts of region {region!r}", copies, error=NetworkError)
             if len(sources) + size > MAX_DEVICES:
                 raise NetworkError(
                     f"counts make {len(sources) + size} devices or more, at most {MAX_DEVICES} "
@@ -550,7 +550,7 @@ def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
 
 def _labels(**frames: Any) -> tuple[str, ...] | None:
     """Device names of pandas frames; None for arrays and frames without names."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_region: dict[str, tuple[str, ...]] = {}
     for field, frame in frames.items():
         if not (hasattr(frame, "index") and hasattr(frame, "columns")):
             continue
@@ -562,14 +562,14 @@ def _labels(**frames: Any) -> tuple[str, ...] | None:
                 "devices in the same order along both sides"
             )
         if (labels := rows if columns == numbered else columns) != numbered:
-            found[field] = labels
-    if len(set(found.values())) > 1:
-        (a, first), (b, second) = found.items()
+            by_region[field] = labels
+    if len(set(by_region.values())) > 1:
+        (a, first), (b, second) = by_region.items()
         raise NetworkError(
             f"{a} is of {joined(first)}, {b} of {joined(second)}; give the same devices in the "
             "same order"
         )
-    return next(iter(found.values()), None)
+    return next(iter(by_region.values()), None)
 
 
 def _square(field: str, values: ArrayLike) -> Floats:
@@ -607,13 +607,13 @@ def _minimum_cover(pairs: set[tuple[int, int]]) -> set[int]:
     lower, upper = np.zeros(len(nodes)), np.ones(len(nodes))
 
     def solve() -> tuple[int, Floats]:
-        found = milp(
+        solution = milp(
             np.ones(len(nodes)),
             integrality=np.ones(len(nodes)),
             bounds=Bounds(lower, upper),
             constraints=LinearConstraint(rows, lb=1.0),
         )
-        return (round(found.fun), found.x) if found.success else (len(nodes) + 1, lower)
+        return (round(solution.fun), solution.x) if solution.success else (len(nodes) + 1, lower)
 
     smallest, cover = solve()
     for k in range(len(nodes)):

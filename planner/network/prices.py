@@ -104,7 +104,7 @@ class Prices:
         rules = []
         lines: dict[tuple[str, str], int] = {}
         for line, row in table.rows:
-            here, there, price = (row[column] for column in COLUMNS)
+            source, target, price = (row[column] for column in COLUMNS)
             try:
                 value = real("usd_per_gb", number_in(price), 0)
             except ValueError:
@@ -112,23 +112,23 @@ class Prices:
                     f"{path}, line {line}: usd_per_gb must be a number >= 0, found {price!r}; "
                     + number_remedy(price, "correct it")
                 ) from None
-            if not here or not there:
+            if not source or not target:
                 raise NetworkError(
                     f"{path}, line {line}: from and to must name regions, or be {ANY!r}; correct it"
                 )
-            for region in (here, there):
+            for region in (source, target):
                 if known is not None and region not in known:
                     raise NetworkError(
                         f"{path}, line {line}: {region!r} is no region of the network"
                         f"{did_you_mean(region, known)}; name one of {joined(sorted(known))}, or "
                         "take the row out"
                     )
-            if lines.setdefault((here, there), line) != line:
+            if lines.setdefault((source, target), line) != line:
                 raise NetworkError(
-                    f"{path}, line {line}: {here!r} to {there!r} has a price in line "
-                    f"{lines[here, there]} already; keep one"
+                    f"{path}, line {line}: {source!r} to {target!r} has a price in line "
+                    f"{lines[source, target]} already; keep one"
                 )
-            rules.append((here, there, value))
+            rules.append((source, target, value))
         return cls(rules=tuple(rules), **others)
 
     def usd_per_byte(self, network: Network) -> Floats:
@@ -150,13 +150,13 @@ class Prices:
         index = [place[region] for region in network.regions]
         return np.asarray(table[np.ix_(index, index)])
 
-    def _between(self, here: str, there: str) -> float:
+    def _between(self, source: str, target: str) -> float:
         for a, b, price in self.rules:
-            if a in (here, ANY) and b in (there, ANY):
+            if a in (source, ANY) and b in (target, ANY):
                 return price
-        if here == there:
+        if source == target:
             return 0.0
-        same = _provider(here) == _provider(there)
+        same = _provider(source) == _provider(target)
         return self.between_regions if same else self.between_providers
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,11 +170,11 @@ class Prices:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prices:
         """Inverse of `to_dict`."""
-        given = mapping("prices", data)
+        entries = mapping("prices", data)
         return cls(
-            given["between_regions"],
-            given["between_providers"],
-            tuple(tuple(rule[column] for column in COLUMNS) for rule in given["rules"]),
+            entries["between_regions"],
+            entries["between_providers"],
+            tuple(tuple(rule[column] for column in COLUMNS) for rule in entries["rules"]),
         )
 
 

@@ -87,7 +87,7 @@ class LinkFinding:
         try:
             data = parse_json(text, "the line")
             trips = data["round_trips_s"]
-            found = cls(
+            finding = cls(
                 str(data["source"]),
                 str(data["destination"]),
                 str(data["at"]),
@@ -98,14 +98,14 @@ class LinkFinding:
             )
         except (*(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError),):
             raise NetworkError(f"not a finding of a probe: {text[:60]!r}; probe again") from None
-        told = [x for v in found.rates.values() for x in v] + list(found.round_trips_s or ())
-        told += found.messages_s.values()
-        if not all(0 < x < math.inf for x in told) or 1 not in found.rates:
+        values = [x for v in finding.rates.values() for x in v] + list(finding.round_trips_s or ())
+        values += finding.messages_s.values()
+        if not all(0 < x < math.inf for x in values) or 1 not in finding.rates:
             raise NetworkError(
-                f"{found.source} to {found.destination}: rates and times must be above 0 and those "
-                "of one flow among them; probe again"
+                f"{finding.source} to {finding.destination}: rates and times must be above 0 and "
+                "those of one flow among them; probe again"
             )
-        return found
+        return finding
 
 
 def _three(values: Any) -> tuple[float, float, float]:
@@ -137,7 +137,9 @@ class ProbeLog:
         except ValueError:
             about = None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise NetworkError(f"{path}: is not the log of a probe; its first line says {FORMAT!r}")
+            raise NetworkError(
+                f"{path}: is not the log of a probe; its first line must be {FORMAT!r}"
+            )
         if about.get("schema_version") != SCHEMA_VERSION:
             raise NetworkError(
                 f"{path}: schema_version is {about.get('schema_version')!r}; this release reads "
@@ -146,10 +148,10 @@ class ProbeLog:
         findings: dict[tuple[str, str], LinkFinding] = {}
         for line in lines[1:-1]:  # behind the last end of a line nothing is whole
             try:
-                found = LinkFinding.of_line(line)
+                finding = LinkFinding.of_line(line)
             except NetworkError as error:
                 raise NetworkError(f"{path}: {error}") from None
-            findings[found.ends] = found
+            findings[finding.ends] = finding
         return cls(about, findings)
 
     @property
@@ -157,7 +159,7 @@ class ProbeLog:
         """Devices with findings, in the order of the probe."""
         known = {name for pair in self.findings for name in pair}
         begun = self.about.get("devices")
-        first = [one for one in begun if isinstance(one, str)] if isinstance(begun, list) else []
+        first = [name for name in begun if isinstance(name, str)] if isinstance(begun, list) else []
         later = [name for pair in self.findings for name in pair if name != ALL]
         return tuple(dict.fromkeys([*(name for name in first if name in known), *later]))
 
@@ -166,12 +168,14 @@ class ProbeLog:
         names = self.names
         place = {name: k for k, name in enumerate(names)}
         arrays = np.full((2, len(names), len(names)), np.nan)
-        for (source, destination), found in self.findings.items():
-            if ALL not in found.ends and found.round_trips_s is not None:
-                arrays[0, place[source], place[destination]] = found.round_trips_s[1] / 2
-                arrays[1, place[source], place[destination]] = found.rates[1][0]
+        for (source, destination), finding in self.findings.items():
+            if ALL not in finding.ends and finding.round_trips_s is not None:
+                arrays[0, place[source], place[destination]] = finding.round_trips_s[1] / 2
+                arrays[1, place[source], place[destination]] = finding.rates[1][0]
         if len(names) < 2:
-            raise NetworkError("the log has no pair of devices; let the probe go on")
+            raise NetworkError(
+                "the log has no pair of devices; run the probe until it has measured one"
+            )
         return Network(arrays[0], arrays[1], list(names))
 
     def network_csv(self) -> str:
@@ -183,20 +187,23 @@ class ProbeLog:
         rows = []
         for name in self.names:
             up, down = (self.findings.get(ends) for ends in ((name, ALL), (ALL, name)))
-            rates = ("" if one is None else repr(one.rates[1][0] / MBIT) for one in (up, down))
+            rates = (
+                "" if direction is None else repr(direction.rates[1][0] / MBIT)
+                for direction in (up, down)
+            )
             rows.append((name, *rates))
         return _csv(("name", "upload_mbps", "download_mbps"), rows)
 
 
-def _link_row(found: LinkFinding) -> tuple[str, ...]:
-    trips, (mean, low, high) = found.round_trips_s, found.rates[1]
-    two = found.rates.get(2)
+def _link_row(finding: LinkFinding) -> tuple[str, ...]:
+    trips, (mean, low, high) = finding.round_trips_s, finding.rates[1]
+    two = finding.rates.get(2)
     return (
-        *found.ends,
+        *finding.ends,
         *("" if trips is None else repr(trips[k] / 2) for k in (1,)),
         repr(mean),
         "" if trips is None else repr(trips[2] / 2),
-        *(repr(low), repr(high), "" if two is None else repr(two[0]), found.at),
+        *(repr(low), repr(high), "" if two is None else repr(two[0]), finding.at),
     )
 
 

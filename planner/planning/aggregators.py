@@ -33,17 +33,17 @@ def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPl
     """The plan with the aggregators that shorten its step; unused devices are listed."""
     whole, names = problem.full_cluster or problem.cluster, plan.cluster.network.ids
     aggregators = problem.aggregators
-    here = [whole.network.index_of(name) for name in names]
-    best = _only(plan, whole, here)
+    members = [whole.network.index_of(name) for name in names]
+    best = _only(plan, whole, members)
     if not aggregators:
         return best
-    averaging = _helped(moved(plan, whole, here), aggregators)
+    averaging = _helped(moved(plan, whole, members), aggregators)
     used = {d for rounds in averaging for r in rounds for g in r for d in g.aggregators}
     if not used:
         return best
-    cast = sorted({*here, *used})
+    cast = sorted({*members, *used})
     number = {d: k for k, d in enumerate(cast)}
-    helped = moved(plan, whole.subset(cast), [number[d] for d in here])
+    helped = moved(plan, whole.subset(cast), [number[d] for d in members])
     helped = helped.replace(
         averaging=tuple(
             tuple(tuple(_renamed(g, number) for g in groups) for groups in rounds)
@@ -51,7 +51,7 @@ def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPl
         )
     )
     helped = _only(helped.replace(predicted=predict(helped)), whole, cast)
-    return min(best, helped, key=lambda made: made.predicted.step_s)
+    return min(best, helped, key=lambda candidate: candidate.predicted.step_s)
 
 
 def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
@@ -111,12 +111,12 @@ def group_with_aggregators(
     if rates.sum() <= 0:
         return None
     shares = rates / rates.sum()
-    kept = np.flatnonzero(~helps | (shares > MIN_GAIN))
-    if len(kept) == len(members):
+    selected = np.flatnonzero(~helps | (shares > MIN_GAIN))
+    if len(selected) == len(members):
         return None
-    trains = tuple((~helps[kept]).tolist())
-    members = tuple(index[k] for k in kept)
-    return AveragingGroup(members, shares_of(shares[kept]), trains, trains)
+    trains = tuple((~helps[selected]).tolist())
+    members = tuple(index[k] for k in selected)
+    return AveragingGroup(members, shares_of(shares[selected]), trains, trains)
 
 
 def _helped(
@@ -124,22 +124,22 @@ def _helped(
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
     """The plan's averaging, with aggregators where they shorten it."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
-    size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
+    vector_sizes = [size * plan.codec.wire_ratio for size in plan.vector_bytes()]
     held = plan.averaging[: len(plan.stage_layers)]
     group = {j: rounds[0][0] for j, rounds in enumerate(held) if len(rounds) == 1}
     group = {j: g for j, g in group.items() if len(g.members) > 1}
-    seconds = {j: round_s(g, size[j], links) for j, g in group.items()}
+    seconds = {j: round_s(g, vector_sizes[j], links) for j, g in group.items()}
     stages, kind = plan.assignment.groups, _kinds(cluster)
     free, hopes = list(aggregators), dict(seconds)
     while free and hopes:
-        j = max(hopes, key=lambda one: (hopes[one], -one))
-        found = [
-            (round_s(g, size[j], links), h, g)
+        j = max(hopes, key=lambda stage: (hopes[stage], -stage))
+        options = [
+            (round_s(g, vector_sizes[j], links), h, g)
             for h in {kind[h]: h for h in reversed(free)}.values()
             if (g := group_with_aggregators(cluster, stages[j], [*group[j].aggregators, h]))
             is not None
         ]
-        best = min(found, key=lambda one: one[:2], default=None)
+        best = min(options, key=lambda option: option[:2], default=None)
         if best is None or best[0] >= hopes[j] * (1 - MIN_GAIN):
             del hopes[j]
             continue

@@ -60,7 +60,7 @@ def averaging_rounds(
         return one_level
     links = LinkResources.of(cluster)
     return min(
-        (one_level, hierarchical_), key=lambda one: rounds_s(one, vector_bytes, links, codec)
+        (one_level, hierarchical_), key=lambda rounds: rounds_s(rounds, vector_bytes, links, codec)
     )
 
 
@@ -92,12 +92,12 @@ def adaptive_group(
     if len(members) == 1:
         return AveragingGroup.equal(members)
     links = LinkResources.of(cluster)
-    found = [_lp_group(cluster, members)]
-    sums = np.asarray(cluster.devices.can_aggregate)[list(members)]
-    if sums.any():
+    groups = [_lp_group(cluster, members)]
+    can_sum = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    if can_sum.any():
         flags = (True,) * len(members)
-        found.append(AveragingGroup(members, shares_of(sums.astype(float)), flags))
-    return min(found, key=lambda group: round_s(group, vector_bytes, links))
+        groups.append(AveragingGroup(members, shares_of(can_sum.astype(float)), flags))
+    return min(groups, key=lambda group: round_s(group, vector_bytes, links))
 
 
 def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:

@@ -45,20 +45,20 @@ def cycle_bound_s(
         for k in set(path_stages)
     }
     steps = [least[k] for k in path_stages]
-    found = [_in_turn_s(steps, averaging)]
+    bounds = [_in_turn_s(steps, averaging)]
     for j, size in enumerate(stage_sizes):
         if j == 0 or size == 1:
             continue  # a stage of one device does not average, so stage 0 ends after it
         visited = [t for t, step in enumerate(steps) if step.from_stage_s[j] is not None]
         if not visited:
             # stage 0 may be several steps ahead, but both stages average
-            found.append(len(steps) * float(averaging.stage_s[[0, j]].min()))
+            bounds.append(len(steps) * float(averaging.stage_s[[0, j]].min()))
             continue
         first = visited[0]
         begun = min(steps[first].work_s[0], steps[first].from_stage_s[j] or 0.0)
         begun += float(averaging.stage_s[0])
-        found.append(begun + _in_turn_s(steps[first + 1 :], averaging))
-    return min(found) / len(steps)
+        bounds.append(begun + _in_turn_s(steps[first + 1 :], averaging))
+    return min(bounds) / len(steps)
 
 
 class _Least(NamedTuple):
@@ -82,9 +82,11 @@ class _Least(NamedTuple):
 
         work = _stage_work_s(problem)
         # a start device's F comes before another stage's work, and B after it
-        way = float(problem.forward_s[0].min() + problem.backward_s[0].min())
-        around = float(work.max()) + way + 2 * _least_hop_s(problem) if work.any() else 0.0
-        work[0] = max(arranged_bound_s(problem), around)
+        first_stage_s = float(problem.forward_s[0].min() + problem.backward_s[0].min())
+        longest_s = (
+            float(work.max()) + first_stage_s + 2 * _least_hop_s(problem) if work.any() else 0.0
+        )
+        work[0] = max(arranged_bound_s(problem), longest_s)
         return cls(work, [None, *_later_stages_s(problem)])
 
 
@@ -131,7 +133,7 @@ def _later_stages_s(problem: ArrangedPathProblem) -> list[float | None]:
     work = _stage_work_s(problem)
     head = float(problem.head_s.min())
     ending = float((problem.head_s + problem.backward_s[0]).min())
-    found: list[float | None] = []
+    times_s: list[float | None] = []
     for j in range(1, stages):
         away = float(forward[j]) + hop
         # a swap moves a stage by one position; then follow the rest, the head, and the way back
@@ -141,8 +143,8 @@ def _later_stages_s(problem: ArrangedPathProblem) -> list[float | None]:
         alone += (2 * problem.path_stages - place) * hop
         own = float(work[j]) + hop + float(backward[0])
         starts = away + -(-visits // sizes[0]) * ending
-        found.append(max(alone, own, starts))
-    return found
+        times_s.append(max(alone, own, starts))
+    return times_s
 
 
 def _problem(

@@ -56,14 +56,14 @@ def device_flow(
     each = rates.node_share / nodes.devices
     starts = each[list(node_of[0])]
     return starts, [
-        _boundary(np.array(here), np.array(there), each, nodes, flow, rates, spread)
-        for here, there in pairwise(node_of)
+        _boundary(np.array(group), np.array(next_group), each, nodes, flow, rates, spread)
+        for group, next_group in pairwise(node_of)
     ]
 
 
 def _boundary(
-    here: Floats,
-    there: Floats,
+    nodes_out: Floats,
+    nodes_in: Floats,
     each: Floats,
     nodes: FlowNodes,
     flow: StageFlow,
@@ -71,24 +71,24 @@ def _boundary(
     spread: PairSpread,
 ) -> Floats:
     """Fractions over the pairs of devices of two neighbouring stages."""
-    part = np.zeros((len(here), len(there)))
-    out, into = each[here].copy(), each[there].copy()
-    stage = flow.stage[here[0]]
+    part = np.zeros((len(nodes_out), len(nodes_in)))
+    unsent, unreceived = each[nodes_out].copy(), each[nodes_in].copy()
+    stage = flow.stage[nodes_out[0]]
     edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.edge_share > TINY))
     for e in edges[np.argsort(flow.delay_s[edges], kind="stable")].tolist():
         u, v, amount = flow.source[e], flow.target[e], float(rates.edge_share[e])
-        before, after = np.flatnonzero(here == u), np.flatnonzero(there == v)
+        before, after = np.flatnonzero(nodes_out == u), np.flatnonzero(nodes_in == v)
         pairs = len(before) * len(after)
         most = rates.period_s / (flow.pair_s[e] * pairs) if flow.pair_s[e] > 0 else math.inf
         if spread is PairSpread.FEWEST:
-            sent = _nearest(out[before], into[after], amount, most)
+            sent = _nearest(unsent[before], unreceived[after], amount, most)
         elif spread is PairSpread.FEW:
             sent = _few(len(before), len(after), amount, most)
         else:
             sent = np.full((len(before), len(after)), amount / pairs)
         part[np.ix_(before, after)] = sent
-        out[before] = np.maximum(out[before] - sent.sum(axis=1), 0.0)
-        into[after] = np.maximum(into[after] - sent.sum(axis=0), 0.0)
+        unsent[before] = np.maximum(unsent[before] - sent.sum(axis=1), 0.0)
+        unreceived[after] = np.maximum(unreceived[after] - sent.sum(axis=0), 0.0)
     return part
 
 

@@ -62,7 +62,7 @@ def stage_averaging(
     apart = not request.sync.local_steps
     sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     may_be_hierarchical, two_frequency = request.may_be_hierarchical, request.within is not None
-    found = [
+    averaging = [
         (
             averaging_rounds(
                 cluster,
@@ -90,8 +90,8 @@ def stage_averaging(
                 f"embedding and head share a matrix, which the devices of stages 0 and "
                 f"{shape.head_stage} average: {error}"
             ) from None
-        found.append((rounds, size))
-    return found
+        averaging.append((rounds, size))
+    return averaging
 
 
 def evaluated(

@@ -110,9 +110,24 @@ class LayoutContext:
             averaging_usd = float((paid * sent).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(classes, chosen)))
-        parts = (variant, shape, assignment, times, room, links, nodes, flow, node_of)
-        usd = (objective, paid, averaging_usd)
-        return cls(layout, *parts, *usd, averaging_s, within_s, update_s)
+        return cls(
+            layout=layout,
+            problem=variant,
+            shape=shape,
+            assignment=assignment,
+            times=times,
+            room=room,
+            links=links,
+            nodes=nodes,
+            flow=flow,
+            node_of=node_of,
+            objective=objective,
+            usd_per_byte=paid,
+            averaging_usd=averaging_usd,
+            averaging_s=averaging_s,
+            within_s=within_s,
+            update_s=update_s,
+        )
 
     @property
     def spreads(self) -> tuple[PairSpread, ...]:
@@ -121,9 +136,9 @@ class LayoutContext:
         rarely = self.problem.request.sync_every > 1
         first = PairSpread.FEW if rarely or self.flow.lines is not None else PairSpread.EVEN
         rest = (
-            one
-            for one in PairSpread
-            if one is not first and (alike or one is not PairSpread.PAIRED)
+            spread
+            for spread in PairSpread
+            if spread is not first and (alike or spread is not PairSpread.PAIRED)
         )
         return first, *rest
 
@@ -163,11 +178,12 @@ class LayoutContext:
         schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
         took, lateness = [], np.ones(len(self.flow.stage))
         for group, its_nodes in zip(groups, self.node_of, strict=True):
-            here, at = list(group), np.array(its_nodes)
-            busy = end[here] > 0
-            took.append(end[here].max() - begin[here].min())
-            for v in np.unique(at[busy]):
-                lateness[v] = end[here][at == v].mean() / end[here][busy].mean()
+            members, node = list(group), np.array(its_nodes)
+            ends_s = end[members]
+            busy = ends_s > 0
+            took.append(ends_s.max() - begin[members].min())
+            for v in np.unique(node[busy]):
+                lateness[v] = ends_s[node == v].mean() / ends_s[busy].mean()
         alone = np.array(took) + self.update_s
         sync = self.problem.request.sync
         ends = alone + self.averaging_s[: len(alone)]
@@ -187,10 +203,10 @@ class LayoutContext:
             return 0.0
         through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
         costs = self.shape.costs(self.problem.workload)
-        found = self.averaging_usd
+        usd = self.averaging_usd
         for j, cost in enumerate(costs[:-1]):
-            found += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
-        return found
+            usd += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
+        return usd
 
     def _spread_by(self, slowdown: Floats) -> FlowRates:
         """The flow with slowdowns of nodes."""

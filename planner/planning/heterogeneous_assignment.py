@@ -69,9 +69,9 @@ def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: 
                     continue
                 swap = {a: b, b: a}
                 tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
-                found = estimated_step_s(problem, shape, tried)
-                if found < cost * (1 - 1e-9):
-                    best, cost, improved = tried, found, True
+                step_s = estimated_step_s(problem, shape, tried)
+                if step_s < cost * (1 - 1e-9):
+                    best, cost, improved = tried, step_s, True
     return best
 
 

@@ -42,13 +42,13 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveragin
     if not 1 < len(at) < len(group):
         return None
     sums = np.asarray(cluster.devices.can_aggregate)
-    if not all(sums[here].any() for here in at.values()):
+    if not all(sums[members].any() for members in at.values()):
         return None
     held, spread = slice_owners(cluster, list(at.values()))
     between = _exchange_shares(cluster, list(at), held)
     flags = (True,) * len(at)
     exchange = exchanged(held, lambda members: AveragingGroup(members, between, flags))
-    return tuple(replace(one, phase=Phase.REDUCE) for one in spread), exchange, spread
+    return tuple(replace(groups, phase=Phase.REDUCE) for groups in spread), exchange, spread
 
 
 def _exchange_shares(

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -76,8 +77,14 @@ def joint_bound(
     """Lower bound in seconds on every plan's step."""
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     workload = _of_steps(workload, every)
-    settings = (workload, wire_ratio, recomputes, every)
-    requirements = StageRequirements(pool, *settings)
+    require = partial(
+        StageRequirements,
+        workload=workload,
+        wire_ratio=wire_ratio,
+        recomputes=recomputes,
+        every=every,
+    )
+    requirements = require(pool)
     seconds, price = _best_price(
         pool, lambda price: _price_from_any_stage(requirements, price), requirements.scale_s
     )
@@ -95,19 +102,19 @@ def joint_bound(
     if measured:
         witness["measured"] = True
 
-    more = 1 + SENSITIVITY
+    factor = 1 + SENSITIVITY
     faster = {
-        "computing": replace(pool, flops=pool.flops * more),
-        "messages and averaging": replace(pool, up=pool.up * more, down=pool.down * more),
+        "computing": replace(pool, flops=pool.flops * factor),
+        "messages and averaging": replace(pool, up=pool.up * factor, down=pool.down * factor),
     }
     less_s = seconds * (1 - SENSITIVITY / 10)
     names = [
         name
         for name, other in faster.items()
-        if _price_from_any_stage(StageRequirements(other, *settings), price)(less_s) <= BUDGET
+        if _price_from_any_stage(require(other), price)(less_s) <= BUDGET
     ]
-    what = ", ".join(names) or "the number, memory and latencies"
-    basis = f"{what} of all devices, whatever stages they are in"
+    limiting = ", ".join(names) or "the number, memory and latencies"
+    basis = f"{limiting} of all devices, whatever stages they are in"
     if pool.hierarchical:
         basis += "; for stages that average hierarchically, from one exchange to the next"
     if pool.regions:
@@ -136,7 +143,8 @@ def long_run_bound_s(
     """Lower bound in seconds per step in the long run; a single step may be shorter.
 
     Between the ends of two of its rounds, every stage does all its work of a step, so the first t
-    steps from an idle system take at least t times this.
+    steps from an idle system take at least t times this. The value is only printed: no certificate
+    holds it, and the checker does not recompute it.
     """
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
     requirements = StageRequirements(pool, _of_steps(workload, every), wire_ratio, True, every)
@@ -149,7 +157,7 @@ def long_run_bound_s(
 
 
 def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
-    """The long-run bound for all plans that average like a given one."""
+    """The long-run bound for all plans that average like a given one; see `long_run_bound_s`."""
     if problem.request.group_size is not None or problem.request.delayed:
         return None
     return long_run_bound_s(
@@ -167,7 +175,7 @@ def _best_price(
 ) -> tuple[float, Price]:
     """The highest bound over all prices, and its price."""
     best, chosen = 0.0, PRICES[0]
-    for price in PRICES[:1] if pool.alike else PRICES:
+    for price in PRICES[:1] if pool.identical else PRICES:
         price_at = prices(price)
         if best == 0 or price_at(best) > BUDGET:
             best, chosen = max(best, _least_feasible_s(price_at, scale_s)), price
@@ -176,12 +184,9 @@ def _best_price(
 
 def _price_from_any_stage(requirements: StageRequirements, price: Price) -> PriceAt:
     """Price of the cheapest split, whichever stage's round ended the step before."""
-    tail, boundary, downstream = (
-        requirements.tail(),
-        requirements.boundary(),
-        requirements.downstream(),
-    )
-    upstream = [requirements.upstream(again) for again in requirements.choices]
+    whole_pipeline = requirements.whole_pipeline()
+    boundary, downstream = requirements.boundary(), requirements.downstream()
+    upstream = [requirements.upstream(recomputes) for recomputes in requirements.choices]
 
     def price_at(limit: float) -> float:
         before = np.min(
@@ -189,7 +194,7 @@ def _price_from_any_stage(requirements: StageRequirements, price: Price) -> Pric
         )
         end = _costs(requirements, boundary, price, limit)
         later = _cheapest_split(_costs(requirements, downstream, price, limit), before, end)
-        return min(later, _cheapest_split(_costs(requirements, tail, price, limit)))
+        return min(later, _cheapest_split(_costs(requirements, whole_pipeline, price, limit)))
 
     return price_at
 
@@ -207,6 +212,7 @@ def _costs(
     pool = requirements.pool
     busy, late = limit - requirement.tail_s, limit - requirement.tail_s - requirement.begin_s
     open_s = limit - requirement.quiet_s
+    # inequalities (1) to (6) of `stage_requirements`
     able = (
         requirement.fits & (requirement.least_s <= limit) & (busy > 0) & (late > 0) & (open_s > 0)
     )

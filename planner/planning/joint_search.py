@@ -9,13 +9,12 @@ layouts and repeat until the limit; the first one already yields a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.planning.aggregators import with_aggregators
-from planner.planning.baselines.rank_order import rank_layouts, region_order
 from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.device_classes import DeviceClasses, Floats
 from planner.planning.device_flow import PairSpread
@@ -23,59 +22,87 @@ from planner.planning.flow_plan import CandidatePlan, LayoutContext
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import pipeline_s
 from planner.planning.layout_kernel import IN_FLIGHT
-from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch, ScoredLayout
+from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.planning.nothing_fits import nothing_fits
 from planner.planning.problem import PlanningProblem
+from planner.planning.promising_ranks import promising_rank_layouts
 from planner.planning.request import PlanRequest, RequestedWiring, ShareRule
 from planner.planning.shape import layers_of, microbatches_of
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion, started
+from planner.search.stop import (
+    EFFORT_LIMIT,
+    INTERRUPTED,
+    ITERATION_LIMIT,
+    TIME_LIMIT,
+    MaxIterations,
+    StoppingCriterion,
+    started,
+)
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
 
-ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
-"""Most trials of the layout search in a round, and in one after a limit that found nothing."""
+ROUND_TRIALS = 600_000.0
+"""Maximum trials of the layout search in a round."""
+LATE_TRIALS = 200_000.0
+"""Trials of the layout search after a time limit that passed before any layout fitted."""
 LAYOUT_SEARCH_SHARE = 0.3
-"""Largest share of the limit for the layout search of a round."""
-MAX_RECHECK_OPERATIONS, MAX_RECHECKS = 60_000, 3
-"""Operations of a step up to which variants of the best plan are built after the search, and how
-often a better runner-up may replace it."""
-IDLE_ROUNDS = 3
-"""Consecutive rounds without a new layout that end the search."""
-OPERATIONS_PER_EFFORT, OPERATIONS_PER_CANDIDATE = 800_000, 25_000
-"""Simulated operations per unit of effort; a candidate costs a fixed number on top."""
+"""Maximum share of the limit that the layout search of a round uses."""
+MAX_CANDIDATES = 6
+"""Candidates built in a round from new layouts, besides those from baselines and ranks."""
+MAX_CHAINED = 8
+"""Candidates that are simulated with a second step, after each batch of new candidates."""
+MAX_EVALUATED = 2
+"""Candidates that are evaluated in full, after each batch of new candidates."""
 EVALUATION_PASSES = 5
 """Simulated steps of a full evaluation: one from an idle system, then consecutive ones."""
-MAX_CANDIDATES, MAX_CHAINED, MAX_EVALUATED = 6, 8, 2
-"""Candidates built in a round; those simulated with a second step, and those evaluated, after the
-candidates and after each improvement."""
-RANK_LAYOUTS = 6
-"""Layouts of consecutive ranks whose layers are improved. The best of them becomes a candidate if
-its estimate is promising; the best with the trainers' own layers always does."""
+IDLE_ROUNDS = 3
+"""Consecutive rounds without a new layout that end the search."""
+
+OPERATIONS_PER_EFFORT = 800_000
+"""Simulated operations per unit of effort."""
+OPERATIONS_PER_CANDIDATE = 25_000
+"""Fixed cost of a candidate, in simulated operations."""
+
 PROMISING_RATIO = 1.08
-"""A candidate within this factor of the best is built again over other pairs of devices, and with
-slowdowns measured in its schedule."""
-NEIGHBOURS, MAX_NEIGHBOURS, IMPROVEMENTS = 600, 12, 6
-"""Moves of a layout that are estimated, that are built, and improvements in a round."""
-SLOWDOWN_TRIALS, PERTURBATION_SIGMA = 4, 0.04
-"""Random slowdowns of classes tried on a good candidate, and their standard deviation."""
-CHANGE_TOLERANCE, TOLERANCE_PER_VISIT = 1.04, 0.01
-"""Largest estimate of a move relative to its parent; grows with every visit of the parent."""
-VISIT_PENALTY, EXHAUSTED_VISITS = 0.002, 3
-"""Handicap of a parent for each visit, relative to its value; a visit that finds nothing new counts
-several times."""
+"""Ratio to the best value up to which a candidate is built again over other pairs of devices, and
+with the slowdowns measured in its schedule."""
+IMPROVEMENTS = 6
+"""Improvement steps in a round; each builds moves of one parent."""
+NEIGHBOURS = 600
+"""Moves of a parent's layout that are estimated in an improvement step."""
+MAX_NEIGHBOURS = 12
+"""Moves of a parent's layout that are built in an improvement step."""
+CHANGE_TOLERANCE = 1.04
+"""Maximum ratio of a move's estimate to its parent's."""
+TOLERANCE_PER_VISIT = 0.01
+"""Growth of that ratio with every visit of the parent."""
+VISIT_PENALTY = 0.002
+"""Relative handicap of a parent per visit, when the next parent is chosen."""
+EXHAUSTED_VISITS = 3
+"""Visits that a visit without a new layout counts in addition."""
+SLOWDOWN_TRIALS = 4
+"""Random slowdowns of classes that are tried on a parent in an improvement step."""
+PERTURBATION_SIGMA = 0.04
+"""Standard deviation of the logarithm of a random slowdown."""
+
 IN_FLIGHT_FACTORS = (2.0, 3.0)
-"""Limits on microbatches in flight, by Little's law, that variants of the best plan get."""
+"""Limits on microbatches in flight that variants of the best plan get, as multiples of what
+Little's law requires."""
 MIN_IN_FLIGHT = 1.0
 """Delay over period that keeps every stage busy without queueing (Little's law)."""
-LARGER_SHARE = 0.5
-"""Share of the limit for layouts with a baseline's larger microbatches."""
+MAX_RECHECK_OPERATIONS = 60_000
+"""Operations of a step up to which variants of the best plan are built after the search."""
+MAX_RECHECKS = 3
+"""Times that a runner-up may replace the best plan after the search."""
+LARGER_MICROBATCHES_SHARE = 0.5
+"""Share of the limit for a second search, with the larger microbatches of a baseline."""
+
 IDLE_DEVICES = (
     "wiring 'stochastic': every plan found leaves devices without microbatches; give more "
     "samples a step, or let wiring be 'flow'"
@@ -90,21 +117,22 @@ def search_jointly(
 ) -> Result[TrainingPlan]:
     """The best plan found; every decision that the request leaves open is searched."""
     search = _Search(problem, stop, bound, baselines)
-    found = search.result()
-    samples = found.plan.workload.microbatch_samples if found.plan is not None else None
-    if samples in (None, problem.workload.microbatch_samples) or search.run.reason not in (
-        *(None, "effort spent", "iteration limit"),
-    ):
-        return found
+    result = search.result()
+    if result.plan is None or search.run.reason not in (None, EFFORT_LIMIT, ITERATION_LIMIT):
+        return result
+    samples = result.plan.workload.microbatch_samples
+    if samples == problem.workload.microbatch_samples:
+        return result
     # a baseline with larger microbatches is the best plan: search layouts with these, too
     workload = problem.workload.replace(microbatch_samples=samples)
     larger = replace(problem, workload=workload)
-    more = _Search(larger, stop.portion(LARGER_SHARE), bound, baselines).result()
-    return min(found, more, key=lambda one: one.objective or math.inf)
+    portion = stop.portion(LARGER_MICROBATCHES_SHARE)
+    larger_result = _Search(larger, portion, bound, baselines).result()
+    return min(result, larger_result, key=lambda result: result.objective or math.inf)
 
 
 def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
-    """What the request fixes of layouts."""
+    """Constraints on layouts that follow from the request."""
     request, stages = problem.request, problem.request.fixed_stages
     most = min(devices, len(problem.workload.layers))
     if stages is not None and not 1 <= stages <= most:
@@ -116,11 +144,16 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
     if stages is not None:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(problem, stages or 0)
-    equal = request.shares == ShareRule.EQUAL
-    parts = (stages, layers, request.recompute, request.in_flight, equal)
-    two_frequency = request.within is not None
     return Constraints(
-        *parts, request.sync_every, request.delayed, two_frequency, PlanObjective.of(request)
+        stages=stages,
+        layers=layers,
+        recompute=request.recompute,
+        in_flight=request.in_flight,
+        equal=request.shares == ShareRule.EQUAL,
+        every=request.sync_every,
+        delayed=request.delayed,
+        two_frequency=request.within is not None,
+        objective=PlanObjective.of(request),
     )
 
 
@@ -140,9 +173,9 @@ class _Search:
         by_region = problem.request.within is not None
         self.classes = DeviceClasses.of(problem.cluster, prices, by_region=by_region)
         wire = Codec(problem.request.codec).wire_ratio
-        given = _constraints(problem, int(self.classes.size.sum()))
+        constraints = _constraints(problem, int(self.classes.size.sum()))
         self.random = np.random.default_rng((problem.seed, 1))
-        self.layouts = LayoutSearch(self.classes, problem.workload, wire, problem.seed, given)
+        self.layouts = LayoutSearch(self.classes, problem.workload, wire, problem.seed, constraints)
         # compile kernels before the clock of the search starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
@@ -164,7 +197,7 @@ class _Search:
         self.visits: dict[int, int] = {}
         self.tried: set[Layout] = set()
         self.first_error: ProblemError | None = None
-        self.baselines = [one for one in baselines if self._is_allowed(one)]
+        self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
         """Run rounds until the limit."""
@@ -182,7 +215,7 @@ class _Search:
         with self.run.interruptible():
             if self.incumbent.plan is None and not self.below_bound:
                 self._evaluate_any()
-            elif not self.run.paced_by_time and self.run.reason != "interrupted":
+            elif not self.run.paced_by_time and self.run.reason != INTERRUPTED:
                 self._evaluate_last()
             self._drop_idle_devices()
             alternatives = tuple(self._alternatives())
@@ -207,8 +240,8 @@ class _Search:
 
     def _offer_baselines(self) -> None:
         """Offer the baselines as incumbents."""
-        for one in self.baselines:
-            plan = with_cost(with_aggregators(self.problem, one), self.problem.request)
+        for baseline in self.baselines:
+            plan = with_cost(with_aggregators(self.problem, baseline), self.problem.request)
             value = self.objective.of_plan(plan)
             if not self._is_below_bound(value):
                 self.incumbent.offer(value, plan)
@@ -216,14 +249,15 @@ class _Search:
     def _baseline_layouts(self) -> list[Layout]:
         """Layouts of the baselines, which the search tries to improve."""
         class_of = {d: c for c, members in enumerate(self.classes.members) for d in members}
-        ids = self.problem.cluster.network.index_of
+        index_of = self.problem.cluster.network.index_of
         layouts = []
         for plan in self.baselines:
-            names, counts = plan.cluster.network.ids, []
+            names = plan.cluster.network.ids
+            counts: list[list[int]] = []
             for group in plan.assignment.groups:
                 row = [0] * len(self.classes)
                 for d in group:
-                    row[class_of[ids(names[d])]] += 1
+                    row[class_of[index_of(names[d])]] += 1
                 counts.append(row)
             cuts = [0, *(stop for _, stop in plan.stage_layers)]
             layouts.append(Layout.of(counts, cuts, list(plan.recompute)))
@@ -249,48 +283,53 @@ class _Search:
         """Runners-up, and variants of the best plan with one decision changed."""
         runners_up = self._runners_up()
         best, request = self.best_candidate, self.problem.request
-        for words, candidate in runners_up:
-            yield self._alternative(words, candidate.value)
+        for decision, candidate in runners_up:
+            yield self._alternative(decision, candidate.value)
         if best is None or not self._may_recheck(best):
             return
-        on = any(best.layout.recompute)
         if request.recompute is None:
-            other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
-            words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            found = self._rebuilt(best, other, request)
-            value = None if found is None else found.value
-            taken = self.incumbent.objective
-            if found is not None and found.value < taken * (1 - 1e-9):
-                value = self._evaluate(found)
-                if value < taken * (1 - 1e-9):
-                    words, value = (
-                        (
-                            ("recomputation" if not on else "no recomputation"),
-                            "on all stages" if on else "none",
-                        ),
-                        taken,
-                    )
-                    best = self.best_candidate or best
-            yield self._alternative(words, value)
+            yield self._other_recomputation(best)
+            best = self.best_candidate or best
         if request.averaging is None:
             yield from self._equal_shares(best)
 
-    def _alternative(self, words: tuple[str, str], value: float | None) -> Alternative:
+    def _other_recomputation(self, best: CandidatePlan) -> Alternative:
+        """The best plan with or without recomputation, which replaces it if that is better."""
+        recomputes, best_value = any(best.layout.recompute), self.incumbent.objective
+        decisions = {
+            True: ("recomputation", "none"),
+            False: ("no recomputation", "on all stages"),
+        }
+        decision = decisions[recomputes]
+        other = replace(best.layout, recompute=(not recomputes,) * len(best.layout.layers))
+        variant = self._rebuilt(best, other, self.problem.request)
+        if variant is None:
+            return self._alternative(decision, None)
+        value = variant.value
+        if value < best_value * (1 - 1e-9):
+            value = self._evaluate(variant)
+            if value < best_value * (1 - 1e-9):
+                decision, value = decisions[not recomputes], best_value
+        return self._alternative(decision, value)
+
+    def _alternative(self, decision: tuple[str, str], value: float | None) -> Alternative:
         why = "memory does not hold it" if value is None else ""
-        return Alternative(*words, value, "$" if self.objective.by_cost else "s", why)
+        taken, instead = decision
+        unit = "$" if self.objective.by_cost else "s"
+        return Alternative(taken, instead, value, unit, why)
 
     def _equal_shares(self, best: CandidatePlan) -> Iterator[Alternative]:
         """The best plan with one round of equal shares, which replaces it if that is better.
 
-        Shares are optimised for averaging alone; beside other messages, others may be faster.
+        Shares are optimised for averaging alone; other shares may suit concurrent messages better.
         """
-        plan, taken = self.incumbent.plan, self.incumbent.objective
+        plan, best_value = self.incumbent.plan, self.incumbent.objective
         hierarchical = (
             plan is not None
             and any(map(is_hierarchical, plan.averaging))
             and not plan.two_frequency
         )
-        words = (
+        decision = (
             ("two levels", "one round of equal shares")
             if hierarchical
             else ("adaptive shares", "equal")
@@ -300,11 +339,11 @@ class _Search:
         if candidate is None:
             return
         value = candidate.value
-        if value < taken * (1 - 1e-9):
+        if value < best_value * (1 - 1e-9):
             value = self._evaluate(candidate)
-            if value < taken * (1 - 1e-9):
-                words, value = ("equal shares", words[0]), taken
-        yield self._alternative(words, value)
+            if value < best_value * (1 - 1e-9):
+                decision, value = ("equal shares", decision[0]), best_value
+        yield self._alternative(decision, value)
 
     def _runners_up(self) -> list[tuple[tuple[str, str], CandidatePlan]]:
         """The best candidate with another number of stages, and the best one that uses all devices.
@@ -316,23 +355,27 @@ class _Search:
             best = self.best_candidate
             if best is None:
                 return []
-            mine = len(best.layout.layers)
-            others = [candidate for k, candidate in self.best_by_stages.items() if k != mine]
+            stages = len(best.layout.layers)
+            others = [candidate for k, candidate in self.best_by_stages.items() if k != stages]
             runners_up = []
             if others:
-                one = min(others, key=lambda candidate: candidate.value)
-                runners_up.append(((counted(mine, "stage"), str(len(one.layout.layers))), one))
+                runner_up = min(others, key=lambda candidate: candidate.value)
+                decision = (counted(stages, "stage"), str(len(runner_up.layout.layers)))
+                runners_up.append((decision, runner_up))
             if self._idle(best) > 0 and self.best_on_all is not None:
-                runners_up.append(
-                    ((f"{self._idle(best)} without a stage", "none"), self.best_on_all)
-                )
+                decision = (f"{self._idle(best)} without a stage", "none")
+                runners_up.append((decision, self.best_on_all))
             if not self._may_recheck(best):
                 return runners_up
-            runners_up = [(words, candidate.with_next_step()) for words, candidate in runners_up]
+            runners_up = [
+                (decision, candidate.with_next_step()) for decision, candidate in runners_up
+            ]
             for _, candidate in runners_up:
                 self._update_parent(candidate, candidate.seconds)
             better = [
-                one for _, one in runners_up if one.value < self.incumbent.objective * (1 - 1e-9)
+                candidate
+                for _, candidate in runners_up
+                if candidate.value < self.incumbent.objective * (1 - 1e-9)
             ]
             for candidate in better:
                 self._evaluate(candidate)
@@ -354,7 +397,7 @@ class _Search:
     def _may_recheck(self, candidate: CandidatePlan) -> bool:
         """Whether variants of this candidate are small enough to be built after the search."""
         most = MAX_RECHECK_OPERATIONS // (10 if self.run.paced_by_time else 1)
-        return candidate.operations <= most and self.run.reason != "interrupted"
+        return candidate.operations <= most and self.run.reason != INTERRUPTED
 
     def _idle(self, candidate: CandidatePlan) -> int:
         """Devices that can compute but hold no stage."""
@@ -370,23 +413,24 @@ class _Search:
         """Build and evaluate the best of new layouts, then improve good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
-        promising = [one.layout for one in self.layouts.ranked(first=InitialLayout.SPREAD_COLD)]
-        ranks = []
+        ranked = self.layouts.ranked(first=InitialLayout.SPREAD_COLD)
+        initial: list[Layout] = []
         if not self.tried:
-            ranks = list(dict.fromkeys([*self._baseline_layouts(), *self._rank_layouts()]))
-        promising = [one for one in promising if one not in ranks]
+            rank_based = promising_rank_layouts(self.problem, self.layouts, PROMISING_RATIO)
+            initial = list(dict.fromkeys([*self._baseline_layouts(), *rank_based]))
+        promising = [scored.layout for scored in ranked if scored.layout not in initial]
         candidates: list[CandidatePlan] = []
-        first = [*promising[:1], *ranks]
+        first = [*promising[:1], *initial]
         if self.run.check() is not None:
             # there is time for one candidate only
             first.sort(key=lambda layout: self.layouts.scored(layout).value)
         for layout in [*first, *promising[1:]]:
-            if len(candidates) == MAX_CANDIDATES + len(ranks) or self._out_of_budget(candidates):
+            if len(candidates) == MAX_CANDIDATES + len(initial) or self._out_of_budget(candidates):
                 break
-            candidate = self._candidate(layout, always=layout in ranks)
+            candidate = self._candidate(layout, always=layout in initial)
             if candidate is not None:
                 candidates.append(candidate)
-        candidates += self._best_unbuilt(candidates, ranks)
+        candidates += self._best_unbuilt(candidates, initial)
         self._evaluate_best(candidates)
         for _ in range(IMPROVEMENTS):
             if not self.best_by_stages or self.run.check() is not None:
@@ -395,62 +439,18 @@ class _Search:
             self._evaluate_best([*self._neighbours(parent), *self._perturbed(parent)])
 
     def _best_unbuilt(
-        self, candidates: Sequence[CandidatePlan], ranks: Sequence[Layout]
+        self, candidates: Sequence[CandidatePlan], initial: Sequence[Layout]
     ) -> list[CandidatePlan]:
         """The layout with by far the best estimate, if the limit came before it was built."""
-        every = [*self.layouts.ranked()[:1], *map(self.layouts.scored, ranks)]
-        known = [self.layouts.scored(one.layout).value for one in candidates]
-        if not every or self.run.reason == "interrupted":
+        scored = [*self.layouts.ranked()[:1], *map(self.layouts.scored, initial)]
+        built = [self.layouts.scored(candidate.layout).value for candidate in candidates]
+        if not scored or self.run.reason == INTERRUPTED:
             return []
-        best = min(every, key=lambda one: one.value)
-        if best.value * PROMISING_RATIO >= min(known, default=math.inf):
+        best = min(scored, key=lambda layout: layout.value)
+        if best.value * PROMISING_RATIO >= min(built, default=math.inf):
             return []
         candidate = self._candidate(best.layout)
         return [] if candidate is None else [candidate]
-
-    def _rank_layouts(self) -> list[Layout]:
-        """The best layouts of consecutive ranks by estimate; none if nothing fits."""
-        numbers, given = self.layouts.stage_counts, self.layouts.constraints.layers
-        layers = {s: given or self.problem.workload.even_split(s) for s in numbers}
-        network = self.problem.cluster.network
-        order = region_order(network)
-        first = self._best_ranks(order, layers)
-        better = [self.layouts.with_better_layers(one.layout) for one in first]
-        better.sort(key=lambda one: one.value)
-        least = min((one.value for one in self.layouts.ranked()), default=math.inf)
-        better = [one for one in better[:1] if one.value <= PROMISING_RATIO * least]
-        least = min([least, *(one.value for one in (*better, *first[:1]))])
-        alone = self._in_one_region(order, layers, least)
-        return list(dict.fromkeys(one.layout for one in (*alone, *better, *first[:1])))
-
-    def _best_ranks(
-        self, ranks: Sequence[int], layers: Mapping[int, Sequence[tuple[int, int]]]
-    ) -> list[ScoredLayout]:
-        """The best layouts of ranks in this order, by estimate."""
-        found = map(self.layouts.scored, rank_layouts(ranks, self.classes, layers))
-        fits = [one for one in found if one.value < math.inf]
-        return sorted(fits, key=lambda one: one.value)[:RANK_LAYOUTS]
-
-    def _in_one_region(
-        self,
-        order: Sequence[int],
-        layers: Mapping[int, Sequence[tuple[int, int]]],
-        least: float,
-    ) -> list[ScoredLayout]:
-        """The best layout on one region or device, if all others have a larger estimate."""
-        regions = self.problem.cluster.network.regions
-        names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
-        parts = [[d for d in order if regions[d] == name] for name in names]
-        parts += [[members[0]] for members in self.classes.members]
-        first = [
-            one
-            for ranks in parts
-            for one in self._best_ranks(ranks, layers)[:1]
-            if one.value <= PROMISING_RATIO * least
-        ]
-        better = [self.layouts.with_better_layers(one.layout) for one in first]
-        better.sort(key=lambda one: one.value)
-        return [one for one in better[:1] if one.value < least]
 
     def _next_parent(self) -> CandidatePlan:
         """The best candidate over numbers of stages, with a handicap for visits."""
@@ -467,7 +467,7 @@ class _Search:
         slack = CHANGE_TOLERANCE + TOLERANCE_PER_VISIT * self.visits[len(parent.layout.layers)]
         most = slack * self.layouts.scored(parent.layout).value
         near = self.layouts.neighbours(parent.layout, NEIGHBOURS)
-        promising = [one.layout for one in near if one.value <= most]
+        promising = [scored.layout for scored in near if scored.value <= most]
         for layout in [*self._less_recomputation(parent.layout), *promising]:
             if len(candidates) == MAX_NEIGHBOURS or self.run.check() is not None:
                 break
@@ -484,8 +484,8 @@ class _Search:
         for k in range(SLOWDOWN_TRIALS):
             if self.run.check() is not None:
                 break
-            by_chance = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
-            slowdown = best.slowdown * by_chance * (best.lateness if k == 0 else 1.0)
+            factors = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
+            slowdown = best.slowdown * factors * (best.lateness if k == 0 else 1.0)
             most = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
             candidate = self._build(best.context, most, slowdown, best.spread)
             if candidate.value < best.value and best.chained:
@@ -500,19 +500,19 @@ class _Search:
 
     def _less_recomputation(self, layout: Layout) -> list[Layout]:
         """The layout with recomputation on fewer stages, where that slows the flow down little."""
-        on = [j for j, does in enumerate(layout.recompute) if does]
+        on = [j for j, recomputes in enumerate(layout.recompute) if recomputes]
         if self.problem.request.recompute is not None or not on:
             return []
         stages = range(len(layout.recompute))
         fewer = [tuple(k in on and k != j for k in stages) for j in on]
-        kinds = dict.fromkeys([(False,) * len(stages), *fewer, (True,) * len(stages)])
-        other = [replace(layout, recompute=flags) for flags in kinds]
-        other = [one for one in other if one not in self.tried]
-        if not other:
+        choices = dict.fromkeys([(False,) * len(stages), *fewer, (True,) * len(stages)])
+        others = [replace(layout, recompute=flags) for flags in choices]
+        others = [other for other in others if other not in self.tried]
+        if not others:
             return []
         most = CHANGE_TOLERANCE * self._pipeline_s(layout, IN_FLIGHT)
         # where memory is short, fewer microbatches in flight may suffice
-        return [one for one in other if self._pipeline_s(one, MIN_IN_FLIGHT) <= most]
+        return [other for other in others if self._pipeline_s(other, MIN_IN_FLIGHT) <= most]
 
     def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
         return pipeline_s(self.problem, self.classes, layout, in_flight)
@@ -549,10 +549,9 @@ class _Search:
 
     def _is_promising(self, candidate: CandidatePlan, most: float) -> bool:
         """Whether the value is within a factor of the best one."""
-        best_s = min(
-            [self.incumbent.objective, *(one.value for one in self.best_by_stages.values())]
-        )
-        return candidate.value <= most * best_s and self.run.check() is None
+        values = [known.value for known in self.best_by_stages.values()]
+        best = min([self.incumbent.objective, *values])
+        return candidate.value <= most * best and self.run.check() is None
 
     def _build(
         self,
@@ -568,7 +567,8 @@ class _Search:
     def _evaluate_best(self, candidates: list[CandidatePlan]) -> None:
         """Evaluate the most promising candidates so far."""
         promising = [*self.pending, *candidates]
-        self.pending = [one for one in promising if one.value < self.incumbent.objective]
+        incumbent = self.incumbent.objective
+        self.pending = [candidate for candidate in promising if candidate.value < incumbent]
         evaluations_left, chains_left = MAX_EVALUATED, MAX_CHAINED
         while evaluations_left > 0 and chains_left > 0:
             self.pending.sort(key=lambda candidate: candidate.value)
@@ -589,10 +589,11 @@ class _Search:
                 self._update_parent(candidate, candidate.seconds)
 
     def _evaluate_last(self) -> None:
-        """Evaluate the best candidate that was built before the effort was spent."""
-        waiting = [one for one in self.pending if one.value < self.incumbent.objective]
+        """Evaluate the best candidate that was built before the limit was reached."""
+        incumbent = self.incumbent.objective
+        waiting = [candidate for candidate in self.pending if candidate.value < incumbent]
         if waiting:
-            candidate = min(waiting, key=lambda one: one.value).with_next_step()
+            candidate = min(waiting, key=lambda candidate: candidate.value).with_next_step()
             if candidate.value < self.incumbent.objective:
                 self._evaluate(candidate)
 
@@ -632,8 +633,8 @@ class _Search:
         if busy != candidate.layout:
             # with stochastic wiring every device needs an initial share of the microbatches
             self.first_error = self.first_error or ProblemError(IDLE_DEVICES)
-            again = self._candidate(busy, always=True)
-            return math.inf if again is None else self._evaluate(again.with_next_step())
+            smaller = self._candidate(busy, always=True)
+            return math.inf if smaller is None else self._evaluate(smaller.with_next_step())
         plan = with_cost(with_aggregators(self.problem, candidate.plan()), self.problem.request)
         value = self.objective.of_plan(plan)
         if self._is_below_bound(value):
@@ -661,19 +662,19 @@ class _Search:
         """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
         if self._evaluate_first():
             return
-        if self.run.reason == "time limit":
+        if self.run.reason == TIME_LIMIT:
             # no layout that fits was found in time
             self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
             if self._evaluate_first():
                 return
-        if self.first_error is None and self.run.reason == "interrupted":
-            raise KeyboardInterrupt  # nobody knows yet what fits
+        if self.first_error is None and self.run.reason == INTERRUPTED:
+            raise KeyboardInterrupt  # interrupted before it is known what fits
         raise self.first_error or ProblemError(nothing_fits(self.layouts))
 
     def _evaluate_first(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""
-        for one in self.layouts.ranked():
-            candidate = self._candidate(one.layout)
+        for scored in self.layouts.ranked():
+            candidate = self._candidate(scored.layout)
             if candidate is not None:
                 self._evaluate(candidate)
                 if self.incumbent.plan is not None or self.below_bound:

@@ -84,9 +84,9 @@ def least_largest(
                 own = seconds(j, start, stop)
                 if math.isinf(own):
                     continue
-                found = (max(largest, own), squares + own * own, (*cuts, stop))
-                if stop not in after or found < after[stop]:
-                    after[stop] = found
+                cut = (max(largest, own), squares + own * own, (*cuts, stop))
+                if stop not in after or cut < after[stop]:
+                    after[stop] = cut
         best = after
     return tuple(pairwise(best[layers][2])) if layers in best else None
 
@@ -132,7 +132,7 @@ def evenly_filled(
     workload: Workload,
     memory: Sequence[float],
     recompute: Sequence[tuple[bool, ...]],
-    given: tuple[tuple[int, int], ...] | None = None,
+    fixed_layers: tuple[tuple[int, int], ...] | None = None,
     *,
     any_order: bool = False,
 ) -> Filled:
@@ -173,20 +173,20 @@ def evenly_filled(
             best = after
         return best.get(())
 
-    if given is not None:
-        fullest = max(share(j, memory[j], *part) for j, part in enumerate(given))
-        return Filled(fullest, given, tuple(memory), tuple(recompute))
-    low, high, found = 0.0, 1.0, filled(1.0)
-    while found is None:
+    if fixed_layers is not None:
+        fullest = max(share(j, memory[j], *part) for j, part in enumerate(fixed_layers))
+        return Filled(fullest, fixed_layers, tuple(memory), tuple(recompute))
+    low, high, best_cut = 0.0, 1.0, filled(1.0)
+    while best_cut is None:
         low, high = high, 2 * high
-        found = filled(high)
+        best_cut = filled(high)
     while high - low > CLOSE * high:
         middle = (low + high) / 2
         if (better := filled(middle)) is None:
             low = middle
         else:
-            high, found = middle, better
-    ends, order = found
+            high, best_cut = middle, better
+    ends, order = best_cut
     return Filled(high, tuple(pairwise(ends)), order, tuple(recompute))
 
 

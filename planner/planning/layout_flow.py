@@ -79,9 +79,12 @@ def flow_of(
         (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
     ]
     source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
-    here, there = device_class[source], device_class[target]
+    source_class, target_class = device_class[source], device_class[target]
     size = out[stage[source]]
-    both = size / classes.bandwidth[here, there] + size / classes.bandwidth[there, here]
+    both = (
+        size / classes.bandwidth[source_class, target_class]
+        + size / classes.bandwidth[target_class, source_class]
+    )
     held = [
         min(costs[j].room(classes.memory_bytes[c]), max_in_flight, UNLIMITED)
         for j, c in zip(stage, device_class, strict=True)
@@ -92,24 +95,24 @@ def flow_of(
         own,
         source,
         target,
-        size / classes.pair_bandwidth[here, there] / (count[source] * count[target]),
-        classes.rtt_s[here, there] + both,
+        size / classes.pair_bandwidth[source_class, target_class] / (count[source] * count[target]),
+        classes.rtt_s[source_class, target_class] + both,
         count * np.array(held, dtype=float),
         in_flight,
-        _lines(classes, here, there, size),
+        _lines(classes, source_class, target_class, size),
         LINK_HEADROOM,
         HEADROOM_PENALTY,
     )
 
 
-def _lines(classes: DeviceClasses, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
+def _lines(classes: DeviceClasses, source: Ints, target: Ints, size: Floats) -> SharedLines | None:
     """Edges between sites use the lines of both: for activations and for their gradients."""
     if len(classes.site_bandwidth) == 0:
         return None
     site = classes.site
-    edge = np.tile(np.flatnonzero(site[here] != site[there]), 2)
+    edge = np.tile(np.flatnonzero(site[source] != site[target]), 2)
     half = len(edge) // 2
-    line = np.concatenate([site[here[edge[:half]]], site[there[edge[half:]]]])
+    line = np.concatenate([site[source[edge[:half]]], site[target[edge[half:]]]])
     return SharedLines(line, edge, size[edge] / classes.site_bandwidth[line])
 
 

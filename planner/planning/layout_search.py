@@ -258,8 +258,8 @@ class LayoutSearch:
         few = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
         if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(few)):
             return few
-        more = range(len(few) + 1, self.max_stages + 1)
-        least = next((stages for stages in more if self.tightest(stages)[0].share <= 1.0), None)
+        larger = range(len(few) + 1, self.max_stages + 1)
+        least = next((stages for stages in larger if self.tightest(stages)[0].share <= 1.0), None)
         if least is None:
             return few
         return sorted({round(s) for s in np.linspace(least, self.max_stages, MORE_STAGES)})
@@ -267,15 +267,15 @@ class LayoutSearch:
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
         """Distinct best layouts, fastest first; before them the best one of kind ``first``."""
         order = sorted(self.found.items(), key=lambda item: item[1].value)
-        ahead = [one for (_, start), one in order if start is first][:1]
-        return list(dict.fromkeys([*ahead, *(one for _, one in order)]))
+        ahead = [scored for (_, start), scored in order if start is first][:1]
+        return list(dict.fromkeys([*ahead, *(scored for _, scored in order)]))
 
     def run(self, run: StopRun, trials: float) -> None:
         """Search until the trials are spent or the stopping criterion is met."""
         numbers = self.stage_counts
         with run.interruptible():
             self._search_counts(run, numbers, ALL_SHARE * trials)
-            numbers = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
+            numbers = list(dict.fromkeys(len(scored.layout.layers) for scored in self.ranked()))
             self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
             # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
@@ -314,7 +314,7 @@ class LayoutSearch:
 
     def neighbours(self, layout: Layout, trials: int) -> list[ScoredLayout]:
         """Layouts up to three moves away, lowest estimates first."""
-        found: dict[Layout, float] = {}
+        values: dict[Layout, float] = {}
         for _ in range(trials):
             state = self._state(layout)
             changes = 1 + int(self._numpy.integers(3))
@@ -322,9 +322,9 @@ class LayoutSearch:
                 continue
             value = self._estimate(state)
             if value < math.inf:
-                found[self._layout(state)] = value
-        found.pop(layout, None)
-        return sorted((ScoredLayout(s, one) for one, s in found.items()), key=lambda one: one.value)
+                values[self._layout(state)] = value
+        values.pop(layout, None)
+        return sorted((ScoredLayout(s, x) for x, s in values.items()), key=lambda x: x.value)
 
     def _mutate(self, state: LayoutState) -> bool:
         fixed = self.constraints.stages is not None
@@ -347,8 +347,8 @@ class LayoutSearch:
         """Shift single layers between stages as long as that lowers the estimate."""
         best, improved = self.scored(layout), self.constraints.layers is None
         while improved:
-            tried = [self.scored(one) for one in _shifted(best.layout)]
-            least = min(tried, key=lambda one: one.value, default=best)
+            tried = [self.scored(shifted) for shifted in _shifted(best.layout)]
+            least = min(tried, key=lambda scored: scored.value, default=best)
             improved = least.value < best.value
             best = least if improved else best
         return best
@@ -443,8 +443,8 @@ class LayoutSearch:
             chain = self._subset(chain, stages)
         worth = np.lexsort((-self.classes.memory_bytes, ~self.classes.can_aggregate))
         first = None
-        for kept in range(len(worth), 0, -1):
-            left = chain[np.isin(chain, worth[:kept])]
+        for num_largest in range(len(worth), 0, -1):
+            left = chain[np.isin(chain, worth[:num_largest])]
             if first is not None and self.classes.size[left].sum() < stages:
                 break
             state = self._cut_chain(left, stages, spread)
@@ -478,8 +478,8 @@ class LayoutSearch:
         along = np.repeat(chain, self.classes.size[chain])
         largest = np.argsort(-self.classes.memory_bytes[along], kind="stable")[:stages]
         near = along[np.sort(largest)].tolist()
-        again = self.model.recompute[:stages].tolist()
-        kinds = [(False, True) if self.model.recompute_free else (one,) for one in again]
+        flags = self.model.recompute[:stages].tolist()
+        kinds = [(False, True) if self.model.recompute_free else (flag,) for flag in flags]
 
         memory, layers = self.classes.memory_bytes, self.constraints.layers
 
@@ -488,24 +488,24 @@ class LayoutSearch:
             return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
 
         if layers is not None:
-            needs = [one.need_bytes(1) for one in filled(near).costs(self.workload)]
+            needs = [costs.need_bytes(1) for costs in filled(near).costs(self.workload)]
             by_need = np.empty(stages, dtype=np.int64)
             by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
             return filled(by_need.tolist()), by_need.tolist()
-        found = [(filled(near), near)]
-        if found[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
+        options = [(filled(near), near)]
+        if options[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
             better = filled(near, any_order=True)
             left = list(near)
             order = []
             for have in better.memory:
                 order.append(next(c for c in left if memory[c] == have))
                 left.remove(order[-1])
-            found.append((better, order))
-        elif found[0][0].share > 1:
+            options.append((better, order))
+        elif options[0][0].share > 1:
             first, *others = along[largest].tolist()
             ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
-            found.append((filled(ends), ends))
-        return min(found, key=lambda one: one[0].share)
+            options.append((filled(ends), ends))
+        return min(options, key=lambda option: option[0].share)
 
     def _best_subset(self, stages: int) -> LayoutState:
         """The best of several initial layouts on random subsets of nearby classes."""

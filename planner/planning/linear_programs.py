@@ -89,7 +89,7 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
     aggregators = [d for d, of in plan.averages_for.items() if of == stage]
     members = sorted({*groups[stage], *aggregators})
     if len(members) == 1:
-        raise ProblemError(f"stage {stage} is one device, which averages with nobody; give another")
+        raise ProblemError(f"stage {stage} is one device, which does not average; give another")
     cluster, workload = plan.cluster, plan.workload
     costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)[stage]
     busy_s = [costs.busy_s(float(cluster.flops[d])) for d in members]

@@ -33,23 +33,23 @@ def place_for_local_sgd(
     first = place_stages(problem, shape, half)
     reason = first.certificate.stop_reason
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
-    seldom = AssignmentProblem(
+    infrequent = AssignmentProblem(
         problem.cluster.network,
         stage_sizes=shape.sizes,
         activation_bytes=subproblem.activation_bytes,
         gradient_bytes=np.array(subproblem.gradient_bytes) / problem.request.sync_every,
     )
     limit = MaxIterations(0) if reason == "interrupted" else half
-    second = solve_assignment(seldom, limit, problem.seed, problem.request.method).plan
+    second = solve_assignment(infrequent, limit, problem.seed, problem.request.method).plan
     assert second is not None
     ranks = region_order(problem.cluster.network)
     grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
     # the stages of ranks, matched into pipelines by eq. 3
     by_rank = [match_stages(subproblem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
-    found = [first.assignment, second, *by_rank]
-    plans = [straight_plan(problem, shape, one) for one in found]
+    assignments = [first.assignment, second, *by_rank]
+    plans = [straight_plan(problem, shape, assignment) for assignment in assignments]
     best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
     certificate = (
-        evaluate_placement(problem, shape, found[best], reason) if best else first.certificate
+        evaluate_placement(problem, shape, assignments[best], reason) if best else first.certificate
     )
-    return Placement(shape, found[best], certificate, plans[best])
+    return Placement(shape, assignments[best], certificate, plans[best])

@@ -72,10 +72,10 @@ def runners_up(plan: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternat
     """Shapes that were tried and not chosen."""
     groups = plan.assignment.groups
     taken = _shape(len(groups), len(groups[0]), plan.workload.microbatch_samples)
-    shapes = [(one, _shape(*one.shape)) for one in table]
+    shapes = [(candidate, _shape(*candidate.shape)) for candidate in table]
     return tuple(
-        Alternative(taken, shape, one.step_s, why=one.why)
-        for one, shape in shapes
+        Alternative(taken, shape, candidate.step_s, why=candidate.why)
+        for candidate, shape in shapes
         if shape != taken
     )
 
@@ -94,13 +94,13 @@ def candidates(problem: PlanningProblem) -> list[PlanningProblem]:
     """
     n, workload = len(problem.cluster), problem.workload
     fixed, batch = problem.request.microbatch_samples is not None, workload.batch_samples
-    found = []
+    problems = []
     for stages in range(1, min(n, len(workload.layers)) + 1):
         if n % stages:
             continue
         size = workload.microbatch_samples
         while batch % size == 0 and batch // size >= n // stages:
-            found.append(
+            problems.append(
                 replace(
                     problem,
                     workload=workload.replace(microbatch_samples=size),
@@ -110,4 +110,4 @@ def candidates(problem: PlanningProblem) -> list[PlanningProblem]:
             if fixed:
                 break
             size *= 2
-    return found
+    return problems

@@ -159,7 +159,7 @@ def pareto(
     for name in ("objective", "hour_usd"):
         if name in fields:
             raise ProblemError(f"{name} follows from worth here; leave it out")
-    hours = [float(one) if one == math.inf else real("worth", one, 0) for one in worth]
+    hours = [float(value) if value == math.inf else real("worth", value, 0) for value in worth]
     for kind, name, words in (
         (Codec, "codec", codecs),
         (BoundaryCodec, "boundary_codec", boundary_codecs),
@@ -168,7 +168,7 @@ def pareto(
         for word in words:
             choice(kind, name, word, error=ProblemError)
     choices = (sync_every, codecs, boundary_codecs, within)
-    found, refused = list[FrontPoint](), list[tuple[str, str]]()
+    points, refused = list[FrontPoint](), list[tuple[str, str]]()
     for chosen, least in _combinations(float(np.sum(hourly)), hours, *choices):
         try:
             request = PlanRequest(**fields | chosen | least)
@@ -176,18 +176,22 @@ def pareto(
         except ProblemError as error:
             refused.append((", ".join(f"{k} {v}" for k, v in chosen.items()), str(error)))
             continue
-        found.append(FrontPoint(result, request))
-        told(_front(found, refused))
+        points.append(FrontPoint(result, request))
+        told(_front(points, refused))
         if INTERRUPTS.requested or result.stop_reason == INTERRUPTED:
             break
-    if not found:
-        why = refused[0][1] if refused else "nothing is asked for; give one of each kind"
+    if not points:
+        why = (
+            refused[0][1]
+            if refused
+            else "no combination is given; give at least one value of each option"
+        )
         raise ProblemError(why)
-    return _front(found, refused)
+    return _front(points, refused)
 
 
-def _front(found: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
-    return Front(_mark_front(found), tuple(dict.fromkeys(refused)))
+def _front(points: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
+    return Front(_mark_front(points), tuple(dict.fromkeys(refused)))
 
 
 def _combinations(
@@ -197,7 +201,7 @@ def _combinations(
 
     The extremes come first, so that an interrupted front has both ends.
     """
-    for worth in dict.fromkeys(sorted(hours, key=lambda one: 0 < one < math.inf)):
+    for worth in dict.fromkeys(sorted(hours, key=lambda value: 0 < value < math.inf)):
         least: dict[str, Any] = {"objective": Objective.TIME}
         if worth < math.inf:
             least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
@@ -208,9 +212,9 @@ def _combinations(
             yield chosen | ({} if who == NO_INNER_AVERAGING else {"within": who}), least
 
 
-def _mark_front(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+def _mark_front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Distinct plans, fastest first; those cheaper than all faster ones are on the front."""
-    unlike = {point.plan.content_hash: point for point in reversed(found)}
+    unlike = {point.plan.content_hash: point for point in reversed(points)}
     order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
     marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()
     for point in order:

@@ -37,10 +37,10 @@ def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int
     def costs(j: int, start: int, stop: int) -> tuple[float, float]:
         """Seconds of computing and of averaging; infinite where memory does not hold the stage."""
         head = j == shape.head_stage
-        found = stage_costs(workload, start, stop, with_head=head, recompute=again[j])
-        if found.need_bytes(1) > smallest[j]:
+        stage = stage_costs(workload, start, stop, with_head=head, recompute=again[j])
+        if stage.need_bytes(1) > smallest[j]:
             return math.inf, math.inf
-        return computing(j, found), averaging(j, found)
+        return computing(j, stage), averaging(j, stage)
 
     def within(limit_s: float) -> Layers | None:
         """The quickest to compute of those whose averaging takes no longer than that."""

@@ -140,9 +140,9 @@ class _Search:
             return None
         groups = best.plan.assignment.groups
         subproblem = arranged_problem(self.problem, best.shape)
-        found = arrange_paths(subproblem, self.stop.portion(TOGETHER), self.problem.seed, groups)
-        self.interrupted |= found.stop_reason == "interrupted"
-        return None if found.plan is None else found.plan.groups
+        result = arrange_paths(subproblem, self.stop.portion(TOGETHER), self.problem.seed, groups)
+        self.interrupted |= result.stop_reason == "interrupted"
+        return None if result.plan is None else result.plan.groups
 
     @property
     def over(self) -> bool:
@@ -156,8 +156,8 @@ class _Search:
             return
         shape = self.shape.with_layers(layers)
         try:
-            found = self._priced(shape, self._assigned(shape, groups), share, [])
-            self.tried[groups, layers] = self._offer(shape, *found)
+            planned = self._priced(shape, self._assigned(shape, groups), share, [])
+            self.tried[groups, layers] = self._offer(shape, *planned)
         except ProblemError as error:
             self.refused = self.refused or error
 
@@ -195,11 +195,11 @@ class _Search:
         problem = self.problem
         times = compute_times(problem, shape, assignment)
 
-        def next_stop(found: Sequence[Result[PathPlan]]) -> StoppingCriterion:
-            self.interrupted |= any(one.stop_reason == "interrupted" for one in found)
+        def next_stop(solved: Sequence[Result[PathPlan]]) -> StoppingCriterion:
+            self.interrupted |= any(result.stop_reason == "interrupted" for result in solved)
             if self.interrupted:
                 return MaxIterations(0)  # its first paths will do
-            part = share * (FULL if found else 1 - FULL)
+            part = share * (FULL if solved else 1 - FULL)
             left_s = max(0.0, self.run.remaining_s - self.pricing_s)
             return self.stop.portion(part, min(part * self.stop.seconds(), left_s))
 
@@ -229,4 +229,4 @@ class _Search:
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
         links = LinkResources.of(cluster)
-        return tuple(eagerly_ordered(one, times, sent, links, room) for one in schedules)
+        return tuple(eagerly_ordered(schedule, times, sent, links, room) for schedule in schedules)

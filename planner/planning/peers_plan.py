@@ -73,9 +73,9 @@ def peers_plan(
             f"{workload.microbatch_samples}; leave it out"
         )
     roles = _PeerRoles.of(solved, workload.batch_samples)
-    here = sorted({*roles.trainers, *roles.aggregators})
-    number = {i: d for d, i in enumerate(here)}
-    cluster = _cluster(peers, problem, workload, links, roles, here)
+    members = sorted({*roles.trainers, *roles.aggregators})
+    number = {i: d for d, i in enumerate(members)}
+    cluster = _cluster(peers, problem, workload, links, roles, members)
     trainers = tuple(number[i] for i in roles.trainers)
     layers = ((0, len(workload.layers)),)
     plan = TrainingPlan(
@@ -101,28 +101,28 @@ def _cluster(
     workload: Workload,
     links: Network | None,
     roles: _PeerRoles,
-    here: list[int],
+    members: list[int],
 ) -> Cluster:
     """The peers that take part as devices; an aggregator may have no FLOP/s."""
-    up, down = problem.upload_bytes_per_s[here], problem.download_bytes_per_s[here]
-    names = [peers.names[i] for i in here]
+    up, down = problem.upload_bytes_per_s[members], problem.download_bytes_per_s[members]
+    names = [peers.names[i] for i in members]
     if links is None:
-        away = np.zeros((len(here), len(here)))
+        away = np.zeros((len(members), len(members)))
         network = Network(away, np.minimum(up[:, None], down[None, :]), names)
     else:
         network = links.subset(names)
     costs = stage_costs(workload, 0, len(workload.layers), with_head=True)
     sample = costs.forward_flops + costs.backward_flops + costs.head_flops
-    trainers = [i in roles.trainers for i in here]
+    trainers = [i in roles.trainers for i in members]
     return Cluster(
         network,
         Devices(
-            [peers.samples_per_s[i] * sample if i in roles.trainers else 1.0 for i in here],
+            [peers.samples_per_s[i] * sample if i in roles.trainers else 1.0 for i in members],
             costs.need_bytes(1),
             up,
             down,
             can_compute=trainers,
-            can_aggregate=problem.can_aggregate[here],
+            can_aggregate=problem.can_aggregate[members],
         ),
     )
 

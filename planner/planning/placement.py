@@ -92,21 +92,21 @@ def place_heterogeneous(
     # the certificate is about the layers that were chosen: bound them, and take better groups
     fitted = shape.with_layers(best.stage_layers)
     interrupted = "interrupted" in (by_network.stop_reason, run.reason)
-    again = _solve(problem, fitted, MaxIterations(0) if interrupted else third)
-    assert again.plan is not None
-    other = _priced_or_none(problem, fitted, again.plan)
-    reason = "interrupted" if interrupted else again.stop_reason
+    second = _solve(problem, fitted, MaxIterations(0) if interrupted else third)
+    assert second.plan is not None
+    other = _priced_or_none(problem, fitted, second.plan)
+    reason = "interrupted" if interrupted else second.stop_reason
     if other is not None and other.predicted.step_s < best.predicted.step_s:
-        certificate = replace(again.certificate(), stop_reason=reason)
-        return Placement(fitted, again.plan, certificate, other)
+        certificate = replace(second.certificate(), stop_reason=reason)
+        return Placement(fitted, second.plan, certificate, other)
     subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
-    kept: Incumbent[AssignmentPlan] = Incumbent(
+    incumbent: Incumbent[AssignmentPlan] = Incumbent(
         run, subproblem, method=f"{problem.request.method}, speed and network", seed=problem.seed
     )
-    kept.offer(subproblem.cost(best.assignment.groups), best.assignment)
-    if again.bound is not None:
-        kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
-    certificate = replace(kept.result().certificate(), stop_reason=reason)
+    incumbent.offer(subproblem.cost(best.assignment.groups), best.assignment)
+    if second.bound is not None:
+        incumbent.raise_bound(second.bound, second.basis, second.witness, rounding=0.0)
+    certificate = replace(incumbent.result().certificate(), stop_reason=reason)
     return Placement(fitted, best.assignment, certificate, best)
 
 
@@ -116,22 +116,22 @@ def evaluate_placement(
     """Certificate of eq. 1 for an assignment that was found in another way."""
     bounded = _solve(problem, shape, MaxIterations(0))
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
-    kept: Incumbent[AssignmentPlan] = Incumbent(
+    incumbent: Incumbent[AssignmentPlan] = Incumbent(
         started(MaxIterations(0)),
         subproblem,
         method=f"{problem.request.method}, on the clock",
         seed=problem.seed,
     )
-    kept.offer(subproblem.cost(assignment.groups), assignment)
+    incumbent.offer(subproblem.cost(assignment.groups), assignment)
     if bounded.bound is not None:
-        kept.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
-    return replace(kept.result().certificate(), stop_reason=reason)
+        incumbent.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
+    return replace(incumbent.result().certificate(), stop_reason=reason)
 
 
 def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
     """A plan for every placement that fits in memory; raises if there is none."""
     refused: ProblemError | None = None
-    found = False
+    any_fits = False
     for groups in dict.fromkeys(tried):
         try:
             fitted = shape
@@ -150,9 +150,9 @@ def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iter
         except ProblemError as error:
             refused = refused or error
             continue
-        found = True
+        any_fits = True
         yield plan
-    if not found:
+    if not any_fits:
         raise refused or ProblemError("no placement of these devices fits their memory")
 
 

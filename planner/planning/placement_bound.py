@@ -30,24 +30,24 @@ def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assign
     pipelines, stages = grid.shape
     times = compute_times(problem, shape, assignment)
     update_s = np.array(times.update_s)[grid].max(axis=0)
-    way = _Way.of(problem, shape, grid, times.forward_s, times.head_s, times.backward_s)
-    fewest, more = divmod(shape.microbatches, pipelines)
+    walk = _PipelineWalk.of(problem, shape, grid, times.forward_s, times.head_s, times.backward_s)
+    fewest, remainder = divmod(shape.microbatches, pipelines)
     count = np.full(pipelines, fewest)
-    count[:more] += 1
+    count[:remainder] += 1
     # without averaging and updates, stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
     begins = 1 if first_alone else stages
 
     def step_s(after_s: Floats, together: bool) -> float:
-        least = way.after_s(count[:, None], way.home_s(after_s))[:, :begins]
+        least = walk.after_s(count[:, None], walk.home_s(after_s))[:, :begins]
         # if devices of a stage end at different times, any pipeline may end the step
         return float((least.max(axis=0) if together else least.min(axis=0)).min())
 
     averages_s = _averaging_s(problem, shape, assignment)
     if problem.request.delayed:
         return step_s(update_s, False)
-    found = step_s(averages_s + update_s, problem.ends_together)
-    return problem.request.sync.mean_s(step_s(update_s, False), found)
+    averaging_step_s = step_s(averages_s + update_s, problem.ends_together)
+    return problem.request.sync.mean_s(step_s(update_s, False), averaging_step_s)
 
 
 def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
@@ -62,7 +62,7 @@ def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentP
     return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
 
 
-class _Way:
+class _PipelineWalk:
     """Operations and messages of a microbatch in each pipeline, with their durations."""
 
     def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
@@ -83,7 +83,7 @@ class _Way:
         forward_s: tuple[float, ...],
         head_s: tuple[float, ...],
         backward_s: tuple[float, ...],
-    ) -> _Way:
+    ) -> _PipelineWalk:
         """With the devices' compute times and the pairs' latency and bandwidth."""
         network = problem.cluster.limited_network()
         head = np.zeros(grid.shape)
@@ -134,6 +134,6 @@ class _Way:
         home = np.empty(self.forward.shape)
         home[:, 0] = after_s[0]
         for m in range(1, self.forward.shape[1]):
-            way = self.back[1, :, m - 1] + self.backward[:, m - 1]
-            home[:, m] = np.maximum(after_s[m], way + home[:, m - 1])
+            back_s = self.back[1, :, m - 1] + self.backward[:, m - 1]
+            home[:, m] = np.maximum(after_s[m], back_s + home[:, m - 1])
         return home

@@ -31,7 +31,7 @@ class PlanAwareStop(DelegatingCriterion):
             return
 
         def later() -> tuple[float, TrainingPlan]:
-            made = straight_plan(self.problem, self.shape, plan.assignment_plan())
-            return made.predicted.step_s, made
+            straight = straight_plan(self.problem, self.shape, plan.assignment_plan())
+            return straight.predicted.step_s, straight
 
         self.inner.found(objective, later)

@@ -138,9 +138,9 @@ def _require_format(cluster: Cluster, workload: Workload) -> None:
     if lacking:
         first = lacking[0]
         assert cluster.devices.gpus is not None
-        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        others = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise ProblemError(
-            f"device {cluster.network.ids[first]!r}{more} has a {cluster.devices.gpus[first]}, "
+            f"device {cluster.network.ids[first]!r}{others} has a {cluster.devices.gpus[first]}, "
             f"which has no {compute}, the format of compute; plan with --precision fp32, other "
             "GPUs, or can_compute no for these devices"
         )
@@ -151,8 +151,8 @@ def _require_regions(cluster: Cluster) -> None:
     able = np.asarray(cluster.devices.can_compute)
     regions = [region for region, can in zip(cluster.network.regions, able, strict=True) if can]
     if not 1 < len(set(regions)) < len(regions):
-        found = "one region" if len(set(regions)) == 1 else "a region for each device"
+        actual = "one region" if len(set(regions)) == 1 else "a region for each device"
         raise ProblemError(
             f"within 'region' goes with several regions, of which one has several devices, found "
-            f"{found}; leave it out"
+            f"{actual}; leave it out"
         )

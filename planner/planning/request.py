@@ -128,14 +128,14 @@ def _stages(name: str, value: Any) -> int | str:
 
 def _stage_sizes(name: str, value: Any) -> tuple[int, ...]:
     try:
-        found = tuple(whole("a stage size", size) for size in value)
+        sizes = tuple(whole("a stage size", size) for size in value)
     except TypeError:
         raise ProblemError(
             f"{name} must list the devices of every stage, found {value!r}"
         ) from None
-    if any(size < 1 for size in found):
-        raise ProblemError(f"a stage size must be at least 1, found {list(found)}")
-    return found
+    if any(size < 1 for size in sizes):
+        raise ProblemError(f"a stage size must be at least 1, found {list(sizes)}")
+    return sizes
 
 
 def _stage_layers(name: str, value: Any) -> tuple[tuple[int, int], ...] | str:
@@ -352,11 +352,11 @@ class PlanRequest:
     def _changed(self) -> dict[str, Any]:
         """Fields that differ from their default."""
         changed = {}
-        for one in fields(self):
-            made = one.default_factory
-            usual = one.default if made is MISSING else made()
-            if (value := getattr(self, one.name)) != usual:
-                changed[one.name] = value
+        for spec in fields(self):
+            factory = spec.default_factory
+            default = spec.default if factory is MISSING else factory()
+            if (value := getattr(self, spec.name)) != default:
+                changed[spec.name] = value
         return changed
 
     def __post_init__(self) -> None:
@@ -378,7 +378,7 @@ class PlanRequest:
     def _misplaced(self, name: str, kinds: tuple[PlanKind, ...]) -> str:
         """The message for a field that this kind of plan does not have."""
         value = getattr(self, name)
-        found = repr(str(value)) if isinstance(value, str) else short_repr(value)
+        shown = repr(str(value)) if isinstance(value, str) else short_repr(value)
         if PlanKind.PARTIAL_PATHS in kinds and PlanKind.STRAIGHT not in kinds:
             remedy = "give path_stages (all stages for full paths)"
         elif self.kind is PlanKind.PARTIAL_PATHS:
@@ -390,7 +390,7 @@ class PlanRequest:
         else:
             remedy = f"leave out wiring '{self.wiring}'"
         words = " and ".join(kinds)
-        return f"{name} is {found}, which only {words} can have; {remedy}, or leave {name} out"
+        return f"{name} is {shown}, which only {words} can have; {remedy}, or leave {name} out"
 
     def _validate_stages(self) -> None:
         kind, layers = self.kind, self.given_layers
@@ -420,8 +420,8 @@ class PlanRequest:
             )
         if kind is PlanKind.JOINT and stages is None:
             fixed = self.recompute not in (None, "all", ())
-            for name, given in (("stage_layers", self.even_layers), ("recompute", fixed)):
-                if given:
+            for name, is_given in (("stage_layers", self.even_layers), ("recompute", fixed)):
+                if is_given:
                     raise ProblemError(f"{name} goes with a number of stages; give stages too")
         if self.path_stages is not None and stages is not None and self.path_stages > stages:
             raise ProblemError(
@@ -487,9 +487,9 @@ class PlanRequest:
     @property
     def fixed_stages(self) -> int | None:
         """The number of stages, if it is given or follows from what is given."""
-        for given in (self.stage_sizes, self.given_layers):
-            if self.stages is None and given is not None:
-                return len(given)
+        for per_stage in (self.stage_sizes, self.given_layers):
+            if self.stages is None and per_stage is not None:
+                return len(per_stage)
         return None if isinstance(self.stages, str) else self.stages
 
     @property

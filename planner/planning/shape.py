@@ -120,17 +120,17 @@ def _require_able(cluster: Cluster) -> None:
 
 def layers_of(problem: PlanningProblem, stages: int) -> Layers:
     """The given layers of every stage, or an even split."""
-    given, workload = problem.request.given_layers, problem.workload
-    if given is None:
+    layers, workload = problem.request.given_layers, problem.workload
+    if layers is None:
         return workload.even_split(stages)
-    ends = [0, *(stop for _, stop in given)]
-    follow = all(start == end < stop for end, (start, stop) in zip(ends, given, strict=False))
-    if len(given) != stages or not follow or ends[-1] != len(workload.layers):
+    ends = [0, *(stop for _, stop in layers)]
+    follow = all(start == end < stop for end, (start, stop) in zip(ends, layers, strict=False))
+    if len(layers) != stages or not follow or ends[-1] != len(workload.layers):
         raise ProblemError(
             f"stage_layers must be {stages} ranges that follow each other over the "
-            f"{len(workload.layers)} layers, found {[list(part) for part in given]}; correct them"
+            f"{len(workload.layers)} layers, found {[list(part) for part in layers]}; correct them"
         )
-    return tuple(given)
+    return tuple(layers)
 
 
 def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:

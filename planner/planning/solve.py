@@ -112,10 +112,13 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
-    plans = [*(one.plan() for one in baselines), *_straight_plans(problem, baselines, stop)]
-    found = search_jointly(problem, _remaining_limit(stop, run), bound, plans)
-    found = replace(found, baselines=baselines)
-    result = _with_certificates(found, {}, "cost" if by_cost else "step")
+    plans = [
+        *(baseline.plan() for baseline in baselines),
+        *_straight_plans(problem, baselines, stop),
+    ]
+    searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans)
+    searched = replace(searched, baselines=baselines)
+    result = _with_certificates(searched, {}, "cost" if by_cost else "step")
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
@@ -134,10 +137,10 @@ def _straight_plans(
     best = baselines.ranks.best[1]
     variant = replace(best.start.problem, cluster=problem.cluster)
     try:
-        found = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
+        straight = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
     except ValueError:
         return []
-    return [] if found.plan is None else [found.plan.replace(certificates={})]
+    return [] if straight.plan is None else [straight.plan.replace(certificates={})]
 
 
 def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBound | None:
@@ -205,10 +208,10 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
     ranks = baselines.ranks
     ranked = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
     if fixed is None or _recomputed(problem, fixed) is not None:
-        found = _best_shape(problem, shapes, _remaining_limit(stop, run), ranked)
+        result = _best_shape(problem, shapes, _remaining_limit(stop, run), ranked)
     else:
-        found = _plan_shape(problem, fixed, _remaining_limit(stop, run), ranked)
-    return replace(found, baselines=baselines)
+        result = _plan_shape(problem, fixed, _remaining_limit(stop, run), ranked)
+    return replace(result, baselines=baselines)
 
 
 def _with_recomputation(problem: PlanningProblem) -> list[PlanningProblem]:
@@ -243,24 +246,24 @@ def _plan_shape(
 ) -> Result[TrainingPlan]:
     run = started(stop)
     make = _partial_paths if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
-    found = make(problem, shape, stop, run)
+    planned = make(problem, shape, stop, run)
     for baseline in ranked:
         if (
             _matches_shape(baseline, problem, shape)
-            and baseline.step_s < found.plan.predicted.step_s
+            and baseline.step_s < planned.plan.predicted.step_s
         ):
             fitted, _, _ = baseline.start.fitted()
-            found = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", found.reason)
+            planned = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
-        run, found.plan.content_hash, method=found.method, seed=problem.seed
+        run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )
-    plan = with_cost(with_aggregators(problem, found.plan), problem.request)
+    plan = with_cost(with_aggregators(problem, planned.plan), problem.request)
     step.offer(plan.predicted.step_s, plan)
-    bound = step_bound(problem, found.shape)
+    bound = step_bound(problem, planned.shape)
     bound = bound or _measured_bound(problem, plan, plan.workload.microbatch_samples)
     if bound is not None:
         step.raise_bound(*bound)
-    return _with_certificates(step.result(exhausted=found.reason), found.certificates)
+    return _with_certificates(step.result(exhausted=planned.reason), planned.certificates)
 
 
 def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
@@ -328,11 +331,16 @@ def _best_shape(
     refused: list[Candidate] = []
     planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for variant in shapes:
-        for one in _with_recomputation(variant):
+        for open_problem in _with_recomputation(variant):
             try:
-                planned.append((one, _plan_shape(one, shape_of(one), first_look, ranked)))
+                planned.append(
+                    (
+                        open_problem,
+                        _plan_shape(open_problem, shape_of(open_problem), first_look, ranked),
+                    )
+                )
             except ValueError as error:
-                refused.append(Candidate.refusal(one, str(error)))
+                refused.append(Candidate.refusal(open_problem, str(error)))
                 continue
             if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
                 break
@@ -340,7 +348,10 @@ def _best_shape(
             break
     if not planned:
         # most stages, smallest microbatches and recomputation need least memory
-        why = max(reversed(refused), key=lambda one: (one.stages, -one.microbatch_samples)).refused
+        why = max(
+            reversed(refused),
+            key=lambda refusal: (refusal.stages, -refusal.microbatch_samples),
+        ).refused
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
@@ -384,8 +395,8 @@ def _least_of_shapes(
     )
     step.offer(best.objective, best.plan)
     plans = [result.plan for result in results if result.plan is not None]
-    each = math.gcd(*(one.workload.microbatch_samples for one in plans))
-    if (any_plan := _measured_bound(problem, best.plan, each)) is not None:
+    samples = math.gcd(*(plan.workload.microbatch_samples for plan in plans))
+    if (any_plan := _measured_bound(problem, best.plan, samples)) is not None:
         step.raise_bound(*any_plan)
     elif problem.request.calibration is None and all(r.bound is not None for r in results):
         least = min(results, key=lambda result: result.bound or 0.0)
@@ -396,8 +407,8 @@ def _least_of_shapes(
         basis = f"least of {len(results)} shapes: {least.basis}"
         step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
     parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
-    found = step.result(exhausted=best.stop_reason)
-    assert found.plan is not None
-    instead = found.plan.replace(alternatives=runners_up(found.plan, table))
+    least_bounded = step.result(exhausted=best.stop_reason)
+    assert least_bounded.plan is not None
+    instead = least_bounded.plan.replace(alternatives=runners_up(least_bounded.plan, table))
     several = tuple(table) if problem.request.stages == "auto" else ()
-    return _with_certificates(replace(found, plan=instead, candidates=several), parts)
+    return _with_certificates(replace(least_bounded, plan=instead, candidates=several), parts)

@@ -1,26 +1,70 @@
 """What a stage must do between the ends of two steps, for any devices: FLOPs, bytes and seconds.
 
-With m devices, T the end of a step, D the distance to the next end, c the smaller of a device's
-upload and download, a stage whose vector has v bytes
+Let T be the end of a step and D the distance to the next end. A part of the layers that is a stage
+of m devices needs D to satisfy inequalities (1) to (6). All of them use the m best devices of the
+pool, so they hold for any devices.
 
-- averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so a round of all
-  members takes at least 2 (m - 1) v over the sum of c, and v over each c, plus latencies. Its
-  reducers exchange messages with all others, at least with the (m - 1)-nearest. If aggregators may
-  reduce parts, members send m v in total at least, and an aggregator reaches its m-nearest. In
-  hierarchical averaging the exchange ends at the same time for the whole stage, and counts as the
-  end of the round: until then members send m v in total at least, v each, some pair is used in both
-  directions, and all devices begin their next step later. In two-frequency averaging, too; from
-  the last operation to there R regions send 2 (R - 1) v, at least 2 v; in each of H steps the
-  devices of a region send 2 (m - 1) v in addition, so more regions send less in total. Tied
-  parameters on two stages are averaged by these afterwards in every step; this time is not counted;
-- computes before that: the FLOPs certain to follow T, over the FLOP/s of all devices, within D;
-  some device has its share of whole microbatches. The last operation is followed by averaging, or
-  by the way of its microbatch back to the first stage;
-- receives before that, over the downloads of all devices;
-- sends over their uploads, at any time: its round takes (bytes + queued bytes) / capacity or more.
+=============  ====================================================================================
+n              microbatches of a step; some device has at least ceil(n / m) of them
+f, f_m         FLOP/s of the fastest device, and of the m fastest together
+u_m, d_m       bytes per second: the m highest uploads together, and the m highest downloads
+c_1 >= c_2 ..  bytes per second: smaller of a device's upload and download; hierarchical and
+               two-frequency averaging: its upload
+L_m            seconds: lower bound on the longest round-trip time in a round of m devices
+F, B, H        FLOPs of one microbatch: forward pass, backward pass, head and loss
+a, z           bytes of one microbatch's input and output
+v, w           bytes of the gradient vector, encoded and unencoded
+=============  ====================================================================================
 
-A stage before the one whose round ends the step may have run F before T, for as many microbatches
-as its devices hold between F and B; what follows T are the other F, and all B.
+Averaging of m > 1 devices sends at least s_m bytes and takes at least r_m seconds::
+
+    s_m = 2 (m - 1) v                           one round of all members
+    s_m = m v                                   aggregators may reduce, or hierarchical averaging
+    s_m = 2 (k - 1) v + 2 (m - k) w             two frequencies, with k = min(m, number of regions)
+    r_m = max(s_m / (c_1 + ... + c_m), v / c_m) + L_m
+    r_m = 2 v / (c_1 + ... + c_m) + L_m         two frequencies
+
+In the first case a member with share x sends, and receives, (1 - x) v + x (m - 1) v, and a reducer
+exchanges messages with at least its (m - 1)-nearest devices. With aggregators, members send m v in
+total if they reduce nothing, and an aggregator reaches its m-nearest devices. In hierarchical and
+two-frequency averaging, the exchange between sites or regions ends at the same time for the whole
+stage and counts as the end of the round: until then every member has sent v, and some pair of
+devices was used in both directions. With two frequencies, n and w count H steps, of which the last
+one exchanges 2 (k - 1) v >= 2 v between regions. The averaging of tied parameters on two stages,
+which follows, is not counted.
+
+Each role of a stage (below) has its own FLOPs g that follow T, received bytes i, sent bytes o, and
+seconds: b from T to its first operation, b' from T to the first message that it receives, e from
+its last operation to the end of the step, q during which none of the bytes o is sent::
+
+    (1)  b + ceil(n / m) g / (n f) + e <= D     some device computes its share of microbatches
+    (2)  b' + i / d_m + e <= D                  all messages are received
+    (3)  g / f_m <= D - e                       all FLOPs, also those that may precede b
+    (4)  g' / f_m <= D - e - b                  the FLOPs g' that cannot begin before b
+    (5)  o / u_m <= D - q                       all bytes are sent
+    (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch
+
+The last operation is followed by averaging, or by its microbatch's way back to the first stage, so
+e = max(r_m, way back).
+
+==============  ===============================  ================  ===========  ===============
+role            stage                            g                 i            o
+==============  ===============================  ================  ===========  ===============
+whole_pipeline  any, if stage 0 begins at T      n (F + B + H)     n (a + z)    n (a + z) + s_m
+boundary        begins at T, not stage 0, m > 1  n (F + B + H)     n z          n (a + z) + s_m
+downstream      after the boundary stage         n (F + B + H)     n (a + z)    n (a + z) + s_m
+upstream        before the boundary stage        n B + (n - h) F   n z          n a + (n - h) z
+                                                                                 + s_m
+steady_state    any, over many steps             n (F + B + H)     n z          n (a + z) + s_m
+==============  ===============================  ================  ===========  ===============
+
+An upstream stage may have run F before T, for as many microbatches h as its devices hold between F
+and B. There g' is n B, and (1) holds in two forms: with b and B alone, and with b = 0, B, and those
+F that the device with most memory cannot have run before T. Elsewhere g' = g. In the steady state
+b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D.
+
+`planner.planning.joint_bound` finds the smallest D for which all stages together need no more than
+all devices have.
 """
 
 from __future__ import annotations
@@ -84,8 +128,18 @@ class DevicePool:
         hierarchical = has_hierarchy(cluster) and not two_frequency
         up, down = device_limits(cluster)
         if n == 1:
-            columns = (cluster.flops, cluster.memory_bytes, up, down)
-            return cls(*columns, np.zeros(1), 0.0, np.inf, has_aggregators, hierarchical, regions)
+            return cls(
+                cluster.flops,
+                cluster.memory_bytes,
+                up,
+                down,
+                rtt_s=np.zeros(1),
+                hop_s=0.0,
+                hop_bytes_per_s=np.inf,
+                has_aggregators=has_aggregators,
+                hierarchical=hierarchical,
+                regions=regions,
+            )
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
         rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
@@ -109,7 +163,7 @@ class DevicePool:
         )
 
     @property
-    def alike(self) -> bool:
+    def identical(self) -> bool:
         """Whether all devices are equal."""
         columns = (self.flops, self.memory_bytes, self.up, self.down)
         return all(bool((column == column[0]).all()) for column in columns)
@@ -139,11 +193,11 @@ class DevicePool:
 def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
     """``float[N - 1]``: round-trip time from the best aggregator to its m-nearest devices."""
     network = aggregators_in.network
-    here = np.array([network.index_of(name) for name in cluster.network.ids])
-    sums = np.asarray(aggregators_in.devices.can_aggregate).copy()
-    sums[here] = False
-    both = (network.latency_s + network.latency_s.T)[np.ix_(sums, here)]
-    return np.asarray(np.sort(both, axis=1)[:, 1:].min(axis=0))
+    members = np.array([network.index_of(name) for name in cluster.network.ids])
+    aggregates = np.asarray(aggregators_in.devices.can_aggregate).copy()
+    aggregates[members] = False
+    rtt_s = (network.latency_s + network.latency_s.T)[np.ix_(aggregates, members)]
+    return np.asarray(np.sort(rtt_s, axis=1)[:, 1:].min(axis=0))
 
 
 def _finite(value: float) -> float | None:
@@ -152,24 +206,24 @@ def _finite(value: float) -> float | None:
 
 
 class Requirement(NamedTuple):
-    """Lower bounds for parts of the layers in one role: rows are parts, columns 1 to N devices.
+    """Terms of (1) to (6) in one role: rows are parts of the layers, columns 1 to N devices.
 
     Attributes
     ----------
     flops, late_flops
-        FLOPs of all microbatches after T, and of those that begin ``begin_s`` after T or later.
+        g and g': FLOPs after T, and those that begin ``begin_s`` after T or later.
     begin_s
-        Start of the latter, after T.
+        b: start of the latter, after T.
     tail_s
-        From the last of these operations to the end of the step.
+        e: from the last of these operations to the end of the step.
     least_s
-        From T to the end of the step, whatever the FLOP/s and uploads.
+        Largest left side of (1) and (2): D is at least this, whatever all devices share.
     sent
-        Bytes sent by all devices.
+        o: bytes sent by all devices of the stage.
     quiet_s
-        Part of the distance between ends of steps in which none of them is sent.
+        q: part of D in which none of them is sent.
     fits
-        Whether memory allows this number of devices.
+        (6): whether memory allows this number of devices.
     """
 
     flops: Floats
@@ -222,9 +276,9 @@ class StageRequirements:
     ) -> None:
         self.pool, self.n, self.layers = pool, len(pool.flops), len(workload.layers)
         self.choices = (False, True) if recomputes else (False,)
-        self.count = float(workload.batch_samples // workload.microbatch_samples)
+        self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
-        self.microbatches_per_device = np.ceil(self.count / self.m)
+        self.microbatches_per_device = np.ceil(self.microbatches / self.m)
         self.least_flops, self.most_flops = _sorted_sums(pool.flops)
         self.least_up, self.most_up = _sorted_sums(pool.up)
         self.most_down = _sorted_sums(pool.down)[1]
@@ -232,165 +286,176 @@ class StageRequirements:
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
         self._set_stage_costs(workload, wire_ratio, spans, apart=every == 1 and pool.regions == 0)
-        self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
+        self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops.sum()) or 1.0
         self._set_travel_times([stage_costs(workload, k, k + 1) for k in range(self.layers)])
-        self._average(every / wire_ratio)
+        self._set_averaging(every / wire_ratio)
 
     def _set_stage_costs(
         self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
     ) -> None:
         """``apart``: tied parameters on two stages are averaged after the rest."""
-        plain, again = (
+        plain, recomputed = (
             [
-                stage_costs(workload, a, b, with_head=b == self.layers, recompute=twice)
+                stage_costs(workload, a, b, with_head=b == self.layers, recompute=recomputes)
                 for a, b in spans
             ]
-            for twice in (False, True)
+            for recomputes in (False, True)
         )
-        chosen = (plain, again)[: len(self.choices)]
-        self.forward = _column(c.forward_flops for c in plain)
-        self.backward = [_column(c.backward_flops for c in costs) for costs in chosen]
-        self.head = _column(c.head_flops for c in plain)
-        given = {b: c.output_bytes for (_, b), c in zip(spans, plain, strict=True)}
-        given[self.layers] = given[0] = 0.0
-        self.into = _column(given[a] for a, _ in spans)
-        self.out = _column(given[b] for _, b in spans)
-        matrix = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
-        self.vector = _column(
-            (c.gradient_bytes - matrix * ((a == 0) != (b == self.layers))) * wire_ratio
+        chosen = (plain, recomputed)[: len(self.choices)]
+        self.forward_flops = _column(c.forward_flops for c in plain)
+        self.backward_flops = [_column(c.backward_flops for c in costs) for costs in chosen]
+        self.head_flops = _column(c.head_flops for c in plain)
+        boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, plain, strict=True)}
+        boundary_bytes[self.layers] = boundary_bytes[0] = 0.0
+        self.input_bytes = _column(boundary_bytes[a] for a, _ in spans)
+        self.output_bytes = _column(boundary_bytes[b] for _, b in spans)
+        tied_bytes = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
+        self.vector_bytes = _column(
+            (c.gradient_bytes - tied_bytes * ((a == 0) != (b == self.layers))) * wire_ratio
             for (a, b), c in zip(spans, plain, strict=True)
         )
-        have = self.pool.memory_bytes * (1 + MEMORY_SLACK)
-        self.room = [self._room(costs, have) for costs in chosen]
-        hold = (have >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
-        one = np.max([room[:, :1] for room in self.room], axis=0) >= 1
-        self.fits = (self.m <= hold) & one
+        memory = self.pool.memory_bytes * (1 + MEMORY_SLACK)
+        self.max_live = [self._max_live(costs, memory) for costs in chosen]
+        num_holding = (memory >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
+        holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
+        self.fits = (self.m <= num_holding) & holds_one
 
-    def _room(self, costs: list[StageCosts], have: Floats) -> Floats:
+    def _max_live(self, costs: list[StageCosts], memory: Floats) -> Floats:
         """Microbatches between F and B, per part and device, largest first."""
-        sizes, index = np.unique(-have, return_inverse=True)
-        rooms = [[min(c.room(-size), self.count) for size in sizes.tolist()] for c in costs]
-        return np.array(rooms)[:, np.sort(index)]
+        sizes, index = np.unique(-memory, return_inverse=True)
+        live = [[min(c.room(-size), self.microbatches) for size in sizes.tolist()] for c in costs]
+        return np.array(live)[:, np.sort(index)]
 
     def _set_travel_times(self, single: list[StageCosts]) -> None:
         """Seconds of one microbatch before and after every part, on the fastest device."""
         flops = np.array([0.0, *(c.forward_flops for c in single)])
-        until = np.cumsum(flops)
+        upto = np.cumsum(flops)
         self.hop_in_s, self.hop_out_s = (
             np.where(size > 0, self.pool.hop_s + size / self.pool.hop_bytes_per_s, 0.0)
-            for size in (self.into, self.out)
+            for size in (self.input_bytes, self.output_bytes)
         )
-        self.input_latency_s = np.where(self.into > 0, self.pool.hop_s, 0.0)
-        self.way_in_s = until[self.starts, None] / self.fastest
-        self.first_layer_s = flops[self.starts, None] / self.fastest
+        self.input_latency_s = np.where(self.input_bytes > 0, self.pool.hop_s, 0.0)
+        self.way_in_s = upto[self.starts, None] / self.fastest
+        self.previous_layer_s = flops[self.starts, None] / self.fastest
         # a gradient comes from the last layers, through F, H and B there
-        turn = (flops[-1] + self.head.max()) / self.fastest
-        self.turnaround_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
-        self.way_back_s = 2 * until[self.starts, None] / self.fastest
+        turn = (flops[-1] + self.head_flops.max()) / self.fastest
+        self.turnaround_s = turn + 2 * (upto[-1] - upto[self.stops, None]) / self.fastest
+        self.way_back_s = 2 * upto[self.starts, None] / self.fastest
 
-    def _average(self, within: float) -> None:
-        """``within``: bytes averaged within regions, relative to those on the wire."""
+    def _set_averaging(self, unencoded_ratio: float) -> None:
+        """``unencoded_ratio``: bytes averaged within regions over those of one encoded vector."""
         pool = self.pool
-        apart = pool.hierarchical or pool.regions > 0
-        line = np.sort(pool.up if apart else np.minimum(pool.up, pool.down))[::-1]
+        has_exchange = pool.hierarchical or pool.regions > 0
+        line = np.sort(pool.up if has_exchange else np.minimum(pool.up, pool.down))[::-1]
         vectors_sent = 2 * (self.m - 1)
         if pool.has_aggregators or pool.hierarchical:
             vectors_sent = np.where(self.m > 1, self.m, 0.0)
         if pool.regions:
             used = np.minimum(self.m, pool.regions)
-            vectors_sent = 2 * (used - 1) + 2 * within * (self.m - used)
-        self.averaged = vectors_sent * self.vector
-        round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
+            vectors_sent = 2 * (used - 1) + 2 * unencoded_ratio * (self.m - used)
+        self.averaged_bytes = vectors_sent * self.vector_bytes
+        round_s = np.maximum(self.averaged_bytes / line.cumsum(), self.vector_bytes / line)
         if pool.regions:
-            round_s = 2 * self.vector / line.cumsum()
+            round_s = 2 * self.vector_bytes / line.cumsum()
         self.round_s = np.where(self.m > 1, round_s + self.pool.rtt_s, 0.0)
-        # a message home arrives, and is worked on in all stages before; a round that sends nothing
-        # waits for no message
-        sends = (self.m > 1) & (self.vector > 0)
+        # nothing is sent while the last messages of a round travel; without a round, while the last
+        # gradient travels through all stages before this one
+        sends = (self.m > 1) & (self.vector_bytes > 0)
         self.unsent_s = np.where(sends, self.pool.rtt_s, self.input_latency_s + self.way_back_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.way_back_s)
 
-    def tail(self) -> Requirement:
-        """Of stages that do everything after T, where T is the start of the first stage's step."""
+    def whole_pipeline(self) -> Requirement:
+        """Any stage, if the first stage begins its step at T: everything follows T."""
         return self._full_step(self.way_in_s, arrives=True)
 
     def downstream(self) -> Requirement:
-        """Of stages that do everything after T, if an earlier stage, not the first, begins at T."""
-        return self._full_step(self.first_layer_s, arrives=True)
+        """A stage after the one that begins at T, which is not the first: everything follows T."""
+        return self._full_step(self.previous_layer_s, arrives=True)
 
     def boundary(self) -> Requirement:
-        """Of the stage that begins at T, if it is not the first; its messages may have arrived.
+        """The stage that begins at T, if it is not the first; its inputs may have arrived before.
 
         A stage of one device does not average, so an earlier stage ends no earlier.
         """
-        need = self._full_step(np.zeros_like(self.into), arrives=False)
-        return need._replace(fits=need.fits & (self.m > 1))
+        requirement = self._full_step(np.zeros_like(self.input_bytes), arrives=False)
+        return requirement._replace(fits=requirement.fits & (self.m > 1))
 
     def _full_step(self, way_s: Floats, *, arrives: bool) -> Requirement:
-        flops = self.forward + self.backward[0] + self.head
-        received, begin, listens = self.out, way_s, way_s
+        """F, B and H follow T; ``way_s`` from T to the end of the previous stage's first F."""
+        flops = self.forward_flops + self.backward_flops[0] + self.head_flops
+        received, begin_s, first_arrival_s = self.output_bytes, way_s, way_s
         if arrives:
-            received = received + self.into
-            begin, listens = way_s + self.hop_in_s, way_s + self.input_latency_s
-        least = np.maximum(
-            begin + self.microbatches_per_device * flops / self.fastest,
-            listens + self.count * received / self.most_down,
+            received = received + self.input_bytes
+            begin_s = way_s + self.hop_in_s
+            first_arrival_s = way_s + self.input_latency_s
+        least_s = np.maximum(
+            begin_s + self.microbatches_per_device * flops / self.fastest,  # (1)
+            first_arrival_s + self.microbatches * received / self.most_down,  # (2)
         )
         return Requirement(
-            self.count * flops,
-            self.count * flops,
-            begin,
-            self.tail_s,
-            least + self.tail_s,
-            self.count * (self.into + self.out) + self.averaged,
-            begin + self.forward / self.fastest + self.unsent_s,
-            self.fits,
+            flops=self.microbatches * flops,
+            late_flops=self.microbatches * flops,
+            begin_s=begin_s,
+            tail_s=self.tail_s,
+            least_s=least_s + self.tail_s,
+            sent=self.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes,
+            quiet_s=begin_s + self.forward_flops / self.fastest + self.unsent_s,
+            fits=self.fits,
         )
 
-    def upstream(self, again: bool) -> Requirement:
-        """Of stages before the one that begins at T."""
-        room, back = self.room[again], self.backward[again]
-        forward = np.maximum(self.count - room.cumsum(axis=1), 0.0)
-        begin = self.turnaround_s + self.hop_out_s
-        mine = np.maximum(self.microbatches_per_device - room[:, :1], 0.0)
-        least = np.max(
+    def upstream(self, recomputes: bool) -> Requirement:
+        """A stage before the one that begins at T; its forward passes may precede T."""
+        live, backward_flops = self.max_live[recomputes], self.backward_flops[recomputes]
+        late_forwards = np.maximum(self.microbatches - live.cumsum(axis=1), 0.0)
+        late_forwards_per_device = np.maximum(self.microbatches_per_device - live[:, :1], 0.0)
+        begin_s = self.turnaround_s + self.hop_out_s
+        backward_s = self.microbatches_per_device * backward_flops / self.fastest
+        own_flops = (
+            self.microbatches_per_device * backward_flops
+            + late_forwards_per_device * self.forward_flops
+        )
+        least_s = np.max(
             np.broadcast_arrays(
-                begin + self.microbatches_per_device * back / self.fastest,
-                self.turnaround_s + self.count * self.out / self.most_down,
-                (self.microbatches_per_device * back + mine * self.forward) / self.fastest,
+                begin_s + backward_s,  # (1)
+                own_flops / self.fastest,  # (1)
+                self.turnaround_s + self.microbatches * self.output_bytes / self.most_down,  # (2)
             ),
             axis=0,
         )
+        idle_s = np.where(late_forwards > 0, 0.0, begin_s + backward_flops / self.fastest)
         return Requirement(
-            self.count * back + forward * self.forward,
-            self.count * back,
-            begin,
-            self.tail_s,
-            least + self.tail_s,
-            self.count * self.into + forward * self.out + self.averaged,
-            np.where(forward > 0, 0.0, begin + back / self.fastest) + self.unsent_s,
-            self.fits,
+            flops=self.microbatches * backward_flops + late_forwards * self.forward_flops,
+            late_flops=self.microbatches * backward_flops,
+            begin_s=begin_s,
+            tail_s=self.tail_s,
+            least_s=least_s + self.tail_s,
+            sent=self.microbatches * self.input_bytes
+            + late_forwards * self.output_bytes
+            + self.averaged_bytes,
+            quiet_s=idle_s + self.unsent_s,
+            fits=self.fits,
         )
 
     def steady_state(self) -> Requirement:
-        """Of any stage from the end of its round to the end of the next one."""
-        flops = self.forward + self.backward[0] + self.head
-        sent = self.count * (self.into + self.out) + self.averaged
-        before_round = np.maximum(
-            self.microbatches_per_device * flops / self.fastest,
-            self.count * self.out / self.most_down,
+        """Any stage, from the end of its round to the end of its next one."""
+        flops = self.forward_flops + self.backward_flops[0] + self.head_flops
+        sent = self.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
+        before_round_s = np.maximum(
+            self.microbatches_per_device * flops / self.fastest,  # (1)
+            self.microbatches * self.output_bytes / self.most_down,  # (2)
         )
-        nothing = np.zeros_like(self.into)
+        zeros = np.zeros_like(self.input_bytes)
         return Requirement(
-            self.count * flops,
-            self.count * flops,
-            nothing,
-            self.round_s,
-            np.maximum(before_round + self.round_s, sent / self.most_down),
-            sent,
-            nothing,
-            self.fits,
+            flops=self.microbatches * flops,
+            late_flops=self.microbatches * flops,
+            begin_s=zeros,
+            tail_s=self.round_s,
+            # all bytes that a stage's neighbours and members send are received, too
+            least_s=np.maximum(before_round_s + self.round_s, sent / self.most_down),
+            sent=sent,
+            quiet_s=zeros,
+            fits=self.fits,
         )
 
 

@@ -101,12 +101,12 @@ def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
     """A step at whose start the devices of a stage begin together, or one of them does."""
     cluster, costs = problem.cluster, shape.costs(problem.workload)
     together = together and shape.starts > 1
-    fewest, more = divmod(shape.microbatches, shape.starts)
-    count = fewest + (1 if together and more else 0)
+    fewest, remainder = divmod(shape.microbatches, shape.starts)
+    count = fewest + (1 if together and remainder else 0)
     walk = _Walk.of(cluster, costs, count, shape.head_stage)
     stages = range(shape.stages)
     if shape.starts == 1:
-        return walk.home_s(0, 0)  # nobody averages, so stage 0 ends last
+        return walk.home_s(0, 0)  # no stage averages, so stage 0 ends last
     if not together:
         return min(walk.home_s(j, 0) for j in stages)
     averaging = one_round(problem, shape)

@@ -28,7 +28,7 @@ def two_frequency_rounds(
     for d in group:
         at.setdefault(cluster.network.regions[d], []).append(d)
     every_step = tuple(
-        replace(make(tuple(here), vector_bytes), phase=Phase.WITHIN) for here in at.values()
+        replace(make(tuple(members), vector_bytes), phase=Phase.WITHIN) for members in at.values()
     )
     if len(at) == 1:
         return (every_step,)

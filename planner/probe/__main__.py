@@ -86,17 +86,18 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     for option in ("seconds", "warm", "messages", "wait"):
         if not 0 < getattr(args, option) < math.inf:
             raise ValueError(f"--{option} is {getattr(args, option):g}; give seconds above 0")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", len(args.devices)))
-    if here != len(args.devices):
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", len(args.devices)))
+    if local_ranks != len(args.devices):
         raise ValueError(
-            f"--devices names {len(args.devices)}, this node has {here} processes; name each once"
+            f"--devices names {len(args.devices)}, this node has {local_ranks} "
+            "processes; name each once"
         )
     if ALL in args.devices or "" in args.devices:
         raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
     timing = ProbeTiming(args.seconds, args.warm, args.messages)
-    told = json.dumps(asdict(timing))
+    settings = json.dumps(asdict(timing))
     ranks = join_by_name(
-        *(name, told),
+        *(name, settings),
         detector=detector,
         wait_s=args.wait,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
@@ -112,9 +113,9 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     with connections_to(ranks, wanted, "probe") as opened:
         for number, work in enumerate(works):
             ranks.barrier(f"begin/{number}")
-            for found in _measured(ranks, work, opened, timing, number):
+            for finding in _measured(ranks, work, opened, timing, number):
                 if log is not None:
-                    log(found)
+                    log(finding)
             if ranks.rank == 0:
                 left_s = _left_s(works[number + 1 :], timing)
                 _say(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
@@ -128,7 +129,7 @@ def _known(
     path: Path, ranks: ProcessGroup, timing: ProbeTiming
 ) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
     """Findings already in a log, and the log to append to."""
-    found: list[tuple[str, str]] = []
+    done: list[tuple[str, str]] = []
     if path.exists() and path.stat().st_size:
         known = ProbeLog.load(path)
         before = known.about.get("pace")
@@ -139,7 +140,9 @@ def _known(
             )
         # with fewer peers a device's line may not have been saturated
         others = ranks.world - 1
-        found = [e for e, one in known.findings.items() if ALL not in e or one.peers >= others]
+        done = [
+            e for e, finding in known.findings.items() if ALL not in e or finding.peers >= others
+        ]
         whole = path.read_bytes()
         if b"\n" not in whole:
             path.write_bytes(whole + b"\n")
@@ -163,7 +166,7 @@ def _known(
             file.flush()
             os.fsync(file.fileno())
 
-    return found, add
+    return done, add
 
 
 def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
@@ -190,10 +193,10 @@ def _measured(
     names, rank = ranks.names, ranks.rank
     if work.device is not None:
         rate = measure_device(rank, work.device, work.up, ranks.world, opened, timing)
-        told = ranks.all_gather(
+        texts = ranks.all_gather(
             f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high])
         )
-        rates = [Rate(*found) for text in told if (found := json.loads(text)) is not None]
+        rates = [Rate(*rate) for text in texts if (rate := json.loads(text)) is not None]
         yield line_of(names[work.device], work.up, rates, ranks.world - 1)
         return
     mine = next((pair for pair in work.pairs if rank in pair), None)
@@ -203,9 +206,9 @@ def _measured(
     ]
     for i, j in work.pairs:
         for source, destination in ((i, j), (j, i)):
-            there, here = halves[source], halves[destination]
-            assert there is not None and here is not None
-            yield link_of(names[source], names[destination], there, here)
+            other, own = halves[source], halves[destination]
+            assert other is not None and own is not None
+            yield link_of(names[source], names[destination], other, own)
 
 
 def _left_s(works: list[Work], timing: ProbeTiming) -> float:

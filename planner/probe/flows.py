@@ -22,7 +22,7 @@ ENOUGH = b"\1"
 BLOCK_BYTES = 1 << 18
 """Bytes that a stream sends at a time."""
 LOOK_S = 0.02
-"""Interval of polling for word from a receiver."""
+"""Interval of polling for messages from a receiver."""
 SLICES = 5
 """Intervals of a stream whose rates are recorded separately."""
 
@@ -52,7 +52,7 @@ def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[
     dict[int, list[float]]
         By size, round-trip seconds; sizes without time left are missing.
     """
-    found: dict[int, list[float]] = {}
+    answers: dict[int, list[float]] = {}
     message, word = memoryview(bytes(max(sizes, default=0))), memoryview(bytearray(1))
     began = time.perf_counter()
     for size in sizes:
@@ -61,9 +61,9 @@ def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[
             break
         send_all(connection, memoryview(SIZE.pack(size)), message[:size])
         receive_into(connection, word)
-        found.setdefault(size, []).append(time.perf_counter() - begin)
+        answers.setdefault(size, []).append(time.perf_counter() - begin)
     send_all(connection, memoryview(SIZE.pack(0)))
-    return found
+    return answers
 
 
 def answer(connection: socket.socket) -> None:
@@ -157,11 +157,11 @@ def _take_rest(
     room: bytearray,
 ) -> None:
     """Drain data still in flight."""
-    told: dict[int, int] = {}
+    counts: dict[int, int] = {}
     words = {other: bytearray() for other in flows}
     for other, flow in flows.items():
         ready.register(flow.words, selectors.EVENT_READ, other)
-    while len(told) < len(flows) or any(taken[other] < told[other] for other in flows):
+    while len(counts) < len(flows) or any(taken[other] < counts[other] for other in flows):
         for key, _ in ready.select():
             other = key.data
             if key.fileobj is not flows[other].words:
@@ -171,7 +171,7 @@ def _take_rest(
             words[other] += part[: _take(key.fileobj, part)]
             if len(words[other]) == SIZE.size:
                 ready.unregister(key.fileobj)
-                (told[other],) = SIZE.unpack(words[other])
+                (counts[other],) = SIZE.unpack(words[other])
 
 
 def _take(connection: object, room: bytearray | memoryview) -> int:

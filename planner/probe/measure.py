@@ -97,13 +97,13 @@ def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming
     return half
 
 
-def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFinding:
+def link_of(source: str, destination: str, sender: Half, receiver: Half) -> LinkFinding:
     """One direction of a pair from the measurements of source and destination."""
-    small = sorted(there.trips[MESSAGES[0]])
-    rates = {count: (rate.mean, rate.low, rate.high) for count, rate in here.rates.items()}
+    small = sorted(sender.trips[MESSAGES[0]])
+    rates = {count: (rate.mean, rate.low, rate.high) for count, rate in receiver.rates.items()}
     # the acknowledgement takes half a round trip; take the shortest of all sizes
-    back = min(map(min, there.trips.values())) / 2
-    timed = {size: statistics.median(s) - back for size, s in there.trips.items()}
+    back = min(map(min, sender.trips.values())) / 2
+    timed = {size: statistics.median(s) - back for size, s in sender.trips.items()}
     del timed[MESSAGES[0]]
     trips = (small[0], statistics.median(small), small[-1])
     return LinkFinding(source, destination, _now(), rates, trips, timed)

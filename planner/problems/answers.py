@@ -105,12 +105,12 @@ class AveragingPlan:
 
     def __post_init__(self) -> None:
         for field, kind in (("computes", bool), ("rates", float), ("samples_per_step", float)):
-            given = getattr(self, field)
+            value = getattr(self, field)
             try:
-                array = np.array(given, dtype=kind)
+                array = np.array(value, dtype=kind)
             except (TypeError, ValueError, OverflowError):
                 raise ProblemError(
-                    f"{field} must be one value a peer, found {short_repr(given)}"
+                    f"{field} must be one value a peer, found {short_repr(value)}"
                 ) from None
             array.setflags(write=False)
             object.__setattr__(self, field, array)

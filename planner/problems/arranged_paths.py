@@ -101,8 +101,8 @@ class ArrangedPathProblem:
         rows = {}
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):
             try:
-                given = numbers(value)
-                rows[name] = np.array(np.broadcast_to(given, shape), order="C")
+                quantity = numbers(value)
+                rows[name] = np.array(np.broadcast_to(quantity, shape), order="C")
             except (TypeError, ValueError):
                 raise ProblemError(
                     f"{name} must be one number, {n} or {len(sizes)} x {n} of them, found "
@@ -232,14 +232,14 @@ def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:
     """Check that averaging has the problem's numbers of stages and devices."""
     if value is None:
         return None
-    given = instance_of(GroupAveraging, value, "averaging")
-    found = len(given.vector_bytes), len(given.line_s_per_byte)
-    if found != shape:
+    averaging = instance_of(GroupAveraging, value, "averaging")
+    lengths = len(averaging.vector_bytes), len(averaging.line_s_per_byte)
+    if lengths != shape:
         raise ProblemError(
-            f"averaging must be of {shape[0]} stages and {shape[1]} devices, found {found[0]} and "
-            f"{found[1]}"
+            f"averaging must be of {shape[0]} stages and {shape[1]} devices, found "
+            f"{lengths[0]} and {lengths[1]}"
         )
-    return given
+    return averaging
 
 
 def _form(value: Any) -> str:

@@ -106,13 +106,13 @@ class AveragingProblem:
         aggregates = _flags("can_aggregate", can_aggregate, n)
         if not (computes & (samples > 0)).any():
             raise ProblemError(
-                "nobody can compute: samples_per_s is 0 or can_compute is false for each of "
+                "no peer can compute: samples_per_s is 0 or can_compute is false for each of "
                 f"{n} peers; at least one peer must compute gradients"
             )
         if not aggregates.any():
             raise ProblemError(
-                f"nobody can aggregate: can_aggregate is false for each of {n} peers; at least one "
-                "peer must accept connections"
+                f"no peer can aggregate: can_aggregate is false for each of {n} peers; at least "
+                "one peer must accept connections"
             )
         links = None if link_bytes_per_s is None else _links(link_bytes_per_s, n)
         for array in (samples, upload, download, computes, aggregates):
@@ -226,7 +226,7 @@ class AveragingProblem:
     def steps_per_s(self, rates: ArrayLike, computes: ArrayLike) -> float:
         """Steps per second at the rates r_i with the contributors c_i (not checked for limits).
 
-        A single peer averages with nobody, so that only its computing counts.
+        A single peer does not average, so that only its computing counts.
 
         Parameters
         ----------
@@ -293,10 +293,10 @@ def _flags(field: str, value: ArrayLike | None, count: int) -> NDArray[np.bool_]
 
 def _links(value: ArrayLike, count: int) -> Floats:
     try:
-        given = numbers(value)
-        if given.shape not in ((), (count, count)):
+        links = numbers(value)
+        if links.shape not in ((), (count, count)):
             raise ValueError
-        array = np.array(np.broadcast_to(given, (count, count)))
+        array = np.array(np.broadcast_to(links, (count, count)))
     except (TypeError, ValueError):
         raise ProblemError(
             f"link_bytes_per_s must be one number or {count} x {count} of them, found shape "

@@ -34,8 +34,8 @@ class PathFile:
 
     def with_changes(self, changes: Mapping[str, Any]) -> PathFile:
         """A copy with the values that are not None replaced."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        return PathFile(self.path, {**self.values, **given}, self.ignored)
+        changed = {name: value for name, value in changes.items() if value is not None}
+        return PathFile(self.path, {**self.values, **changed}, self.ignored)
 
     def problem(self) -> PathProblem:
         """The problem with the file's arrangement of devices."""
@@ -48,8 +48,8 @@ class PathFile:
             raise ProblemError(
                 f"{self.path}: stage_sizes beside stage_devices; leave out one, or give --arrange"
             )
-        made: PathProblem = self._build(PathProblem, self.values)
-        return made
+        path_problem: PathProblem = self._build(PathProblem, self.values)
+        return path_problem
 
     def arranged(self) -> ArrangedPathProblem:
         """The problem with a free arrangement of devices."""
@@ -61,8 +61,8 @@ class PathFile:
                     f"{self.path}: stage_sizes is missing; give the devices per stage"
                 )
             values["stage_sizes"] = [len(group) for group in self.problem().stage_devices]
-        made: ArrangedPathProblem = self._build(ArrangedPathProblem, values)
-        return made
+        problem: ArrangedPathProblem = self._build(ArrangedPathProblem, values)
+        return problem
 
     def _build(self, kind: type[Any], values: Mapping[str, Any]) -> Any:
         other = "stage_sizes" if kind is ArrangedPathProblem else "stage_devices"

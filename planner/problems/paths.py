@@ -91,22 +91,22 @@ def memory_counts(memory: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int64
     want = " x ".join(map(str, shape))
     rule = f"one number, {shape[-1]} or {want}" if len(shape) > 1 else f"one number or {want}"
     try:
-        given = numbers(memory)
+        counts = numbers(memory)
     except (TypeError, ValueError):
         raise ProblemError(
             f"memory must be {rule} of them, found a value of type {type(memory).__name__}"
         ) from None
-    if given.shape not in ((), shape[-1:], shape):
-        raise ProblemError(f"memory must be {rule} of them, found shape {given.shape}")
-    fine = (given == np.floor(given)) & (given >= 0) & (given < MAX_EXACT)
+    if counts.shape not in ((), shape[-1:], shape):
+        raise ProblemError(f"memory must be {rule} of them, found shape {counts.shape}")
+    fine = (counts == np.floor(counts)) & (counts >= 0) & (counts < MAX_EXACT)
     if not fine.all():
         at = np.argwhere(~fine)[0].tolist()
         where = f" at {', '.join(map(str, at))}" if at else ""
         raise ProblemError(
-            f"memory is {given[tuple(at)]:g}{where}; it must be whole numbers >= 0, under "
+            f"memory is {counts[tuple(at)]:g}{where}; it must be whole numbers >= 0, under "
             f"{MAX_EXACT}"
         )
-    return np.array(np.broadcast_to(given, shape), dtype=np.int64, order="C")
+    return np.array(np.broadcast_to(counts, shape), dtype=np.int64, order="C")
 
 
 def boolean(field: str, value: object) -> bool:

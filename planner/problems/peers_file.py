@@ -80,11 +80,11 @@ def load_peers(path: str | Path) -> Peers:
         )
     missing = [c for c in REQUIRED if c not in columns]
     if missing or not rows:
-        what = f"column {missing[0]!r} is missing" if missing else "has no rows"
-        raise ProblemError(f"{path}: {what}; give {','.join(REQUIRED)} and one row a peer")
+        reason = f"column {missing[0]!r} is missing" if missing else "has no rows"
+        raise ProblemError(f"{path}: {reason}; give {','.join(REQUIRED)} and one row a peer")
 
     def number(column: str, least: float) -> tuple[float, ...]:
-        found = []
+        values = []
         for line, row in rows:
             value = number_in(row[column])
             if not (np.isfinite(value) and value >= least):
@@ -93,17 +93,17 @@ def load_peers(path: str | Path) -> Peers:
                     f"{path}: line {line}: {column} is {row[column]!r}; "
                     + number_remedy(row[column], f"give {rule}")
                 )
-            found.append(value)
-        return tuple(found)
+            values.append(value)
+        return tuple(values)
 
     def boolean(column: str) -> tuple[bool, ...]:
-        found = []
+        values = []
         for line, row in rows:
             text = row.get(column, "").lower()
             if text not in BOOLEANS:
                 raise ProblemError(f"{path}: line {line}: {column} is {text!r}; write yes or no")
-            found.append(BOOLEANS[text])
-        return tuple(found)
+            values.append(BOOLEANS[text])
+        return tuple(values)
 
     names = tuple(row["name"] for _, row in rows)
     for (line, _), name in zip(rows, names, strict=True):

@@ -22,16 +22,16 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
         ``float[count]``, a copy.
     """
     try:
-        given = numbers(value)
+        values = numbers(value)
     except (TypeError, ValueError):
         raise ProblemError(
             f"{field} must be one number or {count} of them, found {short_repr(value)}"
         ) from None
-    if given.shape not in ((), (count,)):
+    if values.shape not in ((), (count,)):
         raise ProblemError(
-            f"{field} must be one number or {count} of them, found shape {given.shape}"
+            f"{field} must be one number or {count} of them, found shape {values.shape}"
         )
-    array = np.array(np.broadcast_to(given, (count,)))
+    array = np.array(np.broadcast_to(values, (count,)))
     bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if len(bad):
         raise ProblemError(

@@ -166,24 +166,24 @@ class RebalancingProblem:
 
     def replace(self, **changes: Any) -> RebalancingProblem:
         """A copy with some of the constructor's fields changed."""
-        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return RebalancingProblem(**{**given, **changes})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return RebalancingProblem(**{**values, **changes})
 
 
 def _real(name: str, values: ArrayLike) -> Floats:
     try:
-        found = numbers(values)
+        array = numbers(values)
     except (TypeError, ValueError):
-        found = np.array(np.nan)
-    if not np.isfinite(found).all():
+        array = np.array(np.nan)
+    if not np.isfinite(array).all():
         raise ProblemError(f"{name} must be finite numbers; correct them")
-    return found
+    return array
 
 
 def _whole(name: str, values: ArrayLike) -> Ints:
-    found = _real(name, values)
-    if np.any(found != np.round(found)) or np.any(np.abs(found) > MAX_NUMBER):
+    array = _real(name, values)
+    if np.any(array != np.round(array)) or np.any(np.abs(array) > MAX_NUMBER):
         raise ProblemError(
             f"{name} must be whole numbers, at most {MAX_NUMBER:g} in size; correct them"
         )
-    return np.array(found, dtype=np.int64)
+    return np.array(array, dtype=np.int64)

@@ -30,11 +30,11 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
     for t in timeline.transfers:
         arriving[t.destination, t.microbatch, t.kind] = t
     at: Op | Transfer | None = max(timeline.ops, key=lambda op: op.end_s)
-    found: list[Op | Transfer] = []
+    path: list[Op | Transfer] = []
     seen: set[Op | Transfer] = set()
     while at is not None and at not in seen:
         seen.add(at)
-        found.append(at)
+        path.append(at)
         if isinstance(at, Transfer):
             at = _before(mine.get((at.source, at.microbatch), []), at.start_s + slack, seen)
             continue
@@ -42,7 +42,7 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
         message = arriving.get((at.device, at.microbatch, at.kind))
         waits = message is not None and (earlier is None or message.end_s > earlier.end_s)
         at = message if waits else earlier
-    return found[::-1]
+    return path[::-1]
 
 
 def _before(ops: Sequence[Op], time_s: float, seen: set[Op | Transfer]) -> Op | None:

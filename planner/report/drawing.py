@@ -106,10 +106,10 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
     for d, (x, y) in dots.items():
         held = d in stage_of
         colour = stage_colour(stage_of[d], len(plan.stage_layers)) if held else "#888"
-        what = f"stage {stage_of[d]}" if held else "averages only"
+        role = f"stage {stage_of[d]}" if held else "averages only"
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill="{colour}"><title>'
-            f"{escape(network.ids[d])}: {what}</title></circle>"
+            f"{escape(network.ids[d])}: {role}</title></circle>"
         )
     return "".join([*parts, "</svg>"])
 

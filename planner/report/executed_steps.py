@@ -25,21 +25,21 @@ class Executed:
 
 def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
     """Read the steps of a run, in the file's order."""
-    found = []
+    steps = []
     for where, row, ran in _rows(read_text(path, error=ReportError), path):
         if plan_hash is not None and isinstance(ran, str) and ran not in ("", plan_hash):
             raise ReportError(
                 f"{path}, {where}: the run is of plan {ran[:12]}, not of {plan_hash[:12]}; "
                 "give the run of this plan, or the plan of this run"
             )
-        found.append(_step(row, f"{path}, {where}"))
-    if not found:
+        steps.append(_step(row, f"{path}, {where}"))
+    if not steps:
         raise ReportError(
             f"{path}: contains no step; give the output of the executor's --events or of planner "
             "run "
             "--json"
         )
-    return found
+    return steps
 
 
 def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:

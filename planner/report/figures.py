@@ -35,12 +35,12 @@ def memory(plan: TrainingPlan) -> list[StageMemory]:
     """Return the highest memory use of every device with a stage, over all schedules."""
     costs = split_costs(plan.workload, plan.stage_layers, plan.head_stage, plan.recompute)
     held = [s.most_live() for s in plan.schedules]
-    found = []
+    rows = []
     for d, j in sorted(plan.stage_of.items()):
         live = max(each[d] for each in held)
         have = float(plan.cluster.memory_bytes[d])
-        found.append(StageMemory(d, live, costs[j].need_bytes(live), have))
-    return found
+        rows.append(StageMemory(d, live, costs[j].need_bytes(live), have))
+    return rows
 
 
 def parameters(plan: TrainingPlan) -> list[float]:

@@ -125,8 +125,8 @@ def timeline_data(
     rows: list[list[list[Any]]] = [[] for _ in timeline.ids]
     every = sorted((*timeline.ops, *timeline.closing), key=lambda op: (op.end_s, op.start_s))
     for op in every:
-        one = [op.start_s, op.end_s, op.kind, op.microbatch, int(op in marked)]
-        rows[op.device].append(one)
+        row = [op.start_s, op.end_s, op.kind, op.microbatch, int(op in marked)]
+        rows[op.device].append(row)
     stage_of, stages, idle = plan.stage_of, len(plan.stage_layers), timeline.idle()
     return {
         "end_s": max((op.end_s for op in every), default=0.0),
@@ -217,19 +217,19 @@ def _stages(plan: TrainingPlan) -> str:
         colour = stage_colour(j, len(plan.stage_layers))
         first = f'<span class="key" style="background:{colour}"></span>{j}'
         again = "yes" if plan.recompute[j] else "no"
-        more = " + head" if j == plan.head_stage else ""
-        cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
+        suffix = " + head" if j == plan.head_stage else ""
+        cells = [f"{start} to {stop - 1}{suffix}", f"{every[j] / 1e6:,.1f}", again]
         rows.append([first, *map(escape, cells), _names(name_ranges(ids[d] for d in group))])
     return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
 
 def _memory(plan: TrainingPlan) -> str:
     """Render one row per stage, with a bar for its fullest device."""
-    ids, found = plan.cluster.network.ids, dict[int, list[StageMemory]]()
+    ids, by_stage = plan.cluster.network.ids, dict[int, list[StageMemory]]()
     for m in memory(plan):
-        found.setdefault(plan.stage_of[m.device], []).append(m)
+        by_stage.setdefault(plan.stage_of[m.device], []).append(m)
     rows = []
-    for stage, mine in sorted(found.items()):
+    for stage, mine in sorted(by_stage.items()):
         fullest = max(mine, key=lambda m: m.need_bytes / m.have_bytes)
         part = fullest.need_bytes / fullest.have_bytes
         bar = (
@@ -263,9 +263,9 @@ def _names(devices: Sequence[str]) -> str:
 
 def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
     seconds = dict.fromkeys((*"FHB", "messages"), 0.0)
-    for one in critical:
-        kind = one.kind if isinstance(one, Op) else "messages"
-        seconds[kind] += one.end_s - one.start_s
+    for item in critical:
+        kind = item.kind if isinstance(item, Op) else "messages"
+        seconds[kind] += item.end_s - item.start_s
     parts = ", ".join(f"{NAMES.get(k, k)} {digits(s)} s" for k, s in seconds.items())
     acts = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "all"))
     buttons = "".join(
@@ -298,16 +298,20 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
 
 def _bounds(plan: TrainingPlan) -> str:
     rows = []
-    for one in bound_bases(plan):
-        certificate, unit = plan.certificates[one.part], "$" if one.part == "cost" else "s"
-        how = f"not verified; the solver states: {one.basis or 'no reason'}"
-        if one.recomputed is not None:
-            how = f"verified: recomputed by planner check ({one.argument.split(' (')[0]})"
-        found, bound = (
-            "none" if x is None else f"{x:.4g} {unit}" for x in (certificate.objective, one.bound)
+    for basis in bound_bases(plan):
+        certificate, unit = plan.certificates[basis.part], "$" if basis.part == "cost" else "s"
+        verification = f"not verified; the solver states: {basis.basis or 'no reason'}"
+        if basis.recomputed is not None:
+            verification = (
+                f"verified: recomputed by planner check ({basis.argument.split(' (')[0]})"
+            )
+        row, bound = (
+            "none" if x is None else f"{x:.4g} {unit}" for x in (certificate.objective, basis.bound)
         )
         gap = "" if certificate.gap is None else f"{certificate.gap:.1%}"
-        rows.append([one.part, found, bound, gap, escape(how if one.bound is not None else "")])
+        rows.append(
+            [basis.part, row, bound, gap, escape(verification if basis.bound is not None else "")]
+        )
     return table(["certificate", "found", "lower bound", "gap", "basis of the bound"], rows)
 
 
@@ -319,8 +323,12 @@ def _alternatives(plan: TrainingPlan) -> str:
             "made by an older release. planner compare shows two plans side by side."
         )
     cells = [
-        [escape(one.taken), escape(one.instead), escape(one.outcome(least(plan)))]
-        for one in plan.alternatives
+        [
+            escape(alternative.taken),
+            escape(alternative.instead),
+            escape(alternative.outcome(least(plan))),
+        ]
+        for alternative in plan.alternatives
     ]
     return table(["decision", "alternative", "step time or cost with it"], cells)
 
@@ -400,12 +408,14 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
 
 
 def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
-    rows, here = [], all(x.predicted_s is not None for x in run)
+    rows, has_predictions = [], all(x.predicted_s is not None for x in run)
     for x in run:
         predicted = plan.predicted.step_s if x.predicted_s is None else x.predicted_s
         change = f"{x.took_s / predicted - 1:+.1%}" if predicted > 0 else "-"
         rows.append([str(x.step), f"{predicted:.4g}", f"{x.took_s:.4g}", change])
-    where = "the machine it ran on" if here else "the plan's own network, mean over steps"
+    where = (
+        "the machine it ran on" if has_predictions else "the plan's own network, mean over steps"
+    )
     return _note(f"The prediction is for {where}.") + table(
         ["step", "predicted s", "executed s", "change"], rows
     )

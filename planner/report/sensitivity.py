@@ -71,11 +71,11 @@ def sensitivity(
         *_lines(plan, cluster, timeline),
         *_lost(plan),
     ]
-    found = []
+    effects = []
     for kind, name, changed in cases:
-        found.append(Slower(kind, name, step_s(changed())))
-        progress(len(found), len(cases))
-    return sorted(found, key=lambda one: -one.step_s)
+        effects.append(Slower(kind, name, step_s(changed())))
+        progress(len(effects), len(cases))
+    return sorted(effects, key=lambda effect: -effect.step_s)
 
 
 def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
@@ -85,8 +85,8 @@ def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     pairs = [(a, b) for k, a in enumerate(regions) for b in regions[k:] if a != b or count[a] > 1]
     for a, b in sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MAX_PAIRS]:
         between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
-        what = ("links within", a) if a == b else ("links between", f"{a} and {b}")
-        yield *what, partial(_slower_links, plan, cluster, between)
+        labels = ("links within", a) if a == b else ("links between", f"{a} and {b}")
+        yield *labels, partial(_slower_links, plan, cluster, between)
     ids = plan.cluster.network.ids
     single = (sorted(load.ends) for load in timeline.loads if len(load.ends) == 2)
     known = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]

@@ -55,7 +55,11 @@ def main() -> int:
         sys.modules[room].__path__ = [str(PACKAGE / room.rpartition(".")[2])]
     kernels = [importlib.import_module(module) for module in MODULES]
     for allocates, name in EXTENSIONS.items():
-        entries = {key: one for key, (one, also) in ENTRIES.items() if also == allocates}
+        entries = {
+            key: function
+            for key, (function, allocating) in ENTRIES.items()
+            if allocating == allocates
+        }
         _compile(name, entries, allocates=allocates)
     sources = sorted({path for module in kernels for path in (_file(module), *_imported(module))})
     digests = {path.relative_to(PACKAGE).as_posix(): digest_of(path) for path in sources}
@@ -78,11 +82,11 @@ def _imported(module: ModuleType) -> Iterator[Path]:
 def _compile(name: str, entries: dict[str, Callable[..., Any]], *, allocates: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation of numba.pycc
-        made = importlib.import_module("numba.pycc").CC(name)
-    made.output_dir, made.target_cpu, made.use_nrt = str(PACKAGE), "generic", allocates
+        compiler = importlib.import_module("numba.pycc").CC(name)
+    compiler.output_dir, compiler.target_cpu, compiler.use_nrt = str(PACKAGE), "generic", allocates
     for key, function in entries.items():
-        made.export(key, _signature(function))(function)
-    made.compile()
+        compiler.export(key, _signature(function))(function)
+    compiler.compile()
 
 
 def _signature(function: Callable[..., Any]) -> Any:

@@ -43,7 +43,7 @@ def types_of(named: Any) -> dict[str, Any]:
     return get_type_hints(named, include_extras=True)
 
 
-def checked(function: Callable[..., Any], made: FunctionT) -> FunctionT:
+def checked(function: Callable[..., Any], compiled: FunctionT) -> FunctionT:
     """Wrap a compiled function so that its arguments are checked against the annotations.
 
     For tests: code compiled ahead of time misinterprets arrays of another type.
@@ -53,7 +53,7 @@ def checked(function: Callable[..., Any], made: FunctionT) -> FunctionT:
     def call(*arguments: Any) -> Any:
         for (name, kind), value in zip(kinds.items(), arguments, strict=False):
             _check(name, value, kind)
-        return made(*arguments)
+        return compiled(*arguments)
 
     return cast("FunctionT", call)
 

@@ -11,7 +11,11 @@ OPTIMAL_GAP = 1e-6
 """Relative gap at or under which a result counts as closed."""
 
 Witness = Mapping[str, Any]
-"""JSON-serialisable: ``kind`` names the argument, the other entries are its data."""
+"""Data from which `planner.checker` recomputes a bound, as JSON.
+
+``kind`` names the argument, the other entries are its data; docs/reference/plan-file.md lists them
+under "Witnesses". A witness holds only what the plan or the problem does not.
+"""
 
 
 def is_json(value: Any) -> bool:

@@ -53,7 +53,7 @@ def compiled_ahead() -> frozenset[str]:
         return frozenset()
     try:
         record = json.loads(RECORD.read_text())
-        if any(digest_of(PACKAGE / name) != found for name, found in record["sources"].items()):
+        if any(digest_of(PACKAGE / name) != digest for name, digest in record["sources"].items()):
             return frozenset()
         for name in EXTENSIONS.values():
             importlib.import_module(f"planner.{name}")

@@ -67,7 +67,7 @@ class Interrupts:
             yield
             return
         previous_handlers, hook = {}, sys.unraisablehook
-        sys.unraisablehook = lambda what: _ignore_interrupt(what, hook)
+        sys.unraisablehook = lambda error: _ignore_interrupt(error, hook)
         for name in NAMES:
             known = getattr(signal, name, None)
             # keep ignoring signals that the process was started to ignore, as by nohup
@@ -101,10 +101,10 @@ class Interrupts:
             os.write(2, f"{self._notice}\n".encode())
 
 
-def _ignore_interrupt(what: Any, hook: Callable[[Any], object]) -> None:
+def _ignore_interrupt(error: Any, hook: Callable[[Any], object]) -> None:
     """Suppress the message for an interrupt that was raised where Python discards exceptions."""
-    if what.exc_type is not KeyboardInterrupt:
-        hook(what)
+    if error.exc_type is not KeyboardInterrupt:
+        hook(error)
 
 
 INTERRUPTS = Interrupts()

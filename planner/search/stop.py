@@ -19,6 +19,8 @@ from planner.search.interrupts import INTERRUPTS
 
 INTERRUPTED = "interrupted"
 """Stop reason of an interrupted search."""
+TIME_LIMIT, ITERATION_LIMIT, EFFORT_LIMIT = "time limit", "iteration limit", "effort limit"
+"""Stop reasons of `MaxRuntime` and `Deadline`, `MaxIterations`, and `Effort`."""
 MIN_S = 1e-3
 MIN_EFFORT = 1e-6
 """Minimum seconds and effort of a portion."""
@@ -123,7 +125,7 @@ class StopRun:
             with INTERRUPTS.may_raise():
                 yield
         except TimeLimitReached:
-            self.reason = "time limit"
+            self.reason = TIME_LIMIT
         except KeyboardInterrupt:
             if INTERRUPTS.forced:
                 raise
@@ -188,7 +190,7 @@ class MaxRuntime(StoppingCriterion):
             )
 
     def reason(self, run: StopRun) -> str | None:
-        return "time limit" if run.elapsed_s >= self.max_runtime_s else None
+        return TIME_LIMIT if run.elapsed_s >= self.max_runtime_s else None
 
     def seconds(self) -> float:
         return self.max_runtime_s
@@ -204,7 +206,7 @@ class Deadline(StoppingCriterion):
     deadline_s: float
 
     def reason(self, run: StopRun) -> str | None:
-        return "time limit" if time.perf_counter() >= self.deadline_s else None
+        return TIME_LIMIT if time.perf_counter() >= self.deadline_s else None
 
     def seconds(self) -> float:
         return max(MIN_S, self.deadline_s - time.perf_counter())
@@ -223,7 +225,7 @@ class MaxIterations(StoppingCriterion):
         _require_count("max_iterations", self.max_iterations, 0)
 
     def reason(self, run: StopRun) -> str | None:
-        return "iteration limit" if run.iterations >= self.max_iterations else None
+        return ITERATION_LIMIT if run.iterations >= self.max_iterations else None
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
         return float(self.max_iterations)
@@ -249,7 +251,7 @@ class Effort(StoppingCriterion):
             )
 
     def reason(self, run: StopRun) -> str | None:
-        return "effort spent" if run.iterations >= self.iterations(run.steps_per_effort) else None
+        return EFFORT_LIMIT if run.iterations >= self.iterations(run.steps_per_effort) else None
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
         return float(max(1, math.ceil(self.units * steps_per_effort)))

@@ -246,9 +246,9 @@ def _shared_needs(members: Ints, sent: Floats, links: LinkResources) -> dict[int
     need |= dict(zip((n + members).tolist(), sent.sum(axis=0).tolist(), strict=True))
     site = links.site_of[members]
     for k in range(links.sites):
-        here = site == k
-        need[2 * n + k] = float(sent[np.ix_(here, ~here)].sum())
-        need[2 * n + links.sites + k] = float(sent[np.ix_(~here, here)].sum())
+        at_site = site == k
+        need[2 * n + k] = float(sent[np.ix_(at_site, ~at_site)].sum())
+        need[2 * n + links.sites + k] = float(sent[np.ix_(~at_site, at_site)].sum())
     return {r: size for r, size in need.items() if size > 0}
 
 
@@ -257,4 +257,4 @@ def _ints(values: object) -> Ints:
 
 
 def _ends(lists: Sequence[Sequence[int] | dict[int, float]]) -> Ints:
-    return np.cumsum([0, *(len(one) for one in lists)]).astype(np.int64)
+    return np.cumsum([0, *(len(part) for part in lists)]).astype(np.int64)

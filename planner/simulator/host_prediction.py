@@ -77,6 +77,6 @@ def predict_on_host(
         plan.head_stage,
     )
     # the limits of the plan's devices and sites do not apply on this machine
-    here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
+    host = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
     local = plan.replace(compute_times=times)
-    return cycle_steps_s(local, here, workload, cores=calibration.at_once)
+    return cycle_steps_s(local, host, workload, cores=calibration.at_once)

@@ -49,8 +49,8 @@ def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
     """
     shared = np.full((len(source), MAX_SHARED), NONE)
     for p, (i, j) in enumerate(zip(source.tolist(), destination.tolist(), strict=True)):
-        found = links.shared(i, j)
-        shared[p, : len(found)] = found
+        used = links.shared(i, j)
+        shared[p, : len(used)] = used
     bandwidth = links.bandwidth_bytes_per_s[source, destination]
     capacity = links.capacity_bytes_per_s
     limits = np.where(shared == NONE, np.inf, capacity[np.maximum(shared, 0)])

@@ -209,7 +209,7 @@ def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
     microbatch = np.array([b for _, b in rows], dtype=np.int64)
     device = np.repeat(np.arange(len(counts)), counts)
     # a path visits no device twice, so (microbatch, kind, device) identifies an operation
-    asked = (microbatch * len(KINDS) + kind) * n + device
+    keys = (microbatch * len(KINDS) + kind) * n + device
     known = (chains.microbatch * len(KINDS) + chains.kind) * n + chains.device
     by_name = np.argsort(known)
-    return _Orders(by_name[np.searchsorted(known, asked, sorter=by_name)], counts)
+    return _Orders(by_name[np.searchsorted(known, keys, sorter=by_name)], counts)

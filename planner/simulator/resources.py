@@ -99,11 +99,11 @@ class LinkResources:
             Two, or four between different sites.
         """
         n = len(self)
-        found = (source, n + destination)
-        here, there = int(self.site_of[source]), int(self.site_of[destination])
-        if here == there:
-            return found
-        return (*found, 2 * n + here, 2 * n + self.sites + there)
+        resources = (source, n + destination)
+        source_site, target_site = int(self.site_of[source]), int(self.site_of[destination])
+        if source_site == target_site:
+            return resources
+        return (*resources, 2 * n + source_site, 2 * n + self.sites + target_site)
 
 
 def assumed_limits(cluster: Cluster) -> str:

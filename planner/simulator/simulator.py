@@ -215,7 +215,7 @@ def cycle_steps_s(
     with_s = simulation.third_pass_s(averages=True)
     if plan.sync.delayed:
         more_s = every * (simulation.step_s() - sum(alone_s) / len(alone_s))
-        with_s = [one + more_s for one in alone_s]
+        with_s = [step_s + more_s for step_s in alone_s]
     each = len(alone_s)
     return [
         (with_s if (t + 1) % every == 0 else alone_s)[t % each]

@@ -191,11 +191,11 @@ class Timeline:
         rows: dict[tuple[int, str], int] = {}
         count = [0] * len(self.ids)
 
-        def row(device: int, what: str) -> int:
-            if (device, what) not in rows:
-                rows[device, what] = count[device]
+        def row(device: int, operation: str) -> int:
+            if (device, operation) not in rows:
+                rows[device, operation] = count[device]
                 count[device] += 1
-            return rows[device, what]
+            return rows[device, operation]
 
         for d in range(len(self.ids)):
             row(d, "compute")
@@ -221,7 +221,7 @@ class Timeline:
                 {**flow, "ph": "f", "bp": "e", "pid": t.destination, "tid": 0, "ts": t.end_s * 1e6}
             )
         names = [_name("process_name", d, 0, name) for d, name in enumerate(self.ids)]
-        names += [_name("thread_name", d, tid, what) for (d, what), tid in rows.items()]
+        names += [_name("thread_name", d, tid, operation) for (d, operation), tid in rows.items()]
         return [*names, *events]
 
     def busiest_pairs(self, count: int) -> list[tuple[tuple[int, int], float]]:
@@ -250,14 +250,14 @@ class Timeline:
             if op.kind != "A":
                 busy[op.device] += op.end_s - op.start_s
         step_s = self.step_s or self.makespan_s
-        return [max(1 - one / step_s, 0.0) if step_s > 0 else 1.0 for one in busy]
+        return [max(1 - busy_s / step_s, 0.0) if step_s > 0 else 1.0 for busy_s in busy]
 
     def gantt(
         self, path: str | Path, title: str = "", groups: Sequence[Sequence[int]] = ()
     ) -> None:
         """Draw the iteration to a PNG, SVG or PDF file: one row per device, then the fullest links.
 
-        Of more than 128 devices some are drawn, and the title says how many. Where operations are
+        Of more than 128 devices some are drawn, and the title states how many. Where operations are
         narrower than pixels, the height of a bar is the share of time that they take.
 
         Parameters

@@ -39,7 +39,7 @@ def solve_moves(
     cells = np.arange(size)
     stage, kind = np.divmod(cells, k)
     per_s = stages.speed[kind] / stages.work[stage]
-    one = np.ones(size)
+    ones = np.ones(size)
     row, column, value = [], [], []
 
     def add_entries(rows: Ints, columns: Ints, values: object) -> None:
@@ -56,10 +56,10 @@ def solve_moves(
     add_entries(s + all_stages, np.full(s, during), 1.0)
     add_entries(s + stage, cells, per_s)
     # at least one peer stays in every stage that is served
-    add_entries(2 * s + stage, cells, one)
+    add_entries(2 * s + stage, cells, ones)
     # conservation of peers of every kind
-    add_entries(3 * s + kind, cells, one)
-    add_entries(3 * s + kind, size + cells, -one)
+    add_entries(3 * s + kind, cells, ones)
+    add_entries(3 * s + kind, size + cells, -ones)
     serving = stages.serving.sum(axis=1)
     high = np.concatenate(
         [stages.rates_after_loading, stages.rates, np.maximum(serving - 1, 0), np.zeros(k)]
@@ -81,17 +81,17 @@ def solve_moves(
     upper = np.concatenate(
         [stages.serving.ravel(), np.tile(stages.serving.sum(axis=0), s), [target_rate, target_rate]]
     )
-    found = highs.milp(
+    solution = highs.milp(
         cost_vector,
         constraints=LinearConstraint(matrix, low, high),
         integrality=np.concatenate([np.ones(2 * size), np.zeros(2)]),
         bounds=Bounds(0, upper),
         options={"mip_rel_gap": GAP, "node_limit": NODES},
     )
-    if found.x is None:
+    if solution.x is None:
         return no_moves
-    leaving = np.rint(found.x[:size]).astype(np.int64).reshape(s, k)
-    entering = np.rint(found.x[size : 2 * size]).astype(np.int64).reshape(s, k)
+    leaving = np.rint(solution.x[:size]).astype(np.int64).reshape(s, k)
+    entering = np.rint(solution.x[size : 2 * size]).astype(np.int64).reshape(s, k)
     # within the gap, the solution may move peers of a kind in and out of the same stage
     unmoved = np.minimum(leaving, entering)
     return leaving - unmoved, entering - unmoved

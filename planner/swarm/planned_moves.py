@@ -206,12 +206,12 @@ class PlannedMoves:
         best, best_value = _no_moves(stages), self.value(stages, *_no_moves(stages))
         top, now = self._target_rate(stages), float(stages.rates_after_loading.min())
         for step in range(1, RATE_STEPS + 1):
-            found = moves_to_reach(stages, now + (top - now) * step / RATE_STEPS)
-            if found is None:
+            moves = moves_to_reach(stages, now + (top - now) * step / RATE_STEPS)
+            if moves is None:
                 break
-            value = self.value(stages, *found)
+            value = self.value(stages, *moves)
             if value > best_value + ROUNDING * abs(best_value):
-                best, best_value = found, value
+                best, best_value = moves, value
         return best
 
 
@@ -256,11 +256,11 @@ def _no_moves(stages: SwarmState) -> tuple[Ints, Ints]:
 
 def _possible_rates(unit: Floats, lowest: float, top: float) -> list[float]:
     """Possible rates of a stage, above the lowest and up to a limit, ascending."""
-    found: set[float] = set()
+    rates: set[float] = set()
     for u in np.unique(unit).tolist():
         first, last = math.floor(lowest * u) + 1, math.floor(top * u * (1 + ROUNDING))
-        found.update(c / u for c in range(first, last + 1))
-    return sorted(found)
+        rates.update(c / u for c in range(first, last + 1))
+    return sorted(rates)
 
 
 def _select_leaving(serving: Ints, surplus: Ints, unit: Floats, moves: int) -> Ints:
@@ -284,7 +284,7 @@ def _select_leaving(serving: Ints, surplus: Ints, unit: Floats, moves: int) -> I
 
 def _match_moves(leaving: Ints, entering: Ints) -> list[StageMove]:
     """Match leaving and entering peers of every kind to moves."""
-    found: list[StageMove] = []
+    moves: list[StageMove] = []
     for kind in range(leaving.shape[1]):
         sources = [[s, int(leaving[s, kind])] for s in np.flatnonzero(leaving[:, kind]).tolist()]
         for target in np.flatnonzero(entering[:, kind]).tolist():
@@ -292,9 +292,9 @@ def _match_moves(leaving: Ints, entering: Ints) -> list[StageMove]:
             while wanted:
                 source, left = sources[0]
                 number = min(wanted, left)
-                found.append(StageMove(source, target, kind, number))
+                moves.append(StageMove(source, target, kind, number))
                 wanted -= number
                 sources[0][1] -= number
                 if sources[0][1] == 0:
                     sources.pop(0)
-    return found
+    return moves

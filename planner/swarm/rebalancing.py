@@ -98,10 +98,10 @@ class SwarmPolicy:
         rates = stages.rates
         # as by the strict comparisons of lines 12 and 15, ties go to the first stage
         most, least = int(np.argmin(rates)), int(np.argmax(rates))
-        here = stages.serving[least]
-        if rates[most] == rates[least] or here.sum() < 2:
+        serving = stages.serving[least]
+        if rates[most] == rates[least] or serving.sum() < 2:
             return []
-        return [StageMove(least, most, int(np.flatnonzero(here)[0]), 1)]
+        return [StageMove(least, most, int(np.flatnonzero(serving)[0]), 1)]
 
 
 def optimal_counts(work: Floats, peers: int) -> Ints:

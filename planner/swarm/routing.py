@@ -216,8 +216,8 @@ class Router(Generic[Peer]):
 
     def _mean_estimate_s(self, stages: tuple[int, ...]) -> float:
         """Mean estimate over the peers of some stages."""
-        found = [s for stage in stages for s in self.estimates_s(stage).values()]
-        return math.fsum(found) / len(found) if found else self._epsilon_s
+        estimates = [s for stage in stages for s in self.estimates_s(stage).values()]
+        return math.fsum(estimates) / len(estimates) if estimates else self._epsilon_s
 
 
 def starting_estimates_s(parts: Mapping[Peer, float], usual_s: float) -> dict[Peer, float]:
@@ -248,7 +248,9 @@ def begun_router(
     return router
 
 
-def _seconds(what: str, value: float) -> float:
+def _seconds(label: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{what} must be a finite number above 0, found {value}; measure it again")
+        raise ValueError(
+            f"{label} must be a finite number above 0, found {value}; measure it again"
+        )
     return float(value)

@@ -82,8 +82,8 @@ def load_trace(path: str | Path) -> Trace:
     table = read_csv(path, error=ProblemError)
     columns = list(table.columns)
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
-        found = ",".join(map(printable, columns)) or "missing"
-        raise ProblemError(f"{path}: columns are {found}; give time_s,change or time_s,change,kind")
+        shown = ",".join(map(printable, columns)) or "missing"
+        raise ProblemError(f"{path}: columns are {shown}; give time_s,change or time_s,change,kind")
     kinds: dict[str, int] = {}
     start: list[int] = []
     events: list[tuple[float, int, int]] = []
@@ -203,13 +203,13 @@ class Market:
         squeeze_s = self.quiet_s + rng.exponential(self.squeeze_s)
         coming: list[float] = []
         active, room, now = wanted, wanted, 0.0
-        found: list[tuple[float, int]] = []
+        events: list[tuple[float, int]] = []
         while True:
             # lifetimes are memoryless: the next peer to leave is any of the active ones
             ends_s = now + rng.exponential(self.life_s / active) if active else math.inf
             now = min(ends_s, squeeze_s, coming[0] if coming else math.inf)
             if now > end_s:
-                return found
+                return events
             change = 0
             if now == squeeze_s:
                 room = round(wanted * rng.uniform(self.least, 1.0))
@@ -221,7 +221,7 @@ class Market:
             else:
                 change = -1
             if change:
-                found.append((now, change))
+                events.append((now, change))
                 active += change
             # request replacements up to the provider's capacity
             while active + len(coming) < min(wanted, room):

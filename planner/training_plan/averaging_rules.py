@@ -61,7 +61,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                 if abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
                     yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
                 elif not any(g.contributes):
-                    yield f"{where}: nobody contributes; let at least one member do"
+                    yield f"{where}: no member contributes; let at least one member do"
                 else:
                     yield from _share_contradictions(plan, g, where)
             if aggregators and j == stages:
@@ -120,11 +120,11 @@ def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
             "stages have; give all of them some, or none"
         )
     if not plan.sync.local_steps or plan.sync.delayed:
-        what = "delayed" if plan.sync.delayed else "gradients of all in every step"
+        averaging = "delayed" if plan.sync.delayed else "gradients of all in every step"
         yield (
             "averaging.stages: groups that average within in every step go with changes that are "
-            f"averaged every so many, not delayed, found sync of {what}; give every_steps above 1, "
-            "or leave phase out"
+            f"averaged every so many, not delayed, found sync of {averaging}; give "
+            "every_steps above 1, or leave phase out"
         )
 
 
@@ -141,10 +141,10 @@ def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str
         [{Phase.WITHIN}],
     )
     if not levels and any(each != {Phase.ALL} for each in phases):
-        found = [sorted(map(str, each)) for each in phases]
+        stated = [sorted(map(str, each)) for each in phases]
         yield (
             f"{where}: phases must be reduce, exchange, spread, or within in place of reduce, a "
-            f"round each, or none stated, found {found}; correct phase"
+            f"round each, or none stated, found {stated}; correct phase"
         )
         return
     for r, groups in enumerate(rounds):
@@ -169,8 +169,8 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
         if share > 0 and len(group.members) > 1 and d < len(sums) and not sums[d]:
             yield f"{where}: device {d} cannot aggregate, found the share {share:g}; give it none"
         if not gets and (gives or share == 0):
-            what = "contributes" if gives else "sums nothing"
-            yield f"{where}: device {d} gets nothing back and {what}; let it sum a share, no more"
+            role = "contributes" if gives else "sums nothing"
+            yield f"{where}: device {d} gets nothing back and {role}; let it sum a share, no more"
 
 
 def _aggregator_contradictions(plan: TrainingPlan) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     place = {d: i for i, d in enumerate(group)}
     every = [g for groups in rounds for g in groups]
     if any(d not in place and d not in g.aggregators for g in every for d in g.members):
-        return  # already said
+        return  # reported already
     if any(len(g.members) != len(g.shares) or not any(g.shares) for g in every):
         return
     has_gradient = [

@@ -74,52 +74,54 @@ def _operation(field: str, value: Any) -> tuple[str, int]:
 
 def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
     """Ranges of whole numbers."""
-    found = []
+    result = []
     for value in sequence(field, values, error=PlanError):
         ends = numbers(f"a range of {field}", value)
         if len(ends) != 2:
             raise PlanError(
                 f"a range of {field} is {short_repr(value)}; give where it starts and stops"
             )
-        found.append((ends[0], ends[1]))
-    return tuple(found)
+        result.append((ends[0], ends[1]))
+    return tuple(result)
 
 
 def all_of(kind: type[Kind], field: str, values: Any) -> tuple[Kind, ...]:
     """A tuple of instances of a class."""
     row: Iterable[Any] = sequence(field, values, error=PlanError)
-    return tuple(instance_of(kind, one, f"an entry of {field}", error=PlanError) for one in row)
+    return tuple(instance_of(kind, item, f"an entry of {field}", error=PlanError) for item in row)
 
 
-def assignment(given: AssignmentPlan) -> AssignmentPlan:
+def assignment(value: AssignmentPlan) -> AssignmentPlan:
     """Validated groups and grid."""
-    given = instance_of(AssignmentPlan, given, "assignment", error=PlanError)
-    grid = given.grid
+    value = instance_of(AssignmentPlan, value, "assignment", error=PlanError)
+    grid = value.grid
     if grid is not None:
         array = instance_of(np.ndarray, grid, "assignment.grid", error=PlanError)
         if array.ndim != 2 or array.dtype.kind not in "iu":
             raise PlanError(
                 f"assignment.grid is {short_repr(grid)}; give whole numbers in rows and columns"
             )
-    groups = sequence("assignment.groups", given.groups, error=PlanError)
+    groups = sequence("assignment.groups", value.groups, error=PlanError)
     return AssignmentPlan(
         tuple(numbers(f"assignment.groups[{j}]", group) for j, group in enumerate(groups)), grid
     )
 
 
-def certificates(given: Any) -> dict[str, Certificate]:
+def certificates(value: Any) -> dict[str, Certificate]:
     """Certificates by part of the plan."""
-    named: Mapping[Any, Any] = mapping("certificates", given, error=PlanError)
+    named: Mapping[Any, Any] = mapping("certificates", value, error=PlanError)
     return {
-        instance_of(str, part, "a key of certificates", error=PlanError): _certificate(part, one)
-        for part, one in named.items()
+        instance_of(str, part, "a key of certificates", error=PlanError): _certificate(
+            part, certificate
+        )
+        for part, certificate in named.items()
     }
 
 
-def _certificate(part: str, one: Any) -> Certificate:
-    if wrong := type_mismatch(one, Certificate):
+def _certificate(part: str, value: Any) -> Certificate:
+    if wrong := type_mismatch(value, Certificate):
         raise PlanError(f"certificates.{part}{wrong.where} {wrong}; make the plan again")
-    certificate: Certificate = one
-    given = {f.name: getattr(one, f.name) for f in fields(Certificate)}
-    plain = {name: x.item() for name, x in given.items() if isinstance(x, np.generic)}
+    certificate: Certificate = value
+    values = {f.name: getattr(value, f.name) for f in fields(Certificate)}
+    plain = {name: x.item() for name, x in values.items() if isinstance(x, np.generic)}
     return replace(certificate, **plain) if plain else certificate

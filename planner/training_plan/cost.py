@@ -69,14 +69,14 @@ class Cost:
         """Inverse of `to_dict`."""
         values = {k: v for k, v in data.items() if k not in ("step_usd", "prices")}
         try:
-            found = cls(prices=Prices.from_dict(data["prices"]), **values)
+            cost = cls(prices=Prices.from_dict(data["prices"]), **values)
         except PlanError:
             raise
         except ValueError as error:
             raise PlanError(f"cost.{error}") from None
-        if not math.isclose(data["step_usd"], found.step_usd, rel_tol=1e-9):
+        if not math.isclose(data["step_usd"], cost.step_usd, rel_tol=1e-9):
             raise PlanError(
-                f"cost.step_usd: must be devices_usd + messages_usd, {found.step_usd:g}, found "
+                f"cost.step_usd: must be devices_usd + messages_usd, {cost.step_usd:g}, found "
                 f"{data['step_usd']:g}; make the plan again"
             )
-        return found
+        return cost

@@ -109,8 +109,8 @@ def device_fields(devices: Devices) -> dict[str, Any]:
     if devices.usd_per_hour is not None:
         columns["usd_per_hour"] = np.asarray(devices.usd_per_hour).tolist()
     for name in NAMED:
-        if (given := getattr(devices, name)) is not None:
-            columns[name] = list(given)
+        if (values := getattr(devices, name)) is not None:
+            columns[name] = list(values)
     number: dict[tuple[Any, ...], int] = {}
     rows = zip(*columns.values(), strict=True)
     kind_of = [number.setdefault(row, len(number)) for row in rows]
@@ -147,12 +147,12 @@ def gpu_fields(devices: Devices) -> dict[str, Any]:
 
     No decision depends on them, so they define no kinds, and the hash ignores them.
     """
-    found: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     for name in BESIDE:
-        if (given := getattr(devices, name)) is not None:
-            values = np.asarray(given).tolist()
-            found[name] = values[:1] if len(set(values)) == 1 else values
-    return found
+        if (entries := getattr(devices, name)) is not None:
+            values = np.asarray(entries).tolist()
+            data[name] = values[:1] if len(set(values)) == 1 else values
+    return data
 
 
 def _each(raw: Mapping[str, Any], name: str, n: int) -> Sequence[Any] | None:

@@ -130,8 +130,8 @@ def _hash_as_written(plan: TrainingPlan, data: dict[str, Any]) -> str:
 
 def _require_version(data: Any) -> None:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = schema.show(data.get("format") if isinstance(data, dict) else data)
-        raise PlanError(f"format: must be {FORMAT!r}, found {found}; give a file of planner plan")
+        shown = schema.show(data.get("format") if isinstance(data, dict) else data)
+        raise PlanError(f"format: must be {FORMAT!r}, found {shown}; give a file of planner plan")
     version = data.get("schema_version")
     if version not in (upgrade.SCHEMA_VERSION, SCHEMA_VERSION):
         raise PlanError(
@@ -143,13 +143,13 @@ def _require_version(data: Any) -> None:
 
 def _routing(wiring: dict[str, Any]) -> Routing:
     """Parameters of stochastic wiring; defaults for a fixed one."""
-    said = {name: value for name, value in wiring.items() if name != "kind"}
-    if said and wiring["kind"] == Wiring.FIXED:
-        name = next(iter(said))
+    fields = {name: value for name, value in wiring.items() if name != "kind"}
+    if fields and wiring["kind"] == Wiring.FIXED:
+        name = next(iter(fields))
         raise PlanError(
             f"wiring.{name}: goes with kind 'stochastic', found {wiring['kind']!r}; remove it"
         )
-    return Routing(**said)
+    return Routing(**fields)
 
 
 def _averaging(data: dict[str, Any]) -> tuple[StageAveraging, ...]:

@@ -19,8 +19,8 @@ def plan_html(
     """A title and two tables."""
     rows = []
     for j, (layers, again, names) in enumerate(stages):
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        text = ", ".join(names[:MAX_NAMES]) + more
+        others = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        text = ", ".join(names[:MAX_NAMES]) + others
         rows.append([str(j), *map(escape, (layers, "yes" if again else "no", text))])
     return boxed(
         line(title),

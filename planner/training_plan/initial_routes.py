@@ -40,17 +40,17 @@ def initial_routes(plan: TrainingPlan, device: int) -> dict[int, InitialRoutes]:
     """
     (schedule,) = plan.schedules
     groups, stage = plan.assignment.groups, plan.stage_of[device]
-    found = {}
+    routes = {}
     if stage == 0:
         own = Counter(path[0] for path in schedule.paths if path[0] == device)
-        found[0] = _initial_routes(plan, device, 0, own, 0.0)
+        routes[0] = _initial_routes(plan, device, 0, own, 0.0)
     if stage + 1 < len(groups):
         pairs = (pair for path in schedule.paths for pair in pairwise(path))
         there = Counter(after for before, after in pairs if before == device)
         w = plan.workload
         size = w.stage(*plan.stage_layers[stage]).output_bytes * w.microbatch_samples
-        found[stage + 1] = _initial_routes(plan, device, stage + 1, there, size)
-    return found
+        routes[stage + 1] = _initial_routes(plan, device, stage + 1, there, size)
+    return routes
 
 
 def _initial_routes(
@@ -63,7 +63,9 @@ def _initial_routes(
     if plan.routing.told is RouterFeedback.ANSWER:
         for d, count in counts.items():
             if d != device:
-                way = network.latency_s[device, d] + network.latency_s[d, device]
-                seconds = float(way) + size / float(network.bandwidth_bytes_per_s[device, d])
+                round_trip_s = network.latency_s[device, d] + network.latency_s[d, device]
+                seconds = float(round_trip_s) + size / float(
+                    network.bandwidth_bytes_per_s[device, d]
+                )
                 usual_s += seconds * count / counts.total()
     return InitialRoutes({d: part for d, part in parts.items() if part}, max(usual_s, 1e-9))

@@ -84,7 +84,7 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
     if plan.averages_tied and {source, move.stage} & {0, plan.head_stage}:
         both = sorted((*after[0], *after[plan.head_stage]))
         averaging[-1] = one_round(plan, len(groups), both)
-    made = plan.replace(
+    new = plan.replace(
         assignment=AssignmentPlan(tuple(after), None),
         averaging=tuple(averaging),
         compute_times=_times(plan, device, groups[move.stage][0], after),
@@ -93,10 +93,10 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
         baselines=(),
         cost=None,
     )
-    made = made.replace(schedules=(_schedule(plan, made, device, {source, move.stage}),))
-    for problem in contradictions(made):
+    new = new.replace(schedules=(_schedule(plan, new, device, {source, move.stage}),))
+    for problem in contradictions(new):
         raise PlanError(f"{where}: {problem}")
-    return made
+    return new
 
 
 def _times(
@@ -105,10 +105,10 @@ def _times(
     """Times of a device in its new stage: by FLOP/s, relative to a peer if measured."""
     times = plan.compute_times
     if times.source == FROM_FLOPS:
-        made = ComputeTimes.from_flops(
+        computed = ComputeTimes.from_flops(
             plan.cluster, plan.workload, groups, plan.stage_layers, plan.recompute
         )
-        return replace(made, operation_s=times.operation_s, message_s=times.message_s)
+        return replace(computed, operation_s=times.operation_s, message_s=times.message_s)
     factor = float(plan.cluster.flops[peer]) / float(plan.cluster.flops[device])
     data = times.to_dict()
     for name in FIELDS:
@@ -116,20 +116,20 @@ def _times(
     return ComputeTimes.from_dict(data)
 
 
-def _schedule(old: TrainingPlan, made: TrainingPlan, device: int, changed: set[int]) -> Schedule:
+def _schedule(old: TrainingPlan, new: TrainingPlan, device: int, changed: set[int]) -> Schedule:
     (schedule,) = old.schedules
     room = dict(enumerate(schedule.most_live()))
-    peers = [d for d in made.assignment.groups[made.stage_of[device]] if d != device]
+    peers = [d for d in new.assignment.groups[new.stage_of[device]] if d != device]
     room[device] = min(room[d] for d in peers)
-    times, columns = made.compute_times, list(zip(*schedule.paths, strict=True))
+    times, columns = new.compute_times, list(zip(*schedule.paths, strict=True))
     for stage in changed:
-        group = made.assignment.groups[stage]
+        group = new.assignment.groups[stage]
         each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
-        if stage == made.head_stage:
+        if stage == new.head_stage:
             each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
         columns[stage] = tuple(assign_greedily(each, len(schedule.paths)))
     bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
-    return replace(bare, order=list_schedule(bare, len(made.cluster), room))
+    return replace(bare, order=list_schedule(bare, len(new.cluster), room))
 
 
 def require_movable(plan: TrainingPlan, every: int) -> None:

@@ -245,7 +245,7 @@ class TrainingPlan:
         if self.cost is not None:
             lines.append(("cost of a step", f"{self.cost.step_usd:.4g} $"))
         lines += [
-            ("schedules", ", ".join(one.name for one in self.schedules)),
+            ("schedules", ", ".join(schedule.name for schedule in self.schedules)),
             ("wiring", self.wiring),
             (
                 "averages every",
@@ -361,9 +361,9 @@ class TrainingPlan:
         if self.clip is None or len(self.stage_layers) == 1:
             return ()
         every = sorted(self.stage_of)
-        way = self.cluster.network.latency_s[np.ix_(every, every)]
-        np.fill_diagonal(way, 0.0)
-        adds = every.pop(int((way + way.T).max(axis=1).argmin()))
+        round_trip_s = self.cluster.network.latency_s[np.ix_(every, every)]
+        np.fill_diagonal(round_trip_s, 0.0)
+        adds = every.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))
         return (adds, *every)
 
     @property
@@ -438,7 +438,7 @@ class TrainingPlan:
             **({} if self.cost is None else {"cost": self.cost.to_dict()}),
             "certificates": {part: asdict(c) for part, c in self.certificates.items()},
             **{
-                name: [one.to_dict() for one in others]
+                name: [item.to_dict() for item in others]
                 for name, others in (
                     ("alternatives", self.alternatives),
                     ("baselines", self.baselines),
@@ -476,11 +476,13 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
 
 def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
     """Rounds of groups of every stage."""
-    found = []
+    averaging = []
     for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
         each = sequence(f"averaging[{j}]", rounds, error=PlanError)
-        found.append(tuple(coercion.all_of(AveragingGroup, f"averaging[{j}]", one) for one in each))
-    return tuple(found)
+        averaging.append(
+            tuple(coercion.all_of(AveragingGroup, f"averaging[{j}]", groups) for groups in each)
+        )
+    return tuple(averaging)
 
 
 def _rounds(rounds: StageAveraging) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _shares(
         shares = [float(able[d]) * (d not in aggregators) for d in members]
     if sum(shares) <= 0:
         shares = [float(able[d]) for d in members]
-    if sum(shares) <= 0:  # nobody can sum; a device that is alone need not
+    if sum(shares) <= 0:  # no device can sum; a single device need not
         shares = [1.0] * len(members)
     total = sum(shares)
     return tuple(share / total for share in shares)
@@ -118,14 +118,14 @@ def _shares(
 
 def assign_greedily(each: Mapping[int, float], microbatches: int) -> list[int]:
     """Assign each microbatch to the device that would finish it first; all get at least one."""
-    done, found = dict.fromkeys(each, 0.0), []
+    done, assigned = dict.fromkeys(each, 0.0), []
     for left in range(microbatches, 0, -1):
         idle = [d for d in each if not done[d]]
         among = idle if len(idle) >= left else list(each)
         d = min(among, key=lambda d: (done[d] + each[d], d))
         done[d] += max(each[d], 1e-12)
-        found.append(d)
-    return found
+        assigned.append(d)
+    return assigned
 
 
 def list_schedule(
@@ -135,7 +135,7 @@ def list_schedule(
     chains = [schedule.chain(b) for b in range(len(schedule.paths))]
     place = [0] * len(chains)
     held = [0] * devices
-    found: list[list[Operation]] = [[] for _ in range(devices)]
+    orders: list[list[Operation]] = [[] for _ in range(devices)]
     last = Head.LAST is schedule.head
     while True:
         ready: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
@@ -156,12 +156,12 @@ def list_schedule(
             some = True
             b = waiting[kind][0]
             held[d] += {"F": 1, "H": 0, "B": -1}[kind]
-            found[d].append((kind, b))
+            orders[d].append((kind, b))
             place[b] += 1
             if last and kind == "F" and chains[b][place[b]] == ("H", d):
                 # the last stage runs B as soon as possible
-                found[d] += [("H", b), ("B", b)]
+                orders[d] += [("H", b), ("B", b)]
                 place[b] += 2
                 held[d] -= 1
         if not some:
-            return tuple(map(tuple, found))
+            return tuple(map(tuple, orders))

@@ -23,20 +23,20 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
     """Refuse a plan from which devices cannot be removed."""
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
-            "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
-            "after a loss no other plan goes on from such a checkpoint; leave one of them out, or "
-            "plan without --delayed"
+            "--elastic: --checkpoint: with sync.delayed, an outer step ends one step late, and the "
+            "plan for the remaining devices cannot continue from such a checkpoint; leave one of "
+            "them out, or plan without --delayed"
         )
     if checkpoints_every is not None and checkpoints_every % plan.sync.every_steps:
         raise PlanError(
-            f"--elastic: --every is {checkpoints_every}, and the plan averages every "
-            f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
-            "after an outer step only; give a multiple of it"
+            f"--elastic: --every is {checkpoints_every}, but the plan averages every "
+            f"{plan.sync.every_steps} steps, and after a loss the run can continue only from a "
+            f"checkpoint of an outer step; give a multiple of {plan.sync.every_steps}"
         )
     if plan.sync.delayed and plan.sync.every_steps == 1:
         raise PlanError(
-            "--elastic: sync.delayed: every step ends an outer step and begins the next, found "
-            "every_steps 1, so that a loss between the two is not mended; plan with --sync-every "
+            "--elastic: sync.delayed with every_steps 1: every step ends one outer step and begins "
+            "the next, so a lost device cannot be removed between the two; plan with --sync-every "
             "2 or more, or leave --elastic out"
         )
     stage_of = plan.stage_of
@@ -70,10 +70,10 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         if set(group) <= gone:
             names = ", ".join(repr(ids[d]) for d in group)
             raise PlanError(f"stage {j} has no device left, it had {names}")
-    here = [d for d in range(len(ids)) if d not in gone]
-    number = {d: k for k, d in enumerate(here)}
-    made = plan.replace(
-        cluster=plan.cluster.subset(here),
+    remaining = [d for d in range(len(ids)) if d not in gone]
+    number = {d: k for k, d in enumerate(remaining)}
+    new = plan.replace(
+        cluster=plan.cluster.subset(remaining),
         assignment=AssignmentPlan(
             tuple(
                 tuple(number[d] for d in group if d not in gone) for group in plan.assignment.groups
@@ -81,7 +81,7 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
             None,
         ),
         averaging=tuple(_averaging(plan, j, gone, number) for j in range(len(plan.averaging))),
-        compute_times=_times(plan.compute_times, here),
+        compute_times=_times(plan.compute_times, remaining),
         left_out=(*plan.left_out, *(ids[d] for d in sorted(gone))),
         schedules=tuple(_schedule(plan, s, gone, number) for s in plan.schedules),
         certificates={},
@@ -89,9 +89,9 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         baselines=(),
         cost=None,
     )
-    for problem in contradictions(made):
+    for problem in contradictions(new):
         raise PlanError(f"without {', '.join(map(repr, sorted(lost)))}: {problem}")
-    return made
+    return new
 
 
 def _averaging(
@@ -110,9 +110,11 @@ def _averaging(
     )
 
 
-def _times(times: ComputeTimes, here: Sequence[int]) -> ComputeTimes:
+def _times(times: ComputeTimes, remaining: Sequence[int]) -> ComputeTimes:
     data = times.to_dict()
-    return ComputeTimes.from_dict(data | {name: [data[name][d] for d in here] for name in FIELDS})
+    return ComputeTimes.from_dict(
+        data | {name: [data[name][d] for d in remaining] for name in FIELDS}
+    )
 
 
 def _schedule(

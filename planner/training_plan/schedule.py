@@ -71,12 +71,14 @@ class Schedule:
 
     def visits(self, devices: int) -> list[dict[str, list[int]]]:
         """Per device and kind of operation, its microbatches on the paths, ascending."""
-        found: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
+        by_device: list[dict[str, list[int]]] = [
+            {"F": [], "H": [], "B": []} for _ in range(devices)
+        ]
         for b in range(len(self.paths)):
             for kind, d in self.chain(b):
                 if d < devices:
-                    found[d][kind].append(b)
-        return found
+                    by_device[d][kind].append(b)
+        return by_device
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""

@@ -82,9 +82,9 @@ def _errors(
 ) -> Iterator[SchemaError]:
     if schema is True:
         return
-    here = path or "plan"
+    where = path or "plan"
     if schema is False:
-        yield SchemaError(here, "is not a known field", show(value), "remove it")
+        yield SchemaError(where, "is not a known field", show(value), "remove it")
         return
     unknown = set(schema) - KEYWORDS
     if unknown:
@@ -92,7 +92,7 @@ def _errors(
     remedy = f"expected {schema['description']}" if "description" in schema else "correct it"
 
     def broken(rule: str) -> SchemaError:
-        return SchemaError(here, rule, show(value), remedy)
+        return SchemaError(where, rule, show(value), remedy)
 
     if "$ref" in schema:
         yield from _errors(value, root["$defs"][schema["$ref"].rsplit("/", 1)[1]], root, path)
@@ -123,8 +123,8 @@ def _errors(
         for name in schema.get("required", ()):
             if name not in value:
                 inner = schema.get("properties", {}).get(name, {})
-                what = inner.get("description", f"field {name!r}")
-                yield SchemaError(_join(path, name), "is missing", "nothing", f"give {what}")
+                description = inner.get("description", f"field {name!r}")
+                yield SchemaError(_join(path, name), "is missing", "nothing", f"give {description}")
         for name, item in value.items():
             inner = schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
             yield from _errors(item, inner, root, _join(path, name))

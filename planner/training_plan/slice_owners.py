@@ -26,15 +26,15 @@ def slice_owners(
     """
     sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
     able = [
-        sorted((d for d in here if sums[d] or len(here) == 1), key=lambda d: -min(up[d], down[d]))
-        for here in sites
+        sorted((d for d in site if sums[d] or len(site) == 1), key=lambda d: -min(up[d], down[d]))
+        for site in sites
     ]
     count = min(map(len, able))
     spread = []
-    for here, best in zip(sites, able, strict=True):
-        rest = tuple(d for d in here if d not in set(best[:count]))
+    for site, best in zip(sites, able, strict=True):
+        rest = tuple(d for d in site if d not in set(best[:count]))
         shares = shares_of(np.ones(count)) + (0.0,) * len(rest)
-        flags = (True,) * len(here)
+        flags = (True,) * len(site)
         members = (*best[:count], *rest)
         spread.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
     return [best[:count] for best in able], tuple(spread)

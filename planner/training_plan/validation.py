@@ -128,11 +128,11 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             f"assignment.recompute: must have {len(groups)} entries, found {len(plan.recompute)}; "
             "give one per stage"
         )
-    here = set(plan.cluster.network.ids)
+    ids = set(plan.cluster.network.ids)
     for k, name in enumerate(plan.left_out):
-        if name in here or name in plan.left_out[:k]:
-            state = "takes part in the plan" if name in here else "is listed twice"
-            yield f"assignment.left_out[{k}]: {name!r} {state}; list once who takes no part"
+        if name in ids or name in plan.left_out[:k]:
+            state = "takes part in the plan" if name in ids else "is listed twice"
+            yield f"assignment.left_out[{k}]: {name!r} {state}; list each unused device once"
     start = 0
     for j, (a, b) in enumerate(layers):
         if a != start or b <= a:

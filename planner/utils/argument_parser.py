@@ -24,10 +24,10 @@ class OneLineParser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but a subcommand reports its unknown options itself."""
         self._words = () if args is None else list(args)
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the error with the closest known name, and exit."""
@@ -53,4 +53,4 @@ class OneLineParser(ArgumentParser):
         if "--" in words:
             words = words[: words.index("--")]
         known = list(self._option_string_actions)
-        return [word for word in words if not any(one.startswith(word) for one in known)]
+        return [word for word in words if not any(option.startswith(word) for option in known)]

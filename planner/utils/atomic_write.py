@@ -33,8 +33,8 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
         # reported once below; Matplotlib warns for each letter
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         kind = Path(path).suffix[1:] or "png"
-        said = {"Software" if kind == "png" else "Creator": MADE}
-        figure.savefig(drawn, dpi=dpi, format=kind, metadata=said)
+        metadata = {"Software" if kind == "png" else "Creator": MADE}
+        figure.savefig(drawn, dpi=dpi, format=kind, metadata=metadata)
     if lost:
         warnings.warn(lost, MissingGlyphs, stacklevel=2)
     write_bytes(path, drawn.getvalue())

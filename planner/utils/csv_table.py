@@ -46,8 +46,8 @@ def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
     text = read_text(path, error=error)
     try:
         return parse_csv(text, error=error)
-    except error as said:
-        raise error(f"{path}: {said}") from None
+    except error as cause:
+        raise error(f"{path}: {cause}") from None
 
 
 def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
@@ -61,8 +61,8 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
             cells = [cell.strip() for cell in row]
             if any(cells):
                 lines.append((reader.line_num, cells))
-    except csv.Error as said:
-        raise error(f"line {reader.line_num}: is no CSV ({said}); correct the file") from None
+    except csv.Error as cause:
+        raise error(f"line {reader.line_num}: is not CSV ({cause}); correct the file") from None
     if lines and lines[0][1] == ["sep=", ""]:
         # byte order mark of spreadsheets
         del lines[0]

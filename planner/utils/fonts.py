@@ -33,11 +33,11 @@ def fit_fonts(figure: Any) -> str:
         return ""
     families = []
     for path in _others(own):
-        found = missing & _has(path)
-        if found:
+        drawable = missing & _has(path)
+        if drawable:
             font_manager.fontManager.addfont(path)
             families.append(font_manager.get_font(path).family_name)
-            missing -= found
+            missing -= drawable
         if not missing:
             break
     for text in texts:

@@ -21,8 +21,8 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         with Path(path).open("rb") as file:
             # limit reading of endless files
             data = file.read(most_bytes + 1)
-    except OSError as said:
-        raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
+    except OSError as cause:
+        raise error(f"{path}: cannot be read ({cause.strerror}); check the path") from None
     except (ValueError, TypeError):
         raise error(f"{short_repr(path)} is no path; give one") from None
     if len(data) > most_bytes:
@@ -31,8 +31,8 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         raise error(f"{path}: is not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError as said:
-        raise error(f"{path}: is not UTF-8 text (byte {said.start}); save it as UTF-8") from None
+    except UnicodeDecodeError as cause:
+        raise error(f"{path}: is not UTF-8 text (byte {cause.start}); save it as UTF-8") from None
 
 
 def is_utf_16(data: bytes) -> bool:
@@ -59,22 +59,22 @@ def parse_json(
     """Parse JSON text; a key that occurs twice in an object is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) == len(pairs):
-            return found
-        found = {}
+        fields = dict(pairs)
+        if len(fields) == len(pairs):
+            return fields
+        fields = {}
         for key, value in pairs:
-            name = key if key not in found or second is None else second.get(key, key)
-            if name in found:
+            name = key if key not in fields or second is None else second.get(key, key)
+            if name in fields:
                 times = "twice" if name == key else "more than twice"
                 raise _RepeatedKeyError(f"{short_repr(key)} {times}")
-            found[name] = value
-        return found
+            fields[name] = value
+        return fields
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except _RepeatedKeyError as key:
         raise error(f"{where}: an object has the key {key}; keep one of them") from None
-    except (ValueError, RecursionError) as said:
+    except (ValueError, RecursionError) as cause:
         # also refuses huge integers and deep nesting
-        raise error(f"{where}: is not JSON ({said}); correct the file") from None
+        raise error(f"{where}: is not JSON ({cause}); correct the file") from None

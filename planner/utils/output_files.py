@@ -52,23 +52,23 @@ def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> 
     ``arguments`` are those of the command by name, among them ``force``: no output may be one of
     its input files.
     """
-    asked = [one for one in outputs if one.path is not None]
-    names = {one.option.removeprefix("--").replace("-", "_") for one in asked}
+    requested = [output for output in outputs if output.path is not None]
+    names = {output.option.removeprefix("--").replace("-", "_") for output in requested}
     reads = list(_files(value for name, value in arguments.items() if name not in names))
-    for k, one in enumerate(asked):
-        path = one.path
+    for k, output in enumerate(requested):
+        path = output.path
         assert path is not None
-        require_writable(path, one.suffixes)
+        require_writable(path, output.suffixes)
         if any(_same(path, other) for other in reads):
-            raise ValueError(f"{one.option} {path}: is read too; name another file")
-        for other in asked[:k]:
+            raise ValueError(f"{output.option} {path}: is read too; name another file")
+        for other in requested[:k]:
             assert other.path is not None
             if _same(path, other.path):
                 raise ValueError(
-                    f"{one.option} {path}: {other.option} names it too; name another file"
+                    f"{output.option} {path}: {other.option} names it too; name another file"
                 )
         if not arguments["force"]:
-            _require_own(one, path)
+            _require_own(output, path)
 
 
 def require_writable(path: Path, suffixes: Sequence[str]) -> None:
@@ -109,14 +109,16 @@ def has_mark(path: Path, mark: str | Sequence[str]) -> bool:
     except OSError:
         return False
     marks = [mark] if isinstance(mark, str) else mark
-    return not head or any(one.encode() in head for one in marks)
+    return not head or any(mark.encode() in head for mark in marks)
 
 
-def _require_own(one: Output, path: Path) -> None:
-    if has_mark(path, one.mark):
+def _require_own(output: Output, path: Path) -> None:
+    if has_mark(path, output.mark):
         return
-    who = "this command did not make it" if one.mark else "nothing says who made it"
-    raise ValueError(f"{one.option} {path}: exists, and {who}; name another file, or give --force")
+    who = "this command did not make it" if output.mark else "its author is unknown"
+    raise ValueError(
+        f"{output.option} {path}: exists, and {who}; name another file, or give --force"
+    )
 
 
 def _files(values: Iterable[Any]) -> Iterable[Path]:

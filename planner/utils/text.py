@@ -41,10 +41,10 @@ def quantity_range(values: ArrayLike, unit: str) -> str:
     return f"{a} to {high}" if in_a == in_b else f"{low} to {high}"
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """A count and its noun, in the plural unless it is one."""
-    ending = "es" if what.endswith(("s", "ch", "sh", "x")) else "s"
-    return f"{count} {what}{'' if count == 1 else ending}"
+    ending = "es" if noun.endswith(("s", "ch", "sh", "x")) else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 def stage_words(sizes: Sequence[int]) -> str:
@@ -64,7 +64,7 @@ def joined(words: Iterable[str]) -> str:
 
 def closest_match(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
     """The known name most similar to a misspelt one, ignoring case; None below ``least``."""
-    by_lower = {one.lower(): one for one in known}
+    by_lower = {name.lower(): name for name in known}
     near = get_close_matches(name.lower(), list(by_lower), 1, least)
     return by_lower[near[0]] if near else None
 

@@ -91,8 +91,8 @@ def _instance(kind: type, value: Any) -> TypeMismatch | None:
 
 def _any_of(looks: tuple[Look, ...], value: Any) -> TypeMismatch | None:
     """The mismatch of the first alternative: the others mostly are None."""
-    found = [look(value) for look in looks]
-    return None if None in found else found[0]
+    mismatches = [look(value) for look in looks]
+    return None if None in mismatches else mismatches[0]
 
 
 def _row(kind: Any, look: Look, value: Any) -> TypeMismatch | None:
@@ -110,8 +110,8 @@ def _fixed(looks: tuple[Look, ...], value: Any) -> TypeMismatch | None:
 
 
 def _first(values: Iterable[Any], looks: Iterable[Look]) -> TypeMismatch | None:
-    for k, (one, look) in enumerate(zip(values, looks, strict=True)):
-        if wrong := look(one):
+    for k, (value, look) in enumerate(zip(values, looks, strict=True)):
+        if wrong := look(value):
             return _inside(f"[{k}]", wrong)
     return None
 
@@ -125,10 +125,10 @@ def _array(dtype: type, value: Any) -> TypeMismatch | None:
 def _mapping(key: Look, look: Look, value: Any) -> TypeMismatch | None:
     if not isinstance(value, Mapping):
         return TypeMismatch("", "a mapping", value)
-    for name, one in value.items():
+    for name, item in value.items():
         if wrong := key(name):
             return wrong._replace(wanted=f"a mapping whose keys are {wrong.wanted}")
-        if wrong := look(one):
+        if wrong := look(item):
             return _inside(f".{name}", wrong)
     return None
 

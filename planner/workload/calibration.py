@@ -36,8 +36,8 @@ SAME = 1e-6
 
 def _range(name: str, layers: Any) -> tuple[int, int]:
     start, stop = layers[:2]
-    what = f"layers of {name!r}"
-    return count(what, start, 0), count(what, stop)
+    label = f"layers of {name!r}"
+    return count(label, start, 0), count(label, stop)
 
 
 @dataclass(frozen=True)
@@ -289,13 +289,13 @@ class Calibration:
                 f"devices.{name}: F and B take {seconds} s; both must take some time, calibrate "
                 "again"
             )
-        found = (held.forward_flops + held.backward_flops) * samples / sum(seconds)
-        if not SMALLEST < found < LARGEST:
+        flops_per_s = (held.forward_flops + held.backward_flops) * samples / sum(seconds)
+        if not SMALLEST < flops_per_s < LARGEST:
             raise ValueError(
                 f"devices.{name}: F and B of layers {list(self.layers[name])} take {seconds} s, "
-                f"which would be {found:.3g} FLOP/s; calibrate again"
+                f"which would be {flops_per_s:.3g} FLOP/s; calibrate again"
             )
-        return found
+        return flops_per_s
 
     def completed(self, cluster: Cluster, workload: Workload) -> Calibration:
         """A copy with times for devices that were not measured, taken from an equal device.
@@ -380,7 +380,8 @@ class Calibration:
         Returns
         -------
         ComputeTimes
-            Seconds per device; its source says whether they were scaled, and for how many devices.
+            Seconds per device; its source states whether, and for how many devices, they were
+            scaled.
 
         Raises
         ------

@@ -97,8 +97,10 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
     try:
         return rules.build(ConfigFields(config, path))
     except ValueError as error:
-        said = str(error)
-        raise ValueError(said if said.startswith(f"{path}:") else f"{path}: {said}") from None
+        message = str(error)
+        raise ValueError(
+            message if message.startswith(f"{path}:") else f"{path}: {message}"
+        ) from None
 
 
 def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
@@ -164,7 +166,7 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
             f"architecture: the executor does not do {arch.unexecuted[0]}, so it has no such model "
             "to export; plan for one that it trains"
         )
-    said = {
+    fields = {
         "vocab_size": arch.vocabulary,
         "tie_word_embeddings": arch.tied,
         "torch_dtype": "float32",
@@ -177,7 +179,7 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
                 "architecture: GPT-2 of transformers has as many key-value heads as heads, and no "
                 "head_size; export cannot say this model"
             )
-        return said | {
+        return fields | {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
             "n_layer": arch.layers,
@@ -189,7 +191,7 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
             "layer_norm_epsilon": arch.norm_eps,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
         }
-    said |= {
+    fields |= {
         "num_hidden_layers": arch.layers,
         "hidden_size": arch.hidden,
         "num_attention_heads": arch.heads,
@@ -213,8 +215,8 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
         sliding = {"use_sliding_window": arch.window is not None, "sliding_window": arch.window}
         name = "qwen2" if arch.qkv_bias else "qwen3"
         model = {"model_type": name, "architectures": [f"{name.capitalize()}ForCausalLM"]}
-        return said | model | sliding | {"max_window_layers": 0 if arch.window else arch.layers}
+        return fields | model | sliding | {"max_window_layers": 0 if arch.window else arch.layers}
     if arch.window is not None:
         model = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-        return said | model | {"sliding_window": arch.window}
-    return said | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        return fields | model | {"sliding_window": arch.window}
+    return fields | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}

@@ -108,8 +108,8 @@ def _llama(get: ConfigFields) -> Architecture:
 
 def _mistral(get: ConfigFields) -> Architecture:
     # transformers ignores layer_types here; null means all tokens, a missing field the default
-    said = "sliding_window" in get.names()
-    window = get.whole_or_none("sliding_window") if said else MISTRAL_WINDOW
+    has_window = "sliding_window" in get.names()
+    window = get.whole_or_none("sliding_window") if has_window else MISTRAL_WINDOW
     return replace(_rotary(get), window=window)
 
 
@@ -292,14 +292,13 @@ def _qwen_experts(get: ConfigFields, layers: int) -> Experts:
 
 def _activation(get: ConfigFields, name: str, usual: str, executed: tuple[str, ...]) -> list[str]:
     """A note if the executor lacks the activation; raises if it may have parameters."""
-    found = get.word(name, usual)
-    if found not in ACTIVATIONS:
+    activation = get.word(name, usual)
+    if activation not in ACTIVATIONS:
         raise ValueError(
-            f"{name} {short_repr(found)} may have parameters of its own, which are not counted "
-            "here; "
-            f"it must be one of {', '.join(sorted(ACTIVATIONS))}"
+            f"{name} {short_repr(activation)} may have parameters of its own, which are not "
+            f"counted here; it must be one of {', '.join(sorted(ACTIVATIONS))}"
         )
-    return [] if found in executed else [f"{name} {found}"]
+    return [] if activation in executed else [f"{name} {activation}"]
 
 
 def _rope(get: ConfigFields, theta: float) -> tuple[float, list[str]]:
@@ -308,12 +307,12 @@ def _rope(get: ConfigFields, theta: float) -> tuple[float, list[str]]:
     theta = get.number("rope_theta", theta)
     share = get.number("partial_rotary_factor", 1.0)
     for field in ("rope_parameters", "rope_scaling"):
-        told = get.under(field)
-        kind = told.raw("rope_type", told.raw("type", "default"))
-        if kind != "default" or told.names() - ROPE:
+        settings = get.under(field)
+        kind = settings.raw("rope_type", settings.raw("type", "default"))
+        if kind != "default" or settings.names() - ROPE:
             notes.append(f"{field} of rope_type {short_repr(kind)}")
-        share = told.number("partial_rotary_factor", share)
-        theta = told.number("rope_theta", theta)
+        share = settings.number("partial_rotary_factor", share)
+        theta = settings.number("rope_theta", theta)
     if share != 1:
         notes.append(f"partial_rotary_factor {share:g}")
     return theta, notes

@@ -14,6 +14,6 @@ def available_bytes() -> float:
     """Memory that is available now, within limits of containers."""
     with suppress(OSError, StopIteration, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found = next(line for line in lines if line.startswith("MemAvailable"))
-        return float(found.split()[1]) * 1024
+        match = next(line for line in lines if line.startswith("MemAvailable"))
+        return float(match.split()[1]) * 1024
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -167,9 +167,9 @@ class Architecture:
             instance_of(str, word, "an entry of architecture priced_only")
         object.__setattr__(self, "priced_only", words)
         if self.experts is not None and not isinstance(self.experts, Experts):
-            said = mapping("architecture experts", self.experts)
+            experts = mapping("architecture experts", self.experts)
             try:
-                object.__setattr__(self, "experts", Experts(**said))
+                object.__setattr__(self, "experts", Experts(**experts))
             except TypeError as error:
                 raise ValueError(f"architecture experts: {error}; correct its fields") from None
         dense = () if self.experts is None else self.experts.dense_layers
@@ -180,7 +180,7 @@ class Architecture:
                     f"layers is {self.layers - 1}; correct it"
                 )
         if full and self.window is None:
-            raise ValueError("architecture full_layers says nothing without a window; give one")
+            raise ValueError("architecture full_layers has no effect without a window; give one")
 
     def _require_gpt2(self) -> None:
         later = [name for name in NOT_GPT2 if getattr(self, name)]
@@ -229,26 +229,26 @@ class Architecture:
         """Features that the executor lacks, in words; empty if it can build and train the model."""
         if self.kind is Family.GEMMA:
             return "Gemma's layers", *self.priced_only
-        found = {
+        reasons = {
             "experts": self.experts is not None,
             "a window in some of the layers": bool(self.full_layers),
             "norms behind attention and feed-forward part": self.post_norms,
             "biases of attention's output": self.out_bias,
             "biases of a gated feed-forward part": self.ffn_bias,
         }
-        return (*(words for words, has in found.items() if has), *self.priced_only)
+        return (*(words for words, has in reasons.items() if has), *self.priced_only)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; fields after ``tied`` only if they differ from their defaults."""
-        said = _unusual(self, ALWAYS)
+        data = _unusual(self, ALWAYS)
         for name in ("full_layers", "priced_only"):
-            if name in said:
-                said[name] = list(said[name])
+            if name in data:
+                data[name] = list(data[name])
         if self.experts is not None:
-            said["experts"] = _unusual(self.experts, ALWAYS_OF_EXPERTS)
+            data["experts"] = _unusual(self.experts, ALWAYS_OF_EXPERTS)
             if self.experts.dense_layers:
-                said["experts"]["dense_layers"] = list(self.experts.dense_layers)
-        return said
+                data["experts"]["dense_layers"] = list(self.experts.dense_layers)
+        return data
 
 
 def _unusual(data: Architecture | Experts, always: int) -> dict[str, Any]:

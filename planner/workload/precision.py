@@ -55,12 +55,12 @@ class Precision:
         if isinstance(value, str):
             word = choice(Dtype, "precision", value)
             return cls(compute=word, messages=word)
-        given = mapping("precision", value)
+        formats = mapping("precision", value)
         known = [field.name for field in fields(cls)]
-        for name in given:
+        for name in formats:
             if name not in known:
                 raise ValueError(f"precision has no field {name!r}; it has {', '.join(known)}")
-        return cls(**given)
+        return cls(**formats)
 
     @classmethod
     def of_bytes(cls, activation: float, gradient: float) -> Precision:
@@ -72,8 +72,8 @@ class Precision:
     @property
     def state_bytes(self) -> float:
         """Bytes per parameter: itself, its accumulated gradient, and the moments of AdamW."""
-        kept = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
-        return float(kept + Dtype.FP32.bytes)
+        kept_bytes = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
+        return float(kept_bytes + Dtype.FP32.bytes)
 
     def outer_state_bytes(self, *, delayed: bool = False) -> float:
         """Additional bytes per parameter with an outer optimizer."""

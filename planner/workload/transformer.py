@@ -51,9 +51,9 @@ def transformer(
     """
     instance_of(Architecture, arch, "architecture")
     formats = Precision.of(precision)
-    kept, sent = formats.compute.bytes, formats.messages.bytes
+    saved_bytes, sent_bytes = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence
-    handed_on = float(s * h * sent)
+    handed_on = float(s * h * sent_bytes)
     stem = Layer("embedding", _stem_parameters(arch), 0.0, handed_on, 0.0)
     head = Layer(
         "head",
@@ -61,7 +61,7 @@ def transformer(
         2.0 * s * h * arch.vocabulary,
         0.0,
         # logits and their gradient are alive only while the head runs
-        float(s * arch.vocabulary * kept),
+        float(s * arch.vocabulary * saved_bytes),
     )
     return Fields(
         name=name,
@@ -73,7 +73,7 @@ def transformer(
                 2.0 * _active_weights(arch, k) * s
                 + 4.0 * s * arch.window_of(k) * arch.attention_size * arch.heads,
                 handed_on,
-                _saved_elements(arch, k) * s * kept,
+                _saved_elements(arch, k) * s * saved_bytes,
             )
             for k in range(arch.layers)
         ),
@@ -82,7 +82,7 @@ def transformer(
         microbatch_samples=microbatch_samples,
         gradient_bytes_per_parameter=float(formats.gradients.bytes),
         state_bytes_per_parameter=formats.state_bytes,
-        boundary_ratio=sent / kept,
+        boundary_ratio=sent_bytes / saved_bytes,
         tied_parameters=arch.vocabulary * h if arch.tied else 0,
         precision=formats,
         architecture=arch,
@@ -123,9 +123,9 @@ def _ffn_weights(arch: Architecture, width: int) -> int:
 def _stored_weights(arch: Architecture, k: int) -> int:
     """Entries of the matrices of a layer."""
     experts = arch.experts_of(k)
-    more = 0 if experts is None else (experts.count - experts.active)
+    inactive = 0 if experts is None else (experts.count - experts.active)
     width = 0 if experts is None else experts.ffn
-    return _active_weights(arch, k) + more * _ffn_weights(arch, width)
+    return _active_weights(arch, k) + inactive * _ffn_weights(arch, width)
 
 
 def _active_weights(arch: Architecture, k: int) -> int:

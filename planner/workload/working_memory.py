@@ -58,19 +58,21 @@ class WorkingMemory:
         arch, samples = workload.architecture, workload.microbatch_samples
         if arch is None:
             return cls(0.0, 0.0, workload.head.saved_bytes * samples, 0.0, 0.0)
-        kept = workload.precision.compute.bytes
+        saved_bytes = workload.precision.compute.bytes
         tokens = samples * arch.sequence
         table, logits = arch.vocabulary * arch.hidden, tokens * arch.vocabulary
         # a window's mask is one tensor for all layers and microbatches
-        mask = kept * arch.sequence**2 if arch.window and arch.window < arch.sequence else 0
+        mask = saved_bytes * arch.sequence**2 if arch.window and arch.window < arch.sequence else 0
         return cls(
-            layer=kept * (tokens * _gradient_elements(arch) + _largest_matrix(arch)) + mask,
+            layer=saved_bytes * (tokens * _gradient_elements(arch) + _largest_matrix(arch)) + mask,
             embedding=FP32_BYTES * (table + EMBEDDING_COPIES * tokens * arch.hidden) + mask,
-            head=max(LOGIT_COPIES * FP32_BYTES * logits, kept * (logits + table))
-            + HEAD_COPIES * kept * tokens * arch.hidden
+            head=max(LOGIT_COPIES * FP32_BYTES * logits, saved_bytes * (logits + table))
+            + HEAD_COPIES * saved_bytes * tokens * arch.hidden
             + mask,
             messages=MESSAGES * samples * max(x.output_bytes for x in workload.layers),
-            rounded_bytes=float(kept if kept < workload.precision.parameters.bytes else 0),
+            rounded_bytes=float(
+                saved_bytes if saved_bytes < workload.precision.parameters.bytes else 0
+            ),
         )
 
     def scratch_bytes(

@@ -97,8 +97,8 @@ class Workload:
         object.__setattr__(self, "layers", sequence("layers", self.layers))
         if not self.layers:
             raise ValueError(f"workload {self.name!r} has no layers; give at least one")
-        for part, what in ((self.stem, "stem"), (self.head, "head")):
-            instance_of(Layer, part, what)
+        for part, part_name in ((self.stem, "stem"), (self.head, "head")):
+            instance_of(Layer, part, part_name)
         for k, layer in enumerate(self.layers):
             instance_of(Layer, layer, f"layers[{k}]")
         if self.architecture is not None:
@@ -148,8 +148,8 @@ class Workload:
         ]
         heads = ["part", "million parameters", "forward", "sends", "keeps for backward"]
         shown = table(heads, rows[:MAX_PARTS])
-        more = f"; {MAX_PARTS} of {len(rows)} parts" if len(rows) > MAX_PARTS else ""
-        return boxed(line(repr(self)), shown, line(f"Each layer, of a sample{more}."))
+        truncation = f"; {MAX_PARTS} of {len(rows)} parts" if len(rows) > MAX_PARTS else ""
+        return boxed(line(repr(self)), shown, line(f"Each layer, of a sample{truncation}."))
 
     def with_boundary_codec(self, codec: str) -> Workload:
         """The workload with encoded activations and gradients between stages.
@@ -201,10 +201,10 @@ class Workload:
         Workload
             With `Precision.outer_state_bytes` more per parameter, unless already included.
         """
-        more = self.precision.outer_state_bytes(delayed=delayed)
-        if self.outer_state_bytes == more:
+        outer_bytes = self.precision.outer_state_bytes(delayed=delayed)
+        if self.outer_state_bytes == outer_bytes:
             return self
-        state = self.state_bytes_per_parameter - self.outer_state_bytes + more
+        state = self.state_bytes_per_parameter - self.outer_state_bytes + outer_bytes
         return self.replace(state_bytes_per_parameter=state)
 
     def without_outer_state(self) -> Workload:
@@ -221,8 +221,8 @@ class Workload:
         Known if all other state follows from the precision.
         """
         rooms = [self.precision.outer_state_bytes(delayed=late) for late in (False, True)]
-        found = self.state_bytes_per_parameter - self.precision.state_bytes
-        return found if found in rooms else 0.0
+        outer_bytes = self.state_bytes_per_parameter - self.precision.state_bytes
+        return outer_bytes if outer_bytes in rooms else 0.0
 
     @cached_property
     def known_costs(self) -> dict[Any, Any]:
@@ -235,10 +235,10 @@ class Workload:
         arch = self.architecture
         if arch is not None and not arch.unexecuted:
             return ""
-        what = "no transformer of known sizes" if arch is None else arch.unexecuted[0]
+        reason = "no transformer of known sizes" if arch is None else arch.unexecuted[0]
         return (
             f"workload.architecture: {self.name!r} can be planned but not run, the executor does "
-            f"not do this: {what}; take a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 workload without"
+            f"not do this: {reason}; take a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 workload without"
         )
 
     def held_bytes(self, layer: int) -> float:
@@ -471,13 +471,13 @@ class Workload:
         tuple[float, ...]
             S values, and one more for a shared matrix that is averaged separately.
         """
-        found = list(self.gradient_bytes(split, head_stage))
+        vectors = list(self.gradient_bytes(split, head_stage))
         if apart and self.tied_parameters and head_stage > 0:
             matrix = self.tied_parameters * self.gradient_bytes_per_parameter
-            found[0] -= matrix
-            found[head_stage] -= matrix
-            found.append(matrix)
-        return tuple(found)
+            vectors[0] -= matrix
+            vectors[head_stage] -= matrix
+            vectors.append(matrix)
+        return tuple(vectors)
 
     def replace(self, **changes: Any) -> Workload:
         """A copy with some fields changed."""
@@ -512,7 +512,7 @@ class Workload:
         Workload
             Validated.
         """
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])
         values["layers"] = tuple(Layer(**layer) for layer in data["layers"])

@@ -18,13 +18,13 @@ from planner.bench.bestknown import (
     record,
     solution_hash,
 )
-from planner.bench.judge import judge
-from planner.bench.kept import KeptSolutions
+from planner.bench.evaluation import evaluate
 from planner.bench.problem import ROUNDING, BenchInstance, ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import INSTANCES
 from planner.bench.solution_files import find_solution, read_solution, write_solution
-from planner.bench.work import Task, run_task
+from planner.bench.solution_store import SolutionStore
+from planner.bench.task import Task, run_task
 from tests.bench.run_bench import bench
 
 TABLE_NOW = load_table()
@@ -47,7 +47,7 @@ def test_entries_match_their_solutions(name: str) -> None:
     path, problem = FOLDER / entry.solution, instance.make()
     assert entry.sha256 == solution_hash(path)
     assert entry.problem == problem_hash(problem), "the instance has changed; give it another name"
-    accepted = judge(instance.family, problem, read_solution(path)["answer"])
+    accepted = evaluate(instance.family, problem, read_solution(path)["answer"])
     assert accepted.objective == pytest.approx(entry.objective, rel=ROUNDING)
     assert entry.unit == instance.family.unit
     if entry.bound is not None:
@@ -70,7 +70,7 @@ def _groups(seed: int) -> list[list[int]]:
 
 
 def _cost(groups: list[list[int]]) -> float:
-    return judge(ProblemFamily.ASSIGNMENT, INSTANCES[SMALL].make(), {"groups": groups}).objective
+    return evaluate(ProblemFamily.ASSIGNMENT, INSTANCES[SMALL].make(), {"groups": groups}).objective
 
 
 def _offer(found: Path, table: Path, answer: dict[str, Any], **wrapped: Any) -> RecordChange:
@@ -187,7 +187,7 @@ def test_bound_recomputed_by_the_checker(tmp_path: Path) -> None:
     """Only as far as the checker proves it."""
     name = "rebalancing/peers40-4"
     problem = INSTANCES[name].make()
-    proven = judge(ProblemFamily.REBALANCING, problem, {"moves": []})
+    proven = evaluate(ProblemFamily.REBALANCING, problem, {"moves": []})
     assert proven.bound is not None
     # a rate: the lower bound claims more
     between = (proven.objective + proven.bound.value) / 2
@@ -207,10 +207,10 @@ def test_bound_recomputed_by_the_checker(tmp_path: Path) -> None:
 
 def test_run_keeps_its_best(tmp_path: Path) -> None:
     """The best solution with the best bound, from any method; ``record`` accepts both."""
-    kept = KeptSolutions(tmp_path / "kept")
+    kept = SolutionStore(tmp_path / "kept")
     for method, seed in (("random", 0), ("random", 1), ("ours", 0), ("random", 2)):
         kept.offer(run_task(Task(SMALL, method, seed, 0.05, 60.0)))
-    again = KeptSolutions(tmp_path / "kept")
+    again = SolutionStore(tmp_path / "kept")
     again.offer(run_task(Task(SMALL, "random", 3, 0.05, 60.0)))
     path = find_solution(tmp_path / "kept", SMALL)
     data = read_solution(path)

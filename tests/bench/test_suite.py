@@ -18,20 +18,21 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.bench import registry, work
-from planner.bench.judge import judge
+from planner.bench import registry
+from planner.bench import task as bench_task
+from planner.bench.evaluation import evaluate
 from planner.bench.method import BenchMethod, MethodKind
+from planner.bench.network_generator import random_network
 from planner.bench.page import page
 from planner.bench.problem import BenchInstance, ProblemFamily
 from planner.bench.problem_files import instance_data, problem_hash, problem_of
 from planner.bench.registry import INSTANCES, METHODS, instances_of
-from planner.bench.rows import BenchRow, append_row, read_rows
+from planner.bench.result_rows import BenchRow, append_row, read_rows
 from planner.bench.runner import next_task
 from planner.bench.solution_files import AnswerError, answer_data, answer_of
 from planner.bench.summary import profile, summarise
+from planner.bench.task import Task
 from planner.bench.text import markdown, terminal
-from planner.bench.work import Task
-from planner.bench.world import world
 from planner.cli.main import main as planner_main
 from tests.bench.run_bench import bench
 
@@ -79,7 +80,7 @@ def test_instances_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_generator_is_reproducible() -> None:
     """Pinned values for independent implementations of the description."""
-    found = world(3, 6, 0)
+    found = random_network(3, 6, 0)
     assert found.regions == ("r0", "r0", "r1", "r1", "r2", "r2")
     assert found.latency_s[0, 1] == 0.25e-3 and found.bandwidth_bytes_per_s[0, 1] == 1.25e9
     rng = np.random.default_rng([3, 6, 0])
@@ -91,14 +92,14 @@ def test_generator_is_reproducible() -> None:
     rate = min(lines[0], lines[2]) * share[0, 2] / (1 + latency / 0.025)
     assert found.bandwidth_bytes_per_s[0, 5] == round(rate)
     with pytest.raises(ValueError, match="5 devices in 6 regions"):
-        world(6, 5, 0)
+        random_network(6, 5, 0)
 
 
 def _answer(instance: str, method: str = "ours") -> tuple[Any, Any]:
     one = INSTANCES[instance]
     problem = one.make()
     run = next(m.run for m in METHODS if m.name == method and one.family in m.families)
-    return problem, judge(one.family, problem, run(problem, 0, 0.2)).plan
+    return problem, evaluate(one.family, problem, run(problem, 0, 0.2)).plan
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_solutions_survive_their_files(answered: dict[str, tuple[Any, Any]]) -> 
     for instance, (problem, plan) in answered.items():
         family = INSTANCES[instance].family
         data = json.loads(json.dumps(answer_data(plan), allow_nan=False))
-        one, two = (judge(family, problem, x).objective for x in (plan, data))
+        one, two = (evaluate(family, problem, x).objective for x in (plan, data))
         assert one == pytest.approx(two, rel=1e-12), instance
         assert answer_data(answer_of(family, problem, data)) == data
 
@@ -164,11 +165,11 @@ def test_invalid_solutions_are_rejected(answered: dict[str, tuple[Any, Any]]) ->
         family = INSTANCES[instance].family
         for data, words in _broken(instance, answer_data(plan)):
             with pytest.raises(AnswerError, match=re.escape(words)) as caught:
-                judge(family, problem, data)
+                evaluate(family, problem, data)
             assert "\n" not in str(caught.value)
         for other in (None, 5, [1], object()):
             with pytest.raises(AnswerError, match="found"):
-                judge(family, problem, other)
+                evaluate(family, problem, other)
 
 
 def test_non_finite_numbers_are_rejected(answered: dict[str, tuple[Any, Any]]) -> None:
@@ -179,21 +180,21 @@ def test_non_finite_numbers_are_rejected(answered: dict[str, tuple[Any, Any]]) -
         for odd in (math.nan, math.inf, -math.inf):
             data = {**json.loads(text), "more": {"of": [odd]}}
             with pytest.raises(AnswerError, match=rf"answer\.more\.of\[0\] is {odd}; numbers must"):
-                judge(family, problem, data)
+                evaluate(family, problem, data)
     problem, plan = answered[WAVE]
     data = answer_data(plan)
     for text_or_nan in ("nan", "inf", math.nan):
         ops = [data["ops"][0], *([*op[:4], text_or_nan] for op in data["ops"][1:])]
         with pytest.raises(AnswerError, match="finite"):
-            judge(ProblemFamily.PATHS, problem, {**data, "ops": ops})
+            evaluate(ProblemFamily.PATHS, problem, {**data, "ops": ops})
     for text_or_nan in ("nan", "-inf", math.nan):
         with pytest.raises(AnswerError, match="finite"):
             moves = {"moves": [[text_or_nan, 0, 1, 0, 1]]}
-            judge(ProblemFamily.REBALANCING, answered[PEERS][0], moves)
+            evaluate(ProblemFamily.REBALANCING, answered[PEERS][0], moves)
     (flags, rates) = answer_data(answered[TABLE_1][1]).values()
     for computes in ([math.nan, *flags[1:]], [*flags[:-1], math.inf]):
         with pytest.raises(AnswerError, match=r"answer\.computes"):
-            judge(
+            evaluate(
                 ProblemFamily.AVERAGING,
                 answered[TABLE_1][0],
                 {"computes": computes, "rates_bytes_per_s": rates},
@@ -216,7 +217,7 @@ def test_damaged_solutions_gain_nothing(answered: dict[str, tuple[Any, Any]]) ->
     for instance, (problem, plan) in answered.items():
         family = INSTANCES[instance].family
         text = json.dumps(answer_data(plan))
-        before = judge(family, problem, json.loads(text)).objective
+        before = evaluate(family, problem, json.loads(text)).objective
         places = list(_places(json.loads(text)))
         refused = 0
         for _ in range(40):
@@ -227,7 +228,7 @@ def test_damaged_solutions_gain_nothing(answered: dict[str, tuple[Any, Any]]) ->
                 inner = inner[key]
             inner[last] = rng.choice(odd)
             try:
-                assert not family.better(judge(family, problem, data).objective, before)
+                assert not family.better(evaluate(family, problem, data).objective, before)
             except AnswerError as error:
                 refused += 1
                 assert "\n" not in str(error) and "cannot be checked" not in str(error)
@@ -239,18 +240,18 @@ def test_plans_that_change_training_are_rejected(answered: dict[str, tuple[Any, 
     problem, plan = answered[PLAN]
     larger = replace(problem, workload=problem.workload.replace(batch_samples=64))
     with pytest.raises(AnswerError, match="only microbatch_samples may differ"):
-        judge(ProblemFamily.PLANS, larger, plan)
+        evaluate(ProblemFamily.PLANS, larger, plan)
     rare = pl.plan(
         problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, sync_every=4
     )
     assert pl.check(rare.plan, problem.cluster) == []
     with pytest.raises(AnswerError, match="question at"):
-        judge(ProblemFamily.PLANS, problem, rare)
+        evaluate(ProblemFamily.PLANS, problem, rare)
     first = pl.plan(
         problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, head="first"
     )
     with pytest.raises(AnswerError, match="is on the last stage"):
-        judge(ProblemFamily.PLANS, problem, first)
+        evaluate(ProblemFamily.PLANS, problem, first)
 
 
 def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) -> BenchRow:
@@ -358,8 +359,8 @@ def test_resume(
         ProblemFamily.ASSIGNMENT, "counted", counted, MethodKind.RULE, "", seeded=True
     )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
-    monkeypatch.setattr(work, "METHODS", (method,))
-    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    monkeypatch.setattr(bench_task, "METHODS", (method,))
+    monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     rows = tmp_path / "out.rows.jsonl"
     argv = ["--only", SMALL, "--jobs", "1", "--json", str(tmp_path / "out.json")]
     assert bench([*argv, "--seeds", "0", "1"]) == 0
@@ -421,8 +422,8 @@ def test_ctrl_c_keeps_finished_rows(
         ProblemFamily.ASSIGNMENT, "slow", slow, MethodKind.RULE, "", seeded=True
     )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
-    monkeypatch.setattr(work, "METHODS", (method,))
-    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    monkeypatch.setattr(bench_task, "METHODS", (method,))
+    monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     rows = tmp_path / "rows.jsonl"
     argv = ["--only", SMALL, "--jobs", "1", "--rows", str(rows), "--seeds", "0", "1", "2"]
     assert bench(argv) == 130
@@ -487,7 +488,7 @@ def test_example_of_the_documentation(
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "nearest_first.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     rows = tmp_path / "rows.jsonl"
     argv = ["--quick", "--only", "assignment/*", "--methods", "random", "--jobs", "1"]
     assert bench([*argv, "--method", "nearest_first:nearest_first", "--rows", str(rows)]) == 0
@@ -519,7 +520,7 @@ def test_solution_files_of_users(
     for instance, (problem, plan) in answered.items():
         row = found[instance]
         assert row.accepted and row.method == "mine (files)", row
-        assert row.objective == judge(INSTANCES[instance].family, problem, plan).objective
+        assert row.objective == evaluate(INSTANCES[instance].family, problem, plan).objective
     reasons = [found[f"assignment/dtfm{k}-8x8"].reason for k in (1, 2, 4)]
     for reason, words in zip(
         reasons, ("stage sizes", "is not JSON", "cannot be read"), strict=True
@@ -558,12 +559,14 @@ def test_methods_cannot_modify_the_evaluated_problem(monkeypatch: pytest.MonkeyP
         return {"groups": groups}
 
     method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "cheats", cheats, MethodKind.OTHER, "")
-    monkeypatch.setattr(work, "METHODS", (method,))
-    monkeypatch.setattr(work, "_warm_up", lambda family: None)
-    row = work.run_task(work.Task(SMALL, "cheats", 0, 1.0, 60.0)).row
+    monkeypatch.setattr(bench_task, "METHODS", (method,))
+    monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
+    row = bench_task.run_task(Task(SMALL, "cheats", 0, 1.0, 60.0)).row
     problem = INSTANCES[SMALL].make()
     assert row.problem == problem_hash(problem)
-    assert row.objective == judge(ProblemFamily.ASSIGNMENT, problem, {"groups": groups}).objective
+    assert (
+        row.objective == evaluate(ProblemFamily.ASSIGNMENT, problem, {"groups": groups}).objective
+    )
 
 
 @pytest.mark.parametrize(
@@ -602,11 +605,11 @@ def test_methods_do_not_get_the_instance_id(monkeypatch: pytest.MonkeyPatch) -> 
         return {"groups": []}
 
     method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "looks", looks, MethodKind.RULE, "")
-    monkeypatch.setattr(work, "METHODS", (method,))
-    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    monkeypatch.setattr(bench_task, "METHODS", (method,))
+    monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     renamed = BenchInstance("assignment/other-name", "", INSTANCES[SMALL].make)
     monkeypatch.setitem(registry.INSTANCES, renamed.id, renamed)
-    rows = [work.run_task(work.Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
+    rows = [bench_task.run_task(Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
     assert rows[0].problem == rows[1].problem and rows[0].reason == rows[1].reason != ""
     assert problem_hash(seen[0]) == problem_hash(seen[1])
     assert [one.id for one in instances_of([SMALL])] == [SMALL]

@@ -473,7 +473,7 @@ BENCH = """
 import os, signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from planner.bench.work import start_worker
+from planner.bench.task import start_worker
 
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=start_worker)

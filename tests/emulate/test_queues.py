@@ -61,7 +61,7 @@ def test_a_pair_serves_one_packet_after_the_other() -> None:
 
 
 def test_two_pairs_share_an_upload_and_catch_up_when_one_is_done() -> None:
-    """6 bytes/s each; after 1 s the first (6 bytes) is done, the other goes on at 10."""
+    """6 bytes/s each; after 1 s the first (6 bytes) is done, the other continues at 10."""
     links = network()
     q = empty_queues(links, 8, 8)
     first, second = put(links, q, 1, 6.0, 0.0), put(links, q, 2, 26.0, 0.0)

@@ -441,7 +441,7 @@ def test_a_cut(others: tuple[int, ...]) -> None:
     assert row.seconds is not None and row.left == []
     assert sorted(row.codes) == [0] * 5 + [LEFT if len(others) == 1 else FAILED]
     assert row.off is not None and row.off < TOLERANCE
-    assert len(row.told) == 2 and "takes over: 5 devices continue" in row.told[0]
+    assert len(row.reported) == 2 and "takes over: 5 devices continue" in row.reported[0]
 
 
 @pytest.mark.slow

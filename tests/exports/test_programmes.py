@@ -134,7 +134,7 @@ def test_unsupported_programs(flow_plan: TrainingPlan) -> None:
     cases: tuple[tuple[TrainingPlan, str, dict[str, Any], str], ...] = (
         (flow_plan, "averaging-lp", {"stage": 3}, "stage is 3, and the plan has 3"),
         (flow_plan, "flow-lp", {"stage": 0}, "flow-lp does not use stage"),
-        (make_plan([[0, 1]]), "averaging-mps", {}, "one device, which averages with nobody"),
+        (make_plan([[0, 1]]), "averaging-mps", {}, "one device, which does not average"),
         (make_plan([[0, 1], [2, 3]], head="first"), "flow-mps", {}, "plan with --head last"),
     )
     for plan, form, options, message in cases:

@@ -193,7 +193,7 @@ def test_hand_computed_pair() -> None:
 
 
 def test_one_peer_needs_no_network() -> None:
-    """A single peer averages with nobody."""
+    """A single peer does not average."""
     problem = AveragingProblem([3.0], 0.0, 0.0, batch_size=6, gradient_bytes=10)
     result = solve_averaging(problem)
     assert result.status is Status.OPTIMAL and result.objective == 0.5

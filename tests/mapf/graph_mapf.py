@@ -1,6 +1,6 @@
 """Multi-agent path finding on a weighted graph, in continuous time.
 
-A `Domain` that tests `planner.mapf.conflict_search`. Agents are points that wait at vertices and
+A `Domain` that tests `planner.mapf.cbs`. Agents are points that wait at vertices and
 move along edges; a move may start at any time and takes the time of its edge. The model is that of
 asynchronous actions (Ren et al. 2021): an agent occupies a vertex from the beginning of the move to
 it until the end of the move away from it, so both ends of its edge while it moves; no two agents
@@ -22,8 +22,8 @@ from typing import Any
 
 import networkx as nx
 
-from planner.mapf import conflict_search
-from planner.mapf.conflict_search import Branch, CbsOptions, ConflictSearch
+from planner.mapf import cbs
+from planner.mapf.cbs import Branch, CbsOptions, ConflictSearch
 from planner.mapf.intervals import Occupancy, conflicts
 from planner.problems.error import ProblemError
 from planner.search.certificate import Status
@@ -103,7 +103,7 @@ class GraphProblem:
         return [goal for _, goal in self.agents]
 
 
-Node = conflict_search.Node["GraphRoute", EntryConstraint, tuple[Occupancy, Occupancy]]
+Node = cbs.Node["GraphRoute", EntryConstraint, tuple[Occupancy, Occupancy]]
 
 
 @dataclass(frozen=True)

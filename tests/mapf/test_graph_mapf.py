@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mapf.conflict_search import CbsOptions, ConflictObjective
+from planner.mapf.cbs import CbsOptions, ConflictObjective
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING

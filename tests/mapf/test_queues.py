@@ -15,8 +15,7 @@ from planner.mapf import arrange_paths, job_shop_model, solve_paths
 from planner.mapf.anneal import critical_path, overtake
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import simple_bound
-from planner.mapf.cbs import CapacityConflict, MicrobatchAgents
-from planner.mapf.conflict_search import CbsOptions, ConflictObjective, ConflictSearch
+from planner.mapf.cbs import CbsOptions, ConflictObjective, ConflictSearch
 from planner.mapf.construction import construct, construction_order
 from planner.mapf.entry_times import entry_and_return_s
 from planner.mapf.fixed_order import FOLLOW_TIMES, compute_schedule, schedule_paths
@@ -26,6 +25,7 @@ from planner.mapf.list_scheduling import ScheduleData, ScheduleState, build_plan
 from planner.mapf.path_enumeration import all_paths
 from planner.mapf.router import PathRouter, link_place
 from planner.mapf.schedule_by_rank import schedule_by_rank
+from planner.mapf.skippipe_cbs import CapacityConflict, MicrobatchAgents
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.search.arrays import Floats
 from planner.search.certificate import Status

@@ -371,7 +371,7 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ("a.csv", "rtt_ms,a,b\na,1\n", "line 2 has 2 cells"),
         ("a.csv", "rtt_ms;a;b\na;;1\n", "separate cells by commas"),
         ("a.csv", "source,destination,rtt_ms\na,b\n", "line 2 has 2 cells"),
-        ("a.csv", "rtt_ms,a,b\ra,,1\r", "is no CSV"),
+        ("a.csv", "rtt_ms,a,b\ra,,1\r", "is not CSV"),
         (
             "a.json",
             iperf3("fwd").replace('"bits_per_second": ', '"bits_per_second": 1e400, "x": '),
@@ -393,7 +393,7 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ("a.json", "{", "is not JSON"),
         ("a.json", "[" * 100_000, "is not JSON"),
         ("a.json", "[]", "not of iperf3"),
-        ("a.json", '{"start": {}, "end": {}}', "lacks what an iperf3 client"),
+        ("a.json", '{"start": {}, "end": {}}', "lacks fields of an iperf3 TCP client"),
         ("a.json", iperf3("err"), "iperf3 failed: unable to connect"),
         ("a.json", iperf3("fwd").replace('"TCP"', '"UDP"'), "over TCP"),
         ("a.json", iperf3("fwd").replace("tokyo.example.org", "oregon"), "to itself"),

@@ -233,7 +233,7 @@ def test_hundreds_of_devices_within_a_counted_effort() -> None:
     )
     cluster = pl.Cluster(big, pl.Devices.of_gpu("A100"))
     result = planned(cluster, pl.Workload.preset("gpt3-1.3b"), 0.2)
-    assert result.plan is not None and result.stop_reason == "effort spent"
+    assert result.plan is not None and result.stop_reason == "effort limit"
     assert len(result.plan.cluster) + len(result.plan.left_out) == 512
     assert len(result.plan.cluster) > 256
     assert pl.check(result, cluster) == []

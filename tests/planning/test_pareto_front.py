@@ -78,7 +78,7 @@ def test_what_cannot_be_asked() -> None:
     for wrong in ({"codecs": ("none", "foo")}, {"boundary_codecs": ("foo",)}, {"within": ("foo",)}):
         with pytest.raises(pl.ProblemError, match="'foo' is unknown; choose one of"):
             pl.pareto(cluster(), work, stop=stop, **wrong)
-    with pytest.raises(pl.ProblemError, match="nothing is asked for"):
+    with pytest.raises(pl.ProblemError, match="no combination is given"):
         pl.pareto(cluster(), work, sync_every=(), stop=stop)
     with pytest.raises(pl.ProblemError, match="memory"):
         small = pl.Cluster(regional_network([2]), pl.Devices(1e8, 10.0, usd_per_hour=1.0))

@@ -91,7 +91,7 @@ def test_devices_that_cannot_aggregate_own_no_slice() -> None:
     plan = plan.replace(cluster=cluster, averaging=(made,), sync=RARE)
     assert from_dict(plan.to_dict()).two_frequency
     none = cluster.replace(devices=pl.Devices(1e12, 16e9, can_aggregate=[True] * 3 + [False] * 3))
-    with pytest.raises(pl.ProblemError, match="nobody can aggregate"):
+    with pytest.raises(pl.ProblemError, match="no peer can aggregate"):
         averaging_rounds(none, range(6), "adaptive", None, 1e6, two_frequency=True)
 
 

@@ -145,7 +145,7 @@ def test_effort_counts_in_the_solvers_own_steps() -> None:
     assert run.remaining_iterations == 10
     assert not run.paced_by_time
     assert run.update(9) is None
-    assert run.update() == "effort spent"
+    assert run.update() == "effort limit"
     assert rule.start(0.01).remaining_iterations == 1
     assert AnyOf(rule, MaxRuntime(3)).start(4).remaining_iterations == 10
 

@@ -184,9 +184,9 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         set_at("averaging.stages[0].rounds[0][0].shares", [0.9, 0.9]),
         "shares must sum to 1",
     ),
-    "nobody contributes": (
+    "no member contributes": (
         set_at("averaging.stages[0].rounds[0][0].contributes", [False, False]),
-        "nobody contributes",
+        "no member contributes",
     ),
     "averaging with strangers": (
         set_at("averaging.stages[0].rounds[0][0].members", [0, 1]),

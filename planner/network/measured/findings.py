@@ -66,32 +66,32 @@ class Measurements:
 
     def renamed(self, names: Mapping[str, str]) -> Measurements:
         """The same with some devices renamed."""
-        found = Measurements(
+        result = Measurements(
             mirrored_latencies=self.mirrored_latencies,
             mirrored_bandwidths=self.mirrored_bandwidths,
         )
         for (a, b), seconds in self.latency_s.items():
-            found.set_latency(names.get(a, a), names.get(b, b), seconds)
+            result.set_latency(names.get(a, a), names.get(b, b), seconds)
         for (a, b), rate in self.bandwidth_bytes_per_s.items():
-            found.set_bandwidth(names.get(a, a), names.get(b, b), rate)
-        return found
+            result.set_bandwidth(names.get(a, a), names.get(b, b), rate)
+        return result
 
 
-def _set(found: dict[Pair, float], pair: Pair, value: float, what: str) -> None:
+def _set(values: dict[Pair, float], pair: Pair, value: float, label: str) -> None:
     source, destination = pair
     if not source or not destination:
         raise NetworkError("a device has an empty name; name both ends of every link")
     if source == destination:
         raise NetworkError(
-            f"{what} of {source!r} to itself: both ends have one name; give their names with a "
+            f"{label} of {source!r} to itself: both ends have one name; give their names with a "
             "names file"
         )
     if not (math.isfinite(value) and value >= 0):
         raise NetworkError(
-            f"{what} of {source!r} to {destination!r} is {value:g}; measure it again"
+            f"{label} of {source!r} to {destination!r} is {value:g}; measure it again"
         )
-    if pair in found:
+    if pair in values:
         raise NetworkError(
-            f"{what} of {source!r} to {destination!r} is given twice; keep one of them"
+            f"{label} of {source!r} to {destination!r} is given twice; keep one of them"
         )
-    found[pair] = value
+    values[pair] = value

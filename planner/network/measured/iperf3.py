@@ -32,12 +32,12 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
     try:
         start, end = data["start"], data["end"]
         test, ends = start["test_start"], start["connected"][0]
-        asked, system = str(start["connecting_to"]["host"]), str(start["system_info"]).split()
+        host, system = str(start["connecting_to"]["host"]), str(start["system_info"]).split()
         local, remote = str(ends["local_host"]), str(ends["remote_host"])
         if test["protocol"] != "TCP":
             raise NetworkError(f"was measured over {test['protocol']}; run it over TCP")
         client = _first(names, (*system[1:2], local)) or (system[1] if len(system) > 1 else local)
-        server = _first(names, (asked, remote)) or asked
+        server = _first(names, (host, remote)) or host
         twice = next((key for key, second in REVERSE.items() if second in end), None)
         if twice and len(start["connected"]) != 2 * test["num_streams"]:
             raise NetworkError(
@@ -45,16 +45,16 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
                 "its own"
             )
         there, back = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
-        found = Measurements()
-        ways = (server, client) if test.get("reverse") else (client, server)
-        found.set_bandwidth(*ways, there)
+        measurements = Measurements()
+        flow = (server, client) if test.get("reverse") else (client, server)
+        measurements.set_bandwidth(*flow, there)
         if back is not None:
-            found.set_bandwidth(*ways[::-1], _rate(back))
+            measurements.set_bandwidth(*flow[::-1], _rate(back))
     except (KeyError, IndexError, TypeError, AttributeError):
         raise NetworkError(
-            "lacks what an iperf3 client over TCP tells; give what iperf3 --json wrote"
+            "lacks fields of an iperf3 TCP client; give the output of iperf3 --json"
         ) from None
-    return found
+    return measurements
 
 
 def _rate(part: Any) -> float:

@@ -56,9 +56,11 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Measurements:
             "every pair, -g 1 on each"
         )
     alone = ranks[0][0] != ranks[1][0]
-    one, two = (names.get(full, names.get(host, host if alone else full)) for host, full in ranks)
+    first, second = (
+        names.get(full, names.get(host, host if alone else full)) for host, full in ranks
+    )
     header = COLUMNS.search(text)
-    rows = [] if header is None else [_row(found, header["rest"]) for found in ROW.finditer(text)]
+    rows = [] if header is None else [_row(match, header["rest"]) for match in ROW.finditer(text)]
     if not rows:
         raise NetworkError("has no row of figures; give all that the test printed")
     rows = [row for row in rows if row.size > 0]
@@ -67,7 +69,7 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Measurements:
             "has rows of size 0 only, for which NCCL sends nothing; run it with -b 8 -e 128M"
         )
     footers = list(FOOTER.finditer(text))
-    if wrong := next((one for one in footers if one["wrong"]), None):
+    if wrong := next((footer for footer in footers if footer["wrong"]), None):
         raise NetworkError(
             f"{wrong['count']} values that arrived were wrong (out of bounds); run the test again"
         )
@@ -82,31 +84,31 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Measurements:
             "cut off; give all that the test printed"
         )
     small, large = min(rows), max(rows)
-    found = Measurements()
-    for source, destination in ((one, two), (two, one)):
+    measurements = Measurements()
+    for source, destination in ((first, second), (second, first)):
         if small.size <= LARGEST_FOR_LATENCY:
-            found.set_latency(source, destination, small.took_s)
+            measurements.set_latency(source, destination, small.took_s)
         if large.size >= SMALLEST_FOR_BANDWIDTH:
-            found.set_bandwidth(source, destination, large.bytes_per_s)
+            measurements.set_bandwidth(source, destination, large.bytes_per_s)
     if small.size > LARGEST_FOR_LATENCY and large.size < SMALLEST_FOR_BANDWIDTH:
         raise NetworkError(
-            f"has sizes from {small.size} to {large.size}, of which none says a latency (up to "
+            f"has sizes from {small.size} to {large.size}, none of which gives a latency (up to "
             f"{LARGEST_FOR_LATENCY}) or a bandwidth (from {SMALLEST_FOR_BANDWIDTH}); run it with "
             "-b 8 -e 128M"
         )
-    return found
+    return measurements
 
 
-def _row(found: re.Match[str], columns: str) -> _Row:
+def _row(match: re.Match[str], columns: str) -> _Row:
     """Parse a row by the names of its columns, some of which older versions lack."""
-    names, cells = columns.split(), found["rest"].split()
+    names, cells = columns.split(), match["rest"].split()
     try:
         if len(names) != len(cells):
             raise IndexError
         took, rate = (float(cells[names.index(name)]) for name in ("time", "busbw"))
     except (ValueError, IndexError):
         raise NetworkError(
-            f"size {found['size']}: cells are not those of the header, with time and busbw; give "
+            f"size {match['size']}: cells are not those of the header, with time and busbw; give "
             "all that the test printed"
         ) from None
     wrong = any(
@@ -114,4 +116,4 @@ def _row(found: re.Match[str], columns: str) -> _Row:
         for name, cell in zip(names, cells, strict=True)
         if name == "#wrong"
     )
-    return _Row(int(found["size"]), took * MICRO, rate * GIGA, wrong)
+    return _Row(int(match["size"]), took * MICRO, rate * GIGA, wrong)

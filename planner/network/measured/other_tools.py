@@ -115,9 +115,9 @@ def without_tags(text: str) -> str:
     if all(HOST.match(line) for line in text.splitlines() if line.strip()):
         text = HOST.sub("", text)
     documents = {
-        found["mpi"] or found["srun"]
-        for found in TAG.finditer(text)
-        if text.startswith("{", found.end())
+        match["mpi"] or match["srun"]
+        for match in TAG.finditer(text)
+        if text.startswith("{", match.end())
     }
     if len(documents) > 1:
         raise NetworkError(f"has the output of {len(documents)} tasks; give each a file of its own")
@@ -171,8 +171,8 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Mea
     matrix = data
     if isinstance(data, dict) and isinstance(about := data.get("metadata"), dict):
         # cloudping.co's averages are round trips
-        matrix, told = data.get("data"), str(about.get("unit", "")).lower()
-        if told in MILLISECONDS and unit != "latency_ms":
+        matrix, unit_text = data.get("data"), str(about.get("unit", "")).lower()
+        if unit_text in MILLISECONDS and unit != "latency_ms":
             unit = "rtt_ms"
     elif isinstance(data, list) and data and all(_is_cloudping_row(row) for row in data):
         # the earlier API
@@ -201,11 +201,11 @@ def _mtr(
             f"{target if target != '???' else 'the destination'} did not answer mtr; allow ICMP "
             "there, or run mtr --tcp"
         )
-    found = Measurements()
+    measurements = Measurements()
     where = f"from {source!r} to {target!r}, Avg"
     seconds = si_value(hop["Avg"], "rtt_ms", where)
-    found.set_latency(names.get(source, source), names.get(target, target), seconds)
-    return found
+    measurements.set_latency(names.get(source, source), names.get(target, target), seconds)
+    return measurements
 
 
 def _is_cloudping_row(row: Any) -> bool:

@@ -75,30 +75,30 @@ def read_measured(
     leave_out: Sequence[Path] = (),
 ) -> Measured:
     """Read files of measurements into one network."""
-    found = Measurements()
+    measurements = Measurements()
     for path in _files(paths, leave_out):
         try:
-            found.add(_read(path, names or {}, unit))
+            measurements.add(_read(path, names or {}, unit))
         except NetworkError as error:
             raise NetworkError(
                 f"{path}: {error}".replace(f"{path}: {path}: ", f"{path}: ")
             ) from None
-    known = [*found.latency_s, *found.bandwidth_bytes_per_s]
+    known = [*measurements.latency_s, *measurements.bandwidth_bytes_per_s]
     ids = sorted({name for pair in known for name in pair})
     if len(ids) < 2:
         raise NetworkError("nothing was measured between two devices; give other files")
-    latency = _whole(ids, "latency", found.latency_s, both_ways, latency_s)
+    latency = _whole(ids, "latency", measurements.latency_s, both_ways, latency_s)
     bandwidth = _whole(
-        ids, "bandwidth", found.bandwidth_bytes_per_s, both_ways, bandwidth_bytes_per_s
+        ids, "bandwidth", measurements.bandwidth_bytes_per_s, both_ways, bandwidth_bytes_per_s
     )
     return Measured(
         Network(latency.values, bandwidth.values, ids),
-        len(found.latency_s) - found.mirrored_latencies,
-        len(found.bandwidth_bytes_per_s) - found.mirrored_bandwidths,
+        len(measurements.latency_s) - measurements.mirrored_latencies,
+        len(measurements.bandwidth_bytes_per_s) - measurements.mirrored_bandwidths,
         latency.mirrored
         + bandwidth.mirrored
-        + found.mirrored_latencies
-        + found.mirrored_bandwidths,
+        + measurements.mirrored_latencies
+        + measurements.mirrored_bandwidths,
         latency.assumed + bandwidth.assumed,
     )
 
@@ -113,20 +113,20 @@ class _Whole(NamedTuple):
 
 def _whole(
     ids: Sequence[str],
-    what: str,
-    found: Mapping[Pair, float],
+    label: str,
+    values: Mapping[Pair, float],
     both_ways: bool,
     otherwise: float | None,
 ) -> _Whole:
-    tool, word = REMEDIES[what]
-    if not found and otherwise is None:
+    tool, word = REMEDIES[label]
+    if not values and otherwise is None:
         raise NetworkError(
-            f"no {what} was measured; give {tool} too, or assume one, such as planner networks "
-            f"FILE {ASSUMED[what]} --out net.csv"
+            f"no {label} was measured; give {tool} too, or assume one, such as planner networks "
+            f"FILE {ASSUMED[label]} --out net.csv"
         )
     place = {name: k for k, name in enumerate(ids)}
     array = np.full((len(ids), len(ids)), np.nan)
-    for (a, b), value in found.items():
+    for (a, b), value in values.items():
         array[place[a], place[b]] = value
     mirrored = np.isnan(array) & ~np.isnan(array.T) & both_ways
     array = np.where(mirrored, array.T, array)
@@ -134,14 +134,14 @@ def _whole(
     if otherwise is None or not missing.any():
         return _Whole(array, int(mirrored.sum()), ())
     factor, unit = word
-    said = f"{what} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
-    return _Whole(np.where(missing, otherwise, array), int(mirrored.sum()), (said,))
+    message = f"{label} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
+    return _Whole(np.where(missing, otherwise, array), int(mirrored.sum()), (message,))
 
 
 def load_names(path: str | Path) -> dict[str, str]:
     """Names of devices from a CSV with the columns ``address,name``."""
     table = read_csv(path, error=NetworkError)
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     missing = next((column for column in NAME_COLUMNS if column not in table.columns), None)
     if missing is not None:
         shown = ", ".join(map(printable, table.columns)) or "none"
@@ -153,22 +153,22 @@ def load_names(path: str | Path) -> dict[str, str]:
         address, name = (row[column] for column in NAME_COLUMNS)
         if not address or not name:
             raise NetworkError(f"{path}, line {line}: address and name must both be given")
-        if found.setdefault(address, name) != name:
+        if names.setdefault(address, name) != name:
             raise NetworkError(f"{path}, line {line}: {address!r} has two names; keep one")
-    if not found:
+    if not names:
         raise NetworkError(f"{path}: has no names; give a CSV with the columns address,name")
-    return found
+    return names
 
 
 def _files(paths: Iterable[str | Path], leave_out: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            kinds, others = (*KINDS, ".jsonl"), {one.resolve() for one in leave_out}
+            kinds, others = (*KINDS, ".jsonl"), {path.resolve() for path in leave_out}
             inside = sorted(
-                one
-                for one in path.iterdir()
-                if one.suffix.lower() in kinds and one.resolve() not in others
+                entry
+                for entry in path.iterdir()
+                if entry.suffix.lower() in kinds and entry.resolve() not in others
             )
             if not inside:
                 raise NetworkError(f"{path}: holds no {', '.join(KINDS)} or .jsonl file")
@@ -191,22 +191,22 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Measurement
         )
     text = read_text(path, error=NetworkError)
     if kind != ".csv":
-        found = _read_output(text, path, names, unit)
-        if found is None:
+        measurements = _read_output(text, path, names, unit)
+        if measurements is None:
             first = next((line.strip() for line in text.splitlines() if line.strip()), "")
             raise NetworkError(
                 f"is none of the outputs read here, found {first[:60]!r}; give that of iperf3 "
                 "--json, mtr --json or --report, or nccl-tests of two ranks, or a table as .csv"
             )
-        return found
+        return measurements
     try:
         return read_table(text, unit).renamed(names)
     except NetworkError:
         # output of a tool may have such a name
-        found = _read_output(text, path, names, unit)
-        if found is None:
+        measurements = _read_output(text, path, names, unit)
+        if measurements is None:
             raise
-        return found
+        return measurements
 
 
 def _read_output(
@@ -237,16 +237,16 @@ def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None
     data = parse_json(text, path, error=NetworkError)
     if isinstance(data, dict) and data.get("format") == FORMAT:
         return _of_network(Network(*from_json_text(text))).renamed(names)
-    found = read_json_data(data, names, unit)
-    return read_iperf3(text, names) if found is None else found
+    measurements = read_json_data(data, names, unit)
+    return read_iperf3(text, names) if measurements is None else measurements
 
 
 def _of_network(network: Network) -> Measurements:
-    found = Measurements()
+    measurements = Measurements()
     missing = set(network.missing_pairs())
     for i, j in permutations(range(len(network)), 2):
         if (i, j) not in missing:
             ends = network.ids[i], network.ids[j]
-            found.set_latency(*ends, float(network.latency_s[i, j]))
-            found.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
-    return found
+            measurements.set_latency(*ends, float(network.latency_s[i, j]))
+            measurements.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
+    return measurements

@@ -47,7 +47,7 @@ def read_records(records: Sequence[Mapping[str, Any]]) -> Measurements:
 
 
 def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Measurements:
-    found = Measurements()
+    measurements = Measurements()
     require_unique(names)
     columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
@@ -63,8 +63,8 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
         for end, name in zip(ENDS, ends, strict=True):
             refuse_summary(name, f"{where}: {end}")
         for column in columns:
-            _set(found, column, Cell(ends[0], ends[1], row.get(column), where))
-    return found
+            _set(measurements, column, Cell(ends[0], ends[1], row.get(column), where))
+    return measurements
 
 
 def _matrix(table: CsvTable, unit: str | None) -> Measurements:
@@ -101,7 +101,7 @@ class Cell(NamedTuple):
 
 def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Measurements:
     """A matrix of devices. One triangle may be empty, or zero as NumPy writes it."""
-    found = Measurements()
+    measurements = Measurements()
     zeros = {(c.source, c.destination) for c in cells if c.source != c.destination and _is_0(c)}
     upper = set(combinations(names, 2))
     half = zeros if zeros in (upper, {(b, a) for a, b in upper}) else set()
@@ -115,10 +115,10 @@ def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Measur
                 "it empty "
                 "if it was not measured"
             )
-        _set(found, unit, cell)
+        _set(measurements, unit, cell)
     if len(names) > 2:
-        found.mirror_half(names)
-    return found
+        measurements.mirror_half(names)
+    return measurements
 
 
 def _is_0(cell: Cell) -> bool:
@@ -128,9 +128,9 @@ def _is_0(cell: Cell) -> bool:
 
 def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
     """Refuse a matrix whose rows and columns differ, or that contains a summary."""
-    for what, names in (("column", columns), ("row", rows)):
+    for axis, names in (("column", columns), ("row", rows)):
         for name in names:
-            refuse_summary(name, what)
+            refuse_summary(name, axis)
     twice = next((name for k, name in enumerate(rows) if name in rows[:k]), None)
     if twice is not None:
         raise NetworkError(f"row {twice!r} is given twice; keep one of them")
@@ -144,14 +144,14 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
         )
 
 
-def _set(found: Measurements, unit: str, cell: Cell) -> None:
+def _set(measurements: Measurements, unit: str, cell: Cell) -> None:
     value = si_value(cell.value, unit, cell.where)
     if math.isnan(value):
         return
     try:
         if unit in LATENCY_COLUMNS:
-            found.set_latency(cell.source, cell.destination, value)
+            measurements.set_latency(cell.source, cell.destination, value)
         else:
-            found.set_bandwidth(cell.source, cell.destination, value)
+            measurements.set_bandwidth(cell.source, cell.destination, value)
     except NetworkError as error:
         raise NetworkError(f"{cell.where}: {error}") from None

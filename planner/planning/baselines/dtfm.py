@@ -45,7 +45,7 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     """Placements with the least communication cost.
 
     The paper uses equal stages and straight pipelines; its cost includes neither computation nor
-    time. The number of stages is left to the user, who tries all (10.2): ``tried``; or chosen by
+    time. The number of stages is chosen by the user, who tries all (10.2): ``tried``; or chosen by
     eq. 1 among those that divide the devices: ``plan``. Microbatches are the workload's. Added
     here: evaluation, the order of operations (the faster of 1F1B and eager 1F1B), and layers that
     follow heterogeneous devices.
@@ -58,16 +58,16 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     own = problem.workload.microbatch_samples
     blank = unconstrained(problem)
     variants = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
-    found: list[tuple[float, int, list[BaselineCandidate]]] = []
+    placed: list[tuple[float, int, list[BaselineCandidate]]] = []
     refusals: list[str] = []
-    for one in variants:
+    for variant in variants:
         try:
-            arranged = place_stages(one, shape_of(one), stop.portion(1 / len(variants)))
+            arranged = place_stages(variant, shape_of(variant), stop.portion(1 / len(variants)))
             grid = arranged.assignment.grid
             assert grid is not None and arranged.certificate.objective is not None
             starts = [
                 BaselineCandidate(
-                    "dtfm", replace(one, request=one.request.replace(schedule=order)), grid
+                    "dtfm", replace(variant, request=variant.request.replace(schedule=order)), grid
                 )
                 for order in ORDERS
             ]
@@ -75,15 +75,15 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
         except ProblemError as error:
             refusals.append(str(error))
             continue
-        found.append((arranged.certificate.objective, len(found), starts))
-    found.sort(key=lambda shape: shape[:2])
-    while found:
-        cost_s, _, starts = found.pop(0)
+        placed.append((arranged.certificate.objective, len(placed), starts))
+    placed.sort(key=lambda shape: shape[:2])
+    while placed:
+        cost_s, _, starts = placed.pop(0)
         chosen = search_baselines(starts)
         if not chosen.best:
             refusals.append(chosen.refusal)
             continue
-        others = search_baselines(start for _, _, rest in found for start in rest)
+        others = search_baselines(start for _, _, rest in placed for start in rest)
         steps = [chosen.best["dtfm"], *others.best.values()]
         return DtfmRule(steps[0], min(steps, key=lambda plan: plan.step_s), cost_s, len(refusals))
     why = refusals[0] if refusals else NO_SHAPE

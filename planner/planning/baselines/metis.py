@@ -113,19 +113,19 @@ def metis_rule(problem: PlanningProblem) -> MetisRule:
     able = np.flatnonzero(np.asarray(problem.cluster.devices.can_compute)).tolist()
     variant = unconstrained(replace(problem, cluster=problem.cluster.subset(able)))
     search = _Search(variant)
-    found = heapq.nsmallest(MAX_REFUSED, search.placements(), key=lambda one: one[0])
+    placements = heapq.nsmallest(MAX_REFUSED, search.placements(), key=lambda p: p[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
     if search.refused:
         refusal = "memory does not hold the weights of any stages; give larger devices or more"
-    for estimated_s, placement in found:
+    for estimated_s, placement in placements:
         plans: list[TrainingPlan] = []
         for recompute in (False, True):
             try:
-                made, short = _plans(variant, placement, recompute)
+                placed_plans, short = _plans(variant, placement, recompute)
             except ProblemError as error:
                 refusal = str(error)
                 continue
-            plans += made
+            plans += placed_plans
             if not short:
                 break
         if plans:
@@ -170,8 +170,8 @@ class _Search:
         costs = [self.cost(*part, k == len(layers) - 1) for k, part in enumerate(layers)]
         busy = [cost.busy_s(1.0) for cost in costs]
         there_s = sum(
-            self.batch // len(here) * cost.output_bytes / self.between(here, there)
-            for cost, (here, there) in zip(costs, pairwise(groups), strict=False)
+            self.batch // len(group) * cost.output_bytes / self.between(group, next_group)
+            for cost, (group, next_group) in zip(costs, pairwise(groups), strict=False)
         )
         rings = zip(costs, groups, strict=True)
         ring_s = max(cost.gradient_bytes * self.within(group) for cost, group in rings)
@@ -193,9 +193,9 @@ class _Search:
         row = integer_parts(speeds, samples)
         return tuple(row.tolist()), float((row / speeds).max())
 
-    def _between(self, here: tuple[int, ...], there: tuple[int, ...]) -> float:
+    def _between(self, group: tuple[int, ...], next_group: tuple[int, ...]) -> float:
         """Bytes per second of the narrowest link."""
-        return float(self.slower[np.ix_(here, there)].min())
+        return float(self.slower[np.ix_(group, next_group)].min())
 
     def _within(self, group: tuple[int, ...]) -> float:
         """Seconds per byte of a ring's narrowest link."""
@@ -299,9 +299,9 @@ def _plans(
     for order in ORDERS:
         ordered = replace(variant, request=variant.request.replace(schedule=order))
         try:
-            made = path_schedule(ordered, shape, assignment, times, paths, flight)
+            schedule = path_schedule(ordered, shape, assignment, times, paths, flight)
         except ProblemError:
             continue  # memory does not hold what 1F1B keeps
-        plans.append(evaluated(ordered, shape, assignment, times, (made,)))
+        plans.append(evaluated(ordered, shape, assignment, times, (schedule,)))
     through = Counter(d for path in paths for d in path)
     return plans, any(room[d] < count for d, count in through.items())

@@ -50,10 +50,10 @@ class Baselines:
 
     def __iter__(self) -> Iterator[BaselinePlan]:
         """Plans, fastest first."""
-        found = [] if self.region is None else [self.region.plan]
+        plans = [] if self.region is None else [self.region.plan]
         if self.ranks is not None:
-            found += [one for one in (self.ranks.data, self.ranks.pipeline) if one is not None]
-        return iter(sorted(found, key=lambda one: one.step_s))
+            plans += [plan for plan in (self.ranks.data, self.ranks.pipeline) if plan is not None]
+        return iter(sorted(plans, key=lambda plan: plan.step_s))
 
     @classmethod
     def of(cls, problem: PlanningProblem, stop: StoppingCriterion) -> Baselines:

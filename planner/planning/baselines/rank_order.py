@@ -64,7 +64,7 @@ class RanksByRegion:
         both = ((Outermost.DATA, self.data), (Outermost.PIPELINE, self.pipeline))
         return min(
             ((kind, plan) for kind, plan in both if plan is not None),
-            key=lambda found: found[1].step_s,
+            key=lambda item: item[1].step_s,
         )
 
 

@@ -77,19 +77,19 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
     ]
     members = [inside for inside in members if inside]
     costs = _costs(problem)
-    found: dict[tuple[tuple[int, ...], ...], float] = {}
+    estimates: dict[tuple[tuple[int, ...], ...], float] = {}
     for order in _orders([inside[0] for inside in members], cluster.network.bandwidth_bytes_per_s):
         for grid in _grids([members[r] for r in order], costs, problem):
             key = tuple(map(tuple, grid.tolist()))
-            if key not in found:
-                found[key] = _estimate_s(grid, costs[len(grid[0])], problem)
+            if key not in estimates:
+                estimates[key] = _estimate_s(grid, costs[len(grid[0])], problem)
     refusals: list[str] = []
-    for key in sorted(found, key=lambda key: found[key])[:MAX_REFUSED]:
+    for key in sorted(estimates, key=lambda key: estimates[key])[:MAX_REFUSED]:
         grid = np.array(key, dtype=np.int64)
         chosen = search_baselines(_starts(problem, grid))
         if chosen.best:
             regions = len({region_of[d] for d in grid.ravel().tolist()})
-            return SailorRule(chosen.best["sailor"], found[key], regions)
+            return SailorRule(chosen.best["sailor"], estimates[key], regions)
         refusals.append(chosen.refusal)
     raise ProblemError(f"no shape of SAILOR's rule fits: {refusals[0] if refusals else NO_SHAPE}")
 
@@ -170,9 +170,9 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProble
         own = cost.busy_s(float(problem.cluster.flops[grid[:, j]].min()))
         there = 0.0
         if j + 1 < stages:
-            here, then = grid[:, j], grid[:, j + 1]
+            stage, next_stage = grid[:, j], grid[:, j + 1]
             sent_s = network.latency_s + cost.output_bytes / network.bandwidth_bytes_per_s
-            there = float(np.maximum(sent_s[here, then], sent_s[then, here]).max())
+            there = float(np.maximum(sent_s[stage, next_stage], sent_s[next_stage, stage]).max())
         every += own + 2 * there
         slowest = max(slowest, own + there)
         if pipelines > 1:

@@ -68,7 +68,7 @@ class BaselinePlan:
 
     def decisions(self) -> dict[str, Any]:
         """Shape, order and step, JSON-ready."""
-        names = (one.name for one in fields(self) if one.name != "start")
+        names = (field.name for field in fields(self) if field.name != "start")
         return {name: getattr(self, name) for name in names}
 
     def plan(self) -> TrainingPlan:
@@ -204,7 +204,7 @@ class _Search:
                 raise
             INTERRUPTS.finishing = True
         tally = SearchCounts(self.priced, self.excluded, len(self.refusals), self.left_out)
-        _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
+        _, refusal = max(self.refusals, key=lambda item: item[0], default=(None, ""))
         return SearchOutcomes(self.best, self.starts, tally, refusal)
 
     def _all(self, starts: Iterable[BaselineCandidate]) -> None:

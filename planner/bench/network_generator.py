@@ -1,4 +1,4 @@
-"""Random generator of networks: regions on a map.
+"""Random networks: regions on a map.
 
 All draws come from NumPy's ``default_rng([regions, devices, seed])`` in the order below. Only sums,
 products, quotients and square roots are used and results are rounded, so every machine generates
@@ -21,46 +21,46 @@ import numpy as np
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 
-WIDE_KM, HIGH_KM = 20_000.0, 8_000.0
-LINES_GBPS = (1.0, 2.5, 5.0, 10.0)
-FIBRE_KM_PER_S, DETOUR, MIN_S = 200_000.0, 1.5, 1e-3
-HALVED_S = 0.025
-INSIDE_S, INSIDE_BYTES_PER_S = 0.25e-3, 10e9 / 8
+MAP_WIDTH_KM, MAP_HEIGHT_KM = 20_000.0, 8_000.0
+LINE_RATES_GBPS = (1.0, 2.5, 5.0, 10.0)
+FIBRE_KM_PER_S, DETOUR, MIN_LATENCY_S = 200_000.0, 1.5, 1e-3
+HALVING_LATENCY_S = 0.025
+SAME_REGION_S, SAME_REGION_BYTES_PER_S = 0.25e-3, 10e9 / 8
 
 
-def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network:
+def random_network(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network:
     """Generate a network."""
     if not 1 <= regions <= devices:
         raise ValueError(
             f"{devices} devices in {regions} regions; give a region or more, and a device each"
         )
     rng = np.random.default_rng([regions, devices, seed])
-    place = rng.random((regions, 2)) * np.array([WIDE_KM, HIGH_KM])
-    line = np.array(LINES_GBPS)[rng.integers(len(LINES_GBPS), size=regions)] * 1e9 / 8
-    apart = place[:, None] - place[None, :]
-    far_km = np.sqrt(apart[..., 0] ** 2 + apart[..., 1] ** 2)
-    latency = np.round(MIN_S + DETOUR * far_km / FIBRE_KM_PER_S, 6)
+    position = rng.random((regions, 2)) * np.array([MAP_WIDTH_KM, MAP_HEIGHT_KM])
+    line = np.array(LINE_RATES_GBPS)[rng.integers(len(LINE_RATES_GBPS), size=regions)] * 1e9 / 8
+    offset_km = position[:, None] - position[None, :]
+    distance_km = np.sqrt(offset_km[..., 0] ** 2 + offset_km[..., 1] ** 2)
+    latency = np.round(MIN_LATENCY_S + DETOUR * distance_km / FIBRE_KM_PER_S, 6)
     share = 0.6 + 0.4 * rng.random((regions, regions))
     narrow = np.minimum(line[:, None], line[None, :])
-    bandwidth = np.round(narrow * share / (1 + latency / HALVED_S))
+    bandwidth = np.round(narrow * share / (1 + latency / HALVING_LATENCY_S))
     extra = rng.integers(regions, size=devices - regions)
     region = np.sort(np.concatenate([np.arange(regions), extra]))
     same = region[:, None] == region[None, :]
     pairs = np.ix_(region, region)
-    rates = np.where(same, INSIDE_BYTES_PER_S, bandwidth[pairs])
+    rates = np.where(same, SAME_REGION_BYTES_PER_S, bandwidth[pairs])
     if jitter > 0:
         rates = np.round(rates * (1 - jitter + 2 * jitter * rng.random((devices, devices))))
     return Network(
-        np.where(same, INSIDE_S, latency[pairs]),
+        np.where(same, SAME_REGION_S, latency[pairs]),
         rates,
         ids=[f"d{k}" for k in range(devices)],
         regions=[f"r{k}" for k in region.tolist()],
     )
 
 
-def mixed_world(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:
-    """Generate a `world` whose regions have the given GPUs in turn."""
-    network = world(regions, devices, seed)
+def random_cluster(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:
+    """Generate a cluster on a `random_network`; its regions have the given GPUs in turn."""
+    network = random_network(regions, devices, seed)
     kinds = [Devices.of_gpu(gpus[int(region[1:]) % len(gpus)]) for region in network.regions]
     return Cluster(
         network,

@@ -51,7 +51,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class EvaluatedSolution:
     """Solution that passes the checker.
 
     Attributes
@@ -67,18 +67,18 @@ class Accepted:
     bound: Bound | None
 
 
-def judge(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
+def evaluate(family: ProblemFamily, problem: Any, answer: Any) -> EvaluatedSolution:
     """Validate a solution and compute its objective."""
     try:
-        return _judged(family, problem, answer)
+        return _evaluate(family, problem, answer)
     except AnswerError:
         raise
     except Exception as error:  # a solution may be any object
-        words = " ".join(str(error).split())[:200]
-        raise AnswerError(f"cannot be checked: {type(error).__name__}: {words}") from error
+        message = " ".join(str(error).split())[:200]
+        raise AnswerError(f"cannot be checked: {type(error).__name__}: {message}") from error
 
 
-def _judged(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
+def _evaluate(family: ProblemFamily, problem: Any, answer: Any) -> EvaluatedSolution:
     result = answer if isinstance(answer, Result) else None
     plan = answer.plan if isinstance(answer, Result) else answer
     if result is not None and plan is None:
@@ -94,12 +94,12 @@ def _judged(family: ProblemFamily, problem: Any, answer: Any) -> Accepted:
     if isinstance(plan, TrainingPlan):
         violations += _other_training(plan, problem)
     if violations:
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise AnswerError(f"{violations[0]}{more}")
+        others = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise AnswerError(f"{violations[0]}{others}")
     objective = objective_of(plan, problem)
     if not 0 < objective < math.inf:
         raise AnswerError(f"the objective is {objective:g} {family.unit}: no work is done")
-    return Accepted(plan, objective, _bound(plan, problem, result))
+    return EvaluatedSolution(plan, objective, _bound(plan, problem, result))
 
 
 def objective_of(plan: Any, problem: Any) -> float:
@@ -142,18 +142,18 @@ def _bound(plan: Any, problem: Any, result: Result[Any] | None) -> Bound | None:
 
 def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]:
     """Reject decisions that are valid in a plan but would change training."""
-    asked, found = problem.workload, plan.workload
-    same = found.replace(microbatch_samples=asked.microbatch_samples) == asked
+    expected, actual = problem.workload, plan.workload
+    same = actual.replace(microbatch_samples=expected.microbatch_samples) == expected
     stages = range(len(plan.assignment.groups))
     stage_of = plan.stage_of
     straight = all(
         [stage_of[d] for d in path] == list(stages) for s in plan.schedules for path in s.paths
     )
     whole = all(
-        len(s.paths) * found.microbatch_samples == asked.batch_samples for s in plan.schedules
+        len(s.paths) * actual.microbatch_samples == expected.batch_samples for s in plan.schedules
     )
     rules = (
-        (same, "workload", "only microbatch_samples may differ from the question's"),
+        (same, "workload", "only microbatch_samples may differ from the problem's"),
         (plan.compute_times.source == FROM_FLOPS, "compute_times", "must follow from FLOPs"),
         (
             plan.compute_times.operation_s == plan.compute_times.message_s == 0.0,
@@ -174,4 +174,4 @@ def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]
             "is one round, or in two levels",
         ),
     )
-    return [Violation("question", where, said) for holds, where, said in rules if not holds]
+    return [Violation("question", field, message) for holds, field, message in rules if not holds]

@@ -15,11 +15,11 @@ from planner.bench.solution_files import (
     read_solution,
     write_solution,
 )
-from planner.bench.work import TaskResult
+from planner.bench.task import TaskResult
 
 
 @dataclass
-class KeptSolutions:
+class SolutionStore:
     """Folder of solutions, each replaced when a run finds a better one.
 
     Attributes
@@ -29,7 +29,7 @@ class KeptSolutions:
     """
 
     folder: Path
-    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _best: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def require_own(self, instances: Iterable[str]) -> None:
         """Reject a folder that contains other files under the solutions' names."""
@@ -41,22 +41,22 @@ class KeptSolutions:
             except AnswerError as error:
                 raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
 
-    def offer(self, done: TaskResult) -> None:
+    def offer(self, task_result: TaskResult) -> None:
         """Keep a solution or bound if it is better."""
-        row = done.row
-        if done.answer is None or row.objective is None:
+        row = task_result.row
+        if task_result.answer is None or row.objective is None:
             return
         family = ProblemFamily(row.instance.partition("/")[0])
-        kept = self._of(row.instance, row.problem)
-        bound = kept.get("bound")
-        new = dict(kept)
-        if family.better(row.objective, kept.get("objective")):
+        best = self._best_of(row.instance, row.problem)
+        bound = best.get("bound")
+        new = dict(best)
+        if family.better(row.objective, best.get("objective")):
             new |= {
                 "method": row.method,
                 "seed": row.seed,
                 "effort": row.effort,
                 "objective": row.objective,
-                "answer": done.answer,
+                "answer": task_result.answer,
             }
         # the better bound leaves the smaller gap
         if row.bound is not None and (bound is None or family.better(bound["value"], row.bound)):
@@ -66,20 +66,20 @@ class KeptSolutions:
                 "basis": row.bound_basis,
                 "method": row.method,
             }
-        if new != kept:
-            self._known[row.instance] = new
+        if new != best:
+            self._best[row.instance] = new
             write_solution(self.folder / f"{row.instance}.json.gz", new)
 
-    def _of(self, instance: str, problem: str) -> dict[str, Any]:
-        if instance not in self._known:
+    def _best_of(self, instance: str, problem: str) -> dict[str, Any]:
+        if instance not in self._best:
             path = find_solution(self.folder, instance)
-            found: dict[str, Any] = {}
+            stored: dict[str, Any] = {}
             if path is not None:
                 try:
-                    found = read_solution(path)
+                    stored = read_solution(path)
                 except AnswerError:
-                    found = {}
+                    stored = {}
             blank = {"format": FORMAT, "instance": instance, "problem": problem}
             # ignore a solution of another problem with this name
-            self._known[instance] = found if found.get("problem") == problem else blank
-        return self._known[instance]
+            self._best[instance] = stored if stored.get("problem") == problem else blank
+        return self._best[instance]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.bench.judge import judge
+from planner.bench.evaluation import evaluate
 from planner.bench.method import BenchMethod, MethodKind, foreign_method
 from planner.bench.problem import ProblemFamily
 from planner.bench.problem_files import problem_hash
 from planner.bench.registry import FAMILIES, INSTANCES, METHODS
-from planner.bench.rows import BenchRow
+from planner.bench.result_rows import BenchRow
 from planner.bench.solution_files import AnswerError, answer_data, read_solution
 from planner.cli.time_budget import TimeLeft
 from planner.search.incumbent import WrongBoundError
@@ -101,16 +101,16 @@ def run_task(task: Task) -> TaskResult:
     except WrongBoundError:
         raise
     except Exception as error:  # any error of a user's function becomes its row
-        reason = _said(error)
+        reason = _one_line(error)
     seconds = time.perf_counter() - began
     # built again, since a user's function may have modified its argument
     problem = instance.make()
     accepted = None
     if not reason:
         try:
-            accepted = judge(instance.family, problem, answer)
+            accepted = evaluate(instance.family, problem, answer)
         except AnswerError as error:
-            reason = _said(error)
+            reason = _one_line(error)
     # accept bounds of built-in solvers, and bounds that the checker recomputes
     bound = accepted.bound if accepted is not None else None
     if kind is MethodKind.OTHER and instance.family is not ProblemFamily.REBALANCING:
@@ -146,16 +146,16 @@ def _warm_up(family: ProblemFamily) -> None:
     if family in _warm:
         return
     _warm.add(family)
-    room = next(r for r in FAMILIES if r.INSTANCES[0].family is family)
-    problem = next(one for one in room.INSTANCES if one.quick).make()
-    for method in room.METHODS:
+    module = next(module for module in FAMILIES if module.INSTANCES[0].family is family)
+    problem = next(instance for instance in module.INSTANCES if instance.quick).make()
+    for method in module.METHODS:
         try:
             method.run(problem, 0, WARM_EFFORT)
         except ValueError:
             continue
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Format an error in one line."""
     text = " ".join(str(error).split())
     name = type(error).__name__

@@ -73,7 +73,7 @@ def read_rows(path: Path) -> list[BenchRow]:
     """Read the rows of a file, without an incomplete last line."""
     if not path.exists():
         return []
-    found: dict[Key, BenchRow] = {}
+    rows: dict[Key, BenchRow] = {}
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -85,23 +85,24 @@ def read_rows(path: Path) -> list[BenchRow]:
                 f"{path}: line {number} is not a row of planner bench; remove it or use another "
                 "file"
             ) from None
-        found[row.key] = row
-    return list(found.values())
+        rows[row.key] = row
+    return list(rows.values())
 
 
 def _row(data: Any) -> BenchRow:
-    if not isinstance(data, dict) or set(data) != {one.name for one in fields(BenchRow)}:
+    if not isinstance(data, dict) or set(data) != {field.name for field in fields(BenchRow)}:
         raise ValueError
     for name in ("objective", "bound"):
         if data[name] is not None and not math.isfinite(data[name]):
             raise ValueError
     row = BenchRow(**data)
-    if not all(isinstance(one, str) for one in (row.instance, row.problem, row.method, row.kind)):
+    texts = (row.instance, row.problem, row.method, row.kind)
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError
     return row
 
 
-def mend(path: Path, rows: Iterable[BenchRow]) -> None:
+def rewrite_rows(path: Path, rows: Iterable[BenchRow]) -> None:
     """Rewrite the file, so that new rows do not follow an incomplete line."""
     from planner.utils.atomic_write import write_text
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 LIBRARIES = ("planner", "numpy", "scipy", "numba", "ortools")
 
 
-def stamp(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
+def describe_environment(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
     """Return versions, machine and load average in one line."""
     kernel = ".".join(platform.release().split(".")[:2])
     packages = ", ".join(f"{name} {version(name)}" for name in libraries)
