@@ -63,7 +63,7 @@ class Rebalancing:
         The process group.
     fits
         Whether this rank's device has the memory for its part of a plan.
-    told
+    report
         Called with a decision, and the reason if it is not carried out.
     """
 
