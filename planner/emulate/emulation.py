@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,12 @@ def emulate(
     report_line: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
     """Run a plan on its emulated network and compare it with the prediction."""
+    load, processors_here = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > MAX_BUSY * processors_here:
+        report_line(
+            f"warning: the load average is {load:.1f} on {processors_here} processors already, so "
+            "ranks will wait for them; end other work first"
+        )
     prediction = None if settings.real_compute else predict(plan)
     links = links_of(plan.cluster, settings.speed, settings.shrink, settings.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
