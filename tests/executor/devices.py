@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.comm.connections import Connection
+from planner.executor.comm.p2p import Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import DeviceBackend
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.p2p_schedule import P2PSchedule
-from planner.executor.runtime.pipeline import run_operations
+from planner.executor.runtime.pipeline import FixedPipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
@@ -75,15 +75,16 @@ def train_in_threads(
     Gradients are summed as they are found where they are averaged.
     """
     ranks, schedule = range(len(plan.cluster)), plan.schedules[0]
-    traffic = [P2PSchedule(schedule, rank) for rank in ranks]
-    sending: dict[tuple[int, int], socket.socket] = {}
-    receiving: dict[tuple[int, int], socket.socket] = {}
-    for rank in ranks:
-        for peer in traffic[rank].peers:
-            sending[rank, peer], receiving[peer, rank] = socket.socketpair()
     stage_modules = [
         StageModule(plan, rank, where, OptimizerConfig(), side=backends[rank]) for rank in ranks
     ]
+    pipelines = [FixedPipeline(plan, rank, stage_modules[rank]) for rank in ranks]
+    sending: dict[tuple[int, int], Connection] = {}
+    receiving: dict[tuple[int, int], Connection] = {}
+    for rank in ranks:
+        for peer in pipelines[rank].peers:
+            ends = [Connection(fileno=end.detach()) for end in socket.socketpair()]
+            sending[rank, peer], receiving[peer, rank] = ends
     records: list[list[StepRecord]] = [[] for _ in ranks]
     # each device's own: two threads that add to one sum may lose a part
     losses: list[list[float]] = [[] for _ in ranks]
@@ -105,24 +106,14 @@ def train_in_threads(
             torch.cuda.set_device(where)
         outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
         incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
-        expected = {
-            source: [
-                ExpectedMessage(step, message)
-                for step in range(steps)
-                for message in traffic[rank].incoming.get(source, ())
-            ]
-            for source in outgoing
-        }
-        stage_module = stage_modules[rank]
-        receiver = Receiver(incoming, expected, stage_module.buffer, failure)
-        rates = dict.fromkeys(outgoing, 1e9)
-        sender = Sender(outgoing, failure, rates, side=stage_module.side)
+        stage_module, pipeline = stage_modules[rank], pipelines[rank]
+        sender = Sender(outgoing, failure, dict.fromkeys(outgoing, 1e9), side=stage_module.side)
+        pipeline.open(PipelineLinks(incoming, sender, failure), [0] * steps)
         for step in range(steps):
             record = StepRecord(step, False)
             records[rank].append(record)
             stage_module.begin(step, schedule)
-            order = schedule.order[rank]
-            run_operations(order, traffic[rank], stage_module, receiver, sender, step, rank, record)
+            pipeline.run(step, 0, record, lambda end: None)
             average(rank)
             stage_module.update()
             losses[rank].append(stage_module.loss() or 0.0)
