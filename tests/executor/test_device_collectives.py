@@ -50,8 +50,8 @@ from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
 from tests.executor.test_device_backend import LateGpu  # noqa: E402
-from tests.executor.test_exchange import Members, averaged  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
+from tests.executor.test_sharded_allreduce import Members, averaged  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.forks import run_plan
-from tests.executor.test_moves import IDS, plan_of, single
+from tests.executor.test_migration import IDS, plan_of, single
 from tests.executor.test_train import STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")

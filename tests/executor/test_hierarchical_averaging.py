@@ -21,7 +21,7 @@ from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.conftest import levels, make_plan, tiny_workload  # noqa: E402
-from tests.executor.test_exchange import Members  # noqa: E402
+from tests.executor.test_sharded_allreduce import Members  # noqa: E402
 from tests.executor.test_train import execute, single  # noqa: E402
 
 
