@@ -86,7 +86,7 @@ def main() -> int:
     if rank == 0:
         # the first ones also let windows grow
         print(json.dumps({name: rows[1:] for name, rows in found.items()}), flush=True)
-    ranks.part()
+    ranks.leave()
     return 0
 
 

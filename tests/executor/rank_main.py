@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
             [p.detach().numpy().ravel() for p in stage_module.global_parameters().values()]
         ),
     )
-    ranks.part()
+    ranks.leave()
     return 0
 
 
@@ -94,4 +94,4 @@ def help_others(
         given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
         last=aggregator.gradients().numpy().copy(),
     )
-    ranks.part()
+    ranks.leave()

@@ -630,14 +630,14 @@ class Told:
         self._jobs: list[Any] = []
         self._heeded: dict[str, Any] = {}
 
-    def look_after(self, *_: Any) -> None:
+    def watch_rank(self, *_: Any) -> None:
         """Nobody."""
 
     def poll(self, keys: Any) -> None:
         """As the real one."""
         self._heeded = keys
 
-    def later(self, job: Any) -> None:
+    def run_later(self, job: Any) -> None:
         """As the real one."""
         self._jobs.append(job)
 

@@ -224,7 +224,7 @@ class Worker:
         """Let the failure detector watch connections."""
         if self.ranks.detector is None:
             return nullcontext()
-        return self.ranks.detector.over({c: self.ranks.name(r) for r, c in heartbeats.items()})
+        return self.ranks.detector.watching({c: self.ranks.name(r) for r, c in heartbeats.items()})
 
     def _before_end(self, undo: Callable[[], None]) -> None:
         if self.ranks.detector is not None:
