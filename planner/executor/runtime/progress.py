@@ -64,7 +64,7 @@ class Progress:
         if record.norm is not None:
             middle += f"  norm {record.norm:.3g}"
             if record.loss_scale is not None and not math.isfinite(record.norm):
-                middle += f"  skipped, loss scale lowered to {record.loss_scale:g}"
+                middle += f", skipped; loss scale {record.loss_scale:g} from now on"
         self._say(
             f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
             + said,
