@@ -21,6 +21,7 @@ from planner.executor.checkpoint.reshard import description, differences, source
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
 from planner.executor.rendezvous.file_digest import digest_of
 from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
@@ -326,11 +327,13 @@ def _resharded(
     for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
-            return not key.startswith(MEAN) and key.rpartition("/")[2] in names
+            return key in (SCALE, GROWTH_TRACKER) or (
+                not key.startswith(MEAN) and key.rpartition("/")[2] in names
+            )
 
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
-            found[f"{kind}{slash}{names[name]}"] = tensor
+            found[key if key in (SCALE, GROWTH_TRACKER) else f"{kind}{slash}{names[name]}"] = tensor
     for key in () if stage_module.outer is None else stage_module.outer.state():
         if key in found:
             continue

@@ -63,6 +63,8 @@ class Progress:
         rates, said = self._rates(record, took)
         if record.norm is not None:
             middle += f"  norm {record.norm:.3g}"
+            if record.loss_scale is not None and not math.isfinite(record.norm):
+                middle += f", skipped; loss scale {record.loss_scale:g} from now on"
         self._say(
             f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
             + said,
@@ -71,6 +73,7 @@ class Progress:
             loss=loss,
             loss_step=of,
             **({} if record.norm is None else {"gradient_norm": record.norm}),
+            **({} if record.loss_scale is None else {"loss_scale": record.loss_scale}),
             took_s=took,
             predicted_s=self.planned_s,
             **rates,

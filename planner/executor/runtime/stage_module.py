@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
 from planner.executor.runtime.device_backend import HOST, DeviceBackend, backend_of
+from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
@@ -122,6 +124,7 @@ class StageModule:
         set_precision(plan, device)
         self.device, self.side = device, side or backend_of(device)
         self.dtype = TORCH[w.precision.compute]
+        self._scaler = LossScaler(w) if w.precision.scales_loss else None
         self.boundary = ActivationCodec(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
@@ -233,8 +236,30 @@ class StageModule:
             self._on_host = not here
         return self._host if self._on_host else self._vector
 
-    def update(self) -> None:
-        """Take an optimizer step, with averaged gradients or with this device's own."""
+    def unscale(self) -> None:
+        """Divide the step's gradients by the loss scale, before they are averaged.
+
+        So codecs and clipping have the same values to work on as in other formats.
+        """
+        if self._scaler is not None:
+            self._vector.mul_(1 / self._scaler.scale)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None without loss scaling."""
+        return None if self._scaler is None else self._scaler.scale
+
+    def update(self, norm: float | None = None) -> None:
+        """Take an optimizer step, with averaged gradients or with this device's own.
+
+        With loss scaling, only if the global norm is finite: the same on all ranks.
+        """
+        if self._scaler is not None:
+            assert norm is not None
+            overflow = not math.isfinite(norm)
+            self._scaler.update(overflow=overflow)
+            if overflow:
+                return
         scale = None
         if self.outer is not None:
             scale = self._samples.scale(self._step)
@@ -301,6 +326,8 @@ class StageModule:
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+        if self._scaler is not None:
+            found |= self._scaler.state()
         if self.outer is None:
             return found
         mean = self.outer.named(self._host) if self._outer_step_pending else {}
@@ -322,6 +349,8 @@ class StageModule:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        if self._scaler is not None:
+            self._scaler.load_state(state)
         if self.outer is not None:
             self.outer.load_state(state)
             self._samples.load_state(state)
@@ -415,7 +444,8 @@ class StageModule:
         tokens = self._tokens.pop(b, None)
         targets = (self.tokens(self._step, b) if tokens is None else tokens)[:, 1:]
         loss = self.run_loss(activations, targets) / self.batch_tokens
-        torch.autograd.backward(loss)
+        scale = self.loss_scale
+        torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
         assert activations.grad is not None
         self._loss += loss.detach()
         self._head_gradients[b] = activations.grad

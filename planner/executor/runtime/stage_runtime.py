@@ -38,8 +38,15 @@ class StageRuntime(Operations, Protocol):
     def tied_values(self) -> int:
         """Number of leading values of `gradients` that are tied to another stage's."""
 
-    def update(self) -> None:
-        """Take an optimizer step.
+    def unscale(self) -> None:
+        """Divide the step's gradients by the loss scale, if there is one."""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None without loss scaling."""
+
+    def update(self, norm: float | None) -> None:
+        """Take an optimizer step; with loss scaling, skip it unless the global norm is finite.
 
         In local SGD with this device's own gradients, in two-frequency averaging with the group's.
         """
@@ -69,11 +76,15 @@ class ModelFree:
     """What a rank without a model has in common: a vector to average, and nothing to optimize."""
 
     side: DeviceBackend = HOST
+    loss_scale: float | None = None
     _vector: Tensor
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
         """The vector; its content is ignored."""
         return self._vector
+
+    def unscale(self) -> None:
+        """Does nothing."""
 
     def samples(self) -> int:
         """0: samples are not counted."""

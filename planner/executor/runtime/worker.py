@@ -249,6 +249,7 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         tied = self._compute.tied_values
+        self._compute.unscale()
         gradients, collectives = self._compute.gradients, self._collectives
         averaging, also = self.wiring.averaging, self.wiring.tied
         # copy to the first round's memory before sending word
@@ -277,14 +278,14 @@ class Worker:
                 collectives=collectives,
             )
         vector = gradients()
-        if self.wiring.clipping is not None:
+        if self.wiring.norm is not None:
             if self._time_scale is None:
                 # tied parameters count on the first stage
                 copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
-                record.norm = self.wiring.clipping.run(vector, norms, copied)
+                record.norm = self.wiring.norm.run(vector, norms, copied)
             else:
                 # simulated compute has no gradients
-                self.wiring.clipping.run(vector[:0], norms)
+                self.wiring.norm.run(vector[:0], norms)
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
@@ -404,7 +405,8 @@ class Worker:
 
     def _update(self, record: StepRecord) -> None:
         update = time.monotonic()
-        self._compute.update()
+        self._compute.update(record.norm)
+        record.loss_scale = self._compute.loss_scale
         record.end_s = time.monotonic()
         record.ops.append((-1, self.rank, "U", update, record.end_s))
 
