@@ -232,7 +232,7 @@ def test_a_vector_is_where_it_was_asked_for_last() -> None:
     from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), side=GpuBackend(LateGpu()))
+    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
     stage_module.begin(0, plan.schedules[0])
     here = stage_module.gradients()
     assert stage_module.gradients(here=True) is here

@@ -136,8 +136,8 @@ class Evaluation:
             self._receiver = Receiver(
                 channels.of, self._expected(), self._stage_module.buffer, failure
             )
-            rates, side = self._wiring.rates(), self._stage_module.side
-            self._sender = Sender(channels.to, failure, rates, side=side)
+            rates, backend = self._wiring.rates(), self._stage_module.backend
+            self._sender = Sender(channels.to, failure, rates, backend=backend)
         return self
 
     def __exit__(
@@ -224,10 +224,10 @@ class _Forward:
 
     def __init__(self, stage_module: StageModule, data: Microbatches | None, batch: int) -> None:
         self._stage_module, self._data, self._batch = stage_module, data, batch
-        self.side = stage_module.side
+        self.backend = stage_module.backend
         self._outputs: dict[int, Tensor] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=stage_module.device)
-        self.side.begin()
+        self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F or H; nothing is kept for a backward pass."""
@@ -254,4 +254,4 @@ class _Forward:
 
     def _tokens(self, microbatch: int) -> Tensor:
         assert self._data is not None
-        return self.side.to_device(self._data.tokens(self._batch, microbatch))
+        return self.backend.to_device(self._data.tokens(self._batch, microbatch))

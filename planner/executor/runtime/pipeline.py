@@ -120,7 +120,7 @@ def run_operations(
 
     On a GPU the next operation is issued before the previous one has ended, if its input is there.
     """
-    backend = compute.side
+    backend = compute.backend
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:

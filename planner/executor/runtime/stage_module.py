@@ -100,7 +100,7 @@ class StageModule:
         the plan's seed.
     counted
         Whether plans with fewer devices may follow, so that samples are counted.
-    side
+    backend
         Backend of the device; None to create it.
     compiled
         Whether layers and head are compiled.
@@ -116,13 +116,13 @@ class StageModule:
         data: Data = SYNTHETIC,
         load_weights: LoadWeights | None = None,
         counted: bool = False,
-        side: DeviceBackend | None = None,
+        backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
         set_precision(plan, device)
-        self.device, self.side = device, side or backend_of(device)
+        self.device, self.backend = device, backend or backend_of(device)
         self.dtype = TORCH[w.precision.compute]
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
         self.boundary = ActivationCodec(w)
@@ -170,7 +170,7 @@ class StageModule:
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.kept
         held = [*self.weights, self._vector, *moments, *outer]
-        if self.side is HOST and self._host is not self._vector:
+        if self.backend is HOST and self._host is not self._vector:
             held.append(self._host)
         return sum(tensor.nbytes for tensor in held) + self.kept.most
 
@@ -194,7 +194,7 @@ class StageModule:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._on_host = False
         self._vector.zero_()
-        self.side.begin()
+        self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
@@ -215,17 +215,17 @@ class StageModule:
 
     def read(self, kind: str, message: Tensor) -> Tensor:
         """Decode the message that an operation needs."""
-        here = self.side.to_device(message)
+        here = self.backend.to_device(message)
         return self.boundary.read(here, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        return self.side.to_device(self.data.tokens(step, microbatch))
+        return self.backend.to_device(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        return self.side.host_buffer(*self.boundary.message)
+        return self.backend.host_buffer(*self.boundary.message)
 
     def gradients(self, *, here: bool | None = None) -> Tensor:
         """All gradients as one vector."""
@@ -394,8 +394,8 @@ class StageModule:
     @cached_property
     def _host(self) -> Tensor:
         """Host memory for averaging, allocated at first use."""
-        if self.side is not HOST:
-            return self.side.host_buffer(tuple(self._vector.shape), self._vector.dtype)
+        if self.backend is not HOST:
+            return self.backend.host_buffer(tuple(self._vector.shape), self._vector.dtype)
         # if delayed, gradients are computed while it is averaged
         return self._vector.clone() if self._delayed else self._vector
 
@@ -405,7 +405,7 @@ class StageModule:
 
     def _updated(self) -> None:
         self.round()
-        self.side.wait_time_s(self.side.mark())
+        self.backend.wait_time_s(self.backend.mark())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

@@ -15,7 +15,7 @@ class Operations(Protocol):
     """F, H and B of one rank."""
 
     @property
-    def side(self) -> DeviceBackend:
+    def backend(self) -> DeviceBackend:
         """Backend of the device."""
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
@@ -75,7 +75,7 @@ class StageRuntime(Operations, Protocol):
 class ModelFree:
     """What a rank without a model has in common: a vector to average, and nothing to optimize."""
 
-    side: DeviceBackend = HOST
+    backend: DeviceBackend = HOST
     loss_scale: float | None = None
     _vector: Tensor
 

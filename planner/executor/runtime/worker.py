@@ -182,7 +182,7 @@ class Worker:
             self._commit.abort_on(failure)
         channels = self._channels[ChannelKind.PIPELINE]
         rates, round_trips_s = self.wiring.rates(), self.wiring.round_trips_s()
-        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.side)
+        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.backend)
         self._pipeline.open(PipelineLinks(channels.of, sender, failure), walk)
         peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
         norms = _of(connections, ChannelKind.NORM)
