@@ -175,8 +175,8 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
 
     def update() -> None:
         if averages:
-            stage_module.gradients(here=False)
-            stage_module.gradients(here=True)
+            stage_module.gradients(on_device=False)
+            stage_module.gradients(on_device=True)
         probe.step()
         stage_module.round()
 

@@ -94,7 +94,9 @@ def train_in_threads(
 
     def average(rank: int) -> None:
         group = plan.assignment.groups[plan.stage_of[rank]]
-        gradients[rank] = stage_modules[rank].gradients(here=None if len(group) == 1 else False)
+        gradients[rank] = stage_modules[rank].gradients(
+            on_device=None if len(group) == 1 else False
+        )
         barriers[group].wait(LONG_S)
         total = torch.stack([gradients[member] for member in group]).sum(0)
         barriers[group].wait(LONG_S)

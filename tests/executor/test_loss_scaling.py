@@ -147,7 +147,10 @@ def test_the_scale_is_in_every_checkpoint(tmp_path: Path) -> None:
     save_plan(half([[0, 1, 2, 3]]).replace(seed=plan.seed), tmp_path / "other.json")
     code, third, said = losses_by_step(tmp_path / "other.json", ids, *resumed)
     assert code == 0, said
-    np.testing.assert_allclose(list(third.values()), list(second.values()), rtol=TOLERANCE)
+    # some losses become known late
+    assert third.keys() == second.keys()
+    want = [second[step] for step in sorted(second)]
+    np.testing.assert_allclose([third[step] for step in sorted(third)], want, rtol=TOLERANCE)
 
 
 def test_scale_and_growth_are_state() -> None:

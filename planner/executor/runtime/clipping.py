@@ -84,5 +84,5 @@ def _send(connection: socket.socket, value: float) -> None:
 def _receive(connection: socket.socket) -> float:
     message = memoryview(bytearray(MESSAGE.size))
     receive_into(connection, message)
-    found: float = MESSAGE.unpack(message)[0]
-    return found
+    value: float = MESSAGE.unpack(message)[0]
+    return value

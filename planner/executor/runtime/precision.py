@@ -44,8 +44,8 @@ class LowPrecisionModule:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Output of the module."""
-        made: Tensor = self._module(*inputs)
-        return made
+        output: Tensor = self._module(*inputs)
+        return output
 
     def compile(self) -> None:
         """Compile each layer, or a part without layers as a whole, at its first call.
@@ -83,8 +83,8 @@ class LowPrecisionModule:
             setattr(module, name, weight)
             self._rounded.append((weight, parameter))
 
-    def _round_output(self, _: nn.Module, __: Any, made: Tensor) -> Tensor:
-        return made.to(self._dtype)
+    def _round_output(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output.to(self._dtype)
 
 
 def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:

@@ -31,7 +31,7 @@ class StageRuntime(Operations, Protocol):
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
+    def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """``float32`` vector of the step's gradients, averaged in place."""
 
     @property
@@ -54,14 +54,14 @@ class StageRuntime(Operations, Protocol):
     def samples(self) -> int:
         """Microbatches of the pseudo-gradient of this device, or of all that act as one with it."""
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Take a snapshot, up to which `pseudo_gradient` reaches."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
 
-        From the last outer step to `leave`; only in local SGD. Calls before `outer_step` return the
-        same.
+        From the last outer step to `take_snapshot`; only in local SGD. Calls before `outer_step`
+        return the same.
         """
 
     def outer_step(self) -> None:
@@ -79,7 +79,7 @@ class ModelFree:
     loss_scale: float | None = None
     _vector: Tensor
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
+    def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """The vector; its content is ignored."""
         return self._vector
 
@@ -90,7 +90,7 @@ class ModelFree:
         """0: samples are not counted."""
         return 0
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Does nothing."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
