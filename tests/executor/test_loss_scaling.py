@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.executor.test_train import NORMS, STEPS, TOLERANCE, execute, expected
 torch = pytest.importorskip("torch")
 
 from planner.executor.comm.codec import WireFormat, decode, encode  # noqa: E402
+from planner.executor.runtime.clipping import NormClipper  # noqa: E402
 from planner.executor.runtime.loss_scaler import LossScaler  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402
@@ -165,7 +166,6 @@ def test_scale_and_growth_are_state() -> None:
     for stage_module in (one, other):
         stage_module.update(1.0)
         assert stage_module.loss_scale == INIT_SCALE
-    assert json.loads(json.dumps(one.loss_scale)) == INIT_SCALE
 
 
 def test_local_sgd_is_refused() -> None:
@@ -178,3 +178,32 @@ def test_local_sgd_is_refused() -> None:
         require_executable(
             plan.replace(sync=Sync(every_steps=4), workload=plan.workload.with_outer_state())
         )
+
+
+def test_a_scale_that_is_too_large_is_lowered_until_gradients_are_finite() -> None:
+    """On one device; no update is taken before, and the first one is that of a usual scale."""
+    plan = half([[0]])
+    usual, large = (StageModule(plan, 0, torch.device("cpu"), OptimizerConfig()) for _ in range(2))
+    assert large._scaler is not None
+    large._scaler.scale = 2.0**40
+    step_alone(usual, plan)
+    begun = [parameter.clone() for parameter in large.parameters]
+    skipped = 0
+    while not math.isfinite(step_alone(large, plan)):
+        skipped += 1
+        assert all(map(torch.equal, large.parameters, begun))
+        assert large.loss_scale == 2.0 ** (40 - skipped)
+    assert 5 < skipped < 30
+    for parameter, expected in zip(large.parameters, usual.parameters, strict=True):
+        torch.testing.assert_close(parameter, expected, atol=2e-4, rtol=0)
+
+
+def step_alone(stage_module: StageModule, plan: TrainingPlan) -> float:
+    """One step of the only device of a plan; returns the norm."""
+    stage_module.begin(0, plan.schedules[0])
+    for kind, microbatch in plan.schedules[0].order[0]:
+        stage_module.run_op(kind, microbatch, None)
+    stage_module.unscale()
+    norm = NormClipper(plan, 0).run(stage_module.gradients(), {})
+    stage_module.update(norm)
+    return norm
