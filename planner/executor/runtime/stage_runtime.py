@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.device_backend import HOST, DeviceBackend
 from planner.executor.runtime.p2p_schedule import Message
 from planner.training_plan.schedule import Schedule
@@ -70,6 +71,19 @@ class StageRuntime(Operations, Protocol):
     def loss(self) -> float | None:
         """Sum of the losses of the step's microbatches whose head ran here; None if there were
         none."""
+
+
+class StepCommit(Protocol):
+    """Decides with all ranks whether a step counts, before any of them applies its update."""
+
+    def abort_on(self, failure: ErrorLatch) -> None:
+        """Abort a pending decision when a connection fails."""
+
+    def commit_step(self, step: int, loss: float | None) -> None:
+        """Wait for the decision on a step."""
+
+    def commit_outer_step(self, step: int) -> None:
+        """Wait for the decision on the outer step after a step."""
 
 
 class ModelFree:

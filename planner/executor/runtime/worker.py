@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Protocol
 
 from torch import Tensor
 
@@ -32,25 +31,12 @@ from planner.executor.comm.time_scale import TimeScale
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.background import BackgroundTask
 from planner.executor.runtime.losses import LossCollector, LossSender
+from planner.executor.runtime.outer_averaging import OuterAveraging
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime
-from planner.training_plan.model import TrainingPlan, lockstep_devices
-
-
-class StepCommit(Protocol):
-    """Decides with all ranks whether a step counts, before any of them applies its update."""
-
-    def abort_on(self, failure: ErrorLatch) -> None:
-        """Abort a pending decision when a connection fails."""
-
-    def commit_step(self, step: int, loss: float | None) -> None:
-        """Wait for the decision on a step."""
-
-    def commit_outer_step(self, step: int) -> None:
-        """Wait for the decision on the outer step after a step."""
+from planner.executor.runtime.stage_runtime import StageRuntime, StepCommit
+from planner.training_plan.model import TrainingPlan
 
 
 class Worker:
@@ -117,13 +103,11 @@ class Worker:
         self._compute, self._time_scale = compute, time_scale
         self._pipeline = pipeline or FixedPipeline(plan, ranks.rank, compute)
         self._start = start or ranks.barrier
-        self._background_averaging: BackgroundTask | None = None
-        self._pending_outer_step: int | None = None
-        self._beside_s = 0.0
         self._commit, self._collectives = commit, collectives
         reports = commit is None and time_scale is None
         self._loss_ranks = self._pipeline.loss_ranks if reports else set()
         self.wiring = CommPlan(plan, ranks.rank, self._pipeline.peers, self._loss_ranks, time_scale)
+        self._outer = OuterAveraging(plan, ranks, compute, self.wiring.averaging, commit)
         # for steps that average and have a fixed order of operations
         fixed = self._pipeline.fixed_order and not plan.sync.local_steps
         ahead_s = self.wiring.averaging.ahead_s
@@ -185,17 +169,19 @@ class Worker:
         sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.backend)
         self._pipeline.open(PipelineLinks(channels.of, sender, failure), walk)
         peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
-        norms = _of(connections, ChannelKind.NORM)
+        self._sender, self._peers = sender, peers
+        self._norms = _of(connections, ChannelKind.NORM)
+        self._outer.open(peers, sender)
         numbers = range(first, first + len(walk))
         record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
         loss_sender = self._teller(_of(connections, ChannelKind.LOSSES), numbers)
         if owes:
-            self._finish_interrupted_outer_step(record, peers, sender)
+            self._outer.finish_interrupted(record)
             yield record
         if begun:
-            self._begin_outer(first - 1, peers, sender)
+            self._outer.begin(first - 1)
         elif begun is None and self.plan.sync.begun(first):
-            self._pending_outer_step = first - 1
+            self._outer.pending = first - 1
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._start(f"begin/{self._part}/{serial}")
@@ -203,16 +189,16 @@ class Worker:
             step = serial if serial < rest else first + serial - rest
             record = self.record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
-            self._operations(record, serial, k, peers)
+            self._operations(record, serial, k)
             if self.plan.sync.local_steps:
-                self._local_step(record, peers, sender)
+                self._local_step(record)
             else:
-                self._average_and_update(record, peers, sender, norms)
+                self._average_and_update(record)
             self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
             if loss_sender is not None:
                 loss_sender.tell(step, self._compute.loss() or 0.0)
             yield record
-        self._end_outer(record)
+        self._outer.end(record)
         self._pipeline.finish()
         sender.finish()
         peers.finish()
@@ -230,67 +216,45 @@ class Worker:
         if self.ranks.detector is not None:
             self.ranks.detector.shutdown_.before_end(undo)
 
-    def _operations(self, record: StepRecord, serial: int, k: int, peers: AllReduceLinks) -> None:
+    def _operations(self, record: StepRecord, serial: int, k: int) -> None:
         ready_hint = self._ready_hint
 
         def ended(end: float) -> None:
             if ready_hint is not None:
-                ready_hint.after(end, peers.tell)
+                ready_hint.after(end, self._peers.tell)
 
         if ready_hint is not None:
             ready_hint.begin(k)
         self._pipeline.run(serial, k, record, ended)
 
-    def _average_and_update(
-        self,
-        record: StepRecord,
-        peers: AllReduceLinks,
-        sender: Sender,
-        norms: dict[int, Connection],
-    ) -> None:
+    def _average_and_update(self, record: StepRecord) -> None:
         tied = self._compute.tied_values
         self._compute.unscale()
-        gradients, collectives = self._compute.gradients, self._collectives
-        averaging, tied_averaging = self.wiring.averaging, self.wiring.tied
+        gradients, averaging = self._compute.gradients, self.wiring.averaging
         # copy to the first round's memory before sending word
-        gradients(on_device=averaging.begins_here(collectives))
+        gradients(on_device=averaging.begins_here(self._collectives))
         announced = None
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
             announced = self._ready_hint.told
         rest, shared = slice(tied, None), slice(tied)
-        self._average(
-            record,
-            averaging,
-            lambda on: gradients(on_device=on)[rest],
-            peers,
-            sender,
-            announced,
-            collectives,
-        )
+        self._average(record, averaging, lambda on: gradients(on_device=on)[rest], announced)
         if tied:
-            self._average(
-                record,
-                tied_averaging,
-                lambda on: gradients(on_device=on)[shared],
-                peers,
-                sender,
-                collectives=collectives,
-            )
+            self._average(record, self.wiring.tied, lambda on: gradients(on_device=on)[shared])
         vector = gradients()
         if self.wiring.norm is not None:
             if self._time_scale is None:
                 # tied parameters count on the first stage
                 copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
-                record.norm = self.wiring.norm.run(vector, norms, copied)
+                record.norm = self.wiring.norm.run(vector, self._norms, copied)
             else:
                 # simulated compute has no gradients
-                self.wiring.norm.run(vector[:0], norms)
+                self.wiring.norm.run(vector[:0], self._norms)
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
 
-    def _local_step(self, record: StepRecord, peers: AllReduceLinks, sender: Sender) -> None:
+    def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
 
         In two-frequency averaging, with the averaged gradient of the region.
@@ -299,108 +263,34 @@ class Worker:
         if self.wiring.within.peers:
             gradients, within = self._compute.gradients, self.wiring.within
             gradients(on_device=within.begins_here(self._collectives))
-            self._average(
-                record,
-                within,
-                lambda on: gradients(on_device=on),
-                peers,
-                sender,
-                collectives=self._collectives,
-            )
+            self._average(record, within, lambda on: gradients(on_device=on))
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
-        self._end_outer(record)
+        self._outer.end(record)
         if sync.due(record.step):
             self._compute.take_snapshot()
             # steps from an idle system are measured one by one
             if sync.delayed and not record.rest:
-                self._begin_outer(record.step, peers, sender)
+                self._outer.begin(record.step)
             else:
-                self._average_pseudo_gradients(record, peers, sender)
-        record.end_s = time.monotonic()
-
-    def _pseudo_gradient(self, step: int) -> Tensor:
-        """The pseudo-gradient for the outer step after a step."""
-        samples = None
-        if self._commit is not None:
-            # of the remaining devices, which the plan does not know
-            counts = self.ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
-            stage = self.plan.stage_of.get(self.rank)
-            group = () if stage is None else self.plan.assignment.groups[stage]
-            # the first of the devices that act as one reports
-            speak = {lockstep_devices(self.plan, d)[0] for d in group}
-            samples = sum(int(counts[d]) for d in speak)
-        return self._compute.pseudo_gradient(samples)
-
-    def _average_pseudo_gradients(
-        self, record: StepRecord, peers: AllReduceLinks, sender: Sender
-    ) -> None:
-        """Average the pseudo-gradients and apply the outer step."""
-        change = self._pseudo_gradient(record.step)
-        self._average(record, self.wiring.averaging, lambda on: change, peers, sender)
-        self._take_outer(record.step)
-        record.end_s = time.monotonic()
-
-    def _begin_outer(self, step: int, peers: AllReduceLinks, sender: Sender) -> None:
-        """Start averaging while the next step computes."""
-        vector = self._pseudo_gradient(step)
-        self._pending_outer_step = step
-        if self.wiring.averaging.peers:
-            self._beside_s = time.monotonic()
-            averaging = self.wiring.averaging
-            self._background_averaging = BackgroundTask(
-                lambda: averaging.run(lambda on: vector, peers, sender)
-            )
-
-    def _end_outer(self, record: StepRecord) -> None:
-        """Apply an outer step whose averaging an earlier step has started.
-
-        After a checkpoint its mean is known.
-        """
-        if self._pending_outer_step is None:
-            return
-        if self._background_averaging is not None:
-            end = self._background_averaging.wait()
-            record.ops.append((-1, self.rank, "A", self._beside_s, end))
-            self._background_averaging = None
-        self._take_outer(self._pending_outer_step)
-        self._pending_outer_step = None
-
-    def _take_outer(self, step: int) -> None:
-        if self._commit is not None:
-            self._commit.commit_outer_step(step)
-        self._compute.outer_step()
-
-    def _finish_interrupted_outer_step(
-        self, record: StepRecord, peers: AllReduceLinks, sender: Sender
-    ) -> None:
-        """Apply the outer step that a lost device interrupted."""
-        if self.plan.sync.delayed:
-            self._begin_outer(record.step - 1, peers, sender)
-            self._end_outer(record)
-        else:
-            self._average_pseudo_gradients(record, peers, sender)
+                self._outer.run(record)
         record.end_s = time.monotonic()
 
     def settle(self) -> None:
         """Wait for averaging in the background."""
-        if self._background_averaging is not None:
-            self._background_averaging.wait()
+        self._outer.settle()
 
     def _average(
         self,
         record: StepRecord,
         averaging: StageAverager,
         values: Callable[[bool | None], Tensor],
-        peers: AllReduceLinks,
-        sender: Sender,
         announced: Collection[int] | None = None,
-        collectives: DeviceCollectives | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(values, peers, sender, announced, collectives)
+            end = averaging.run(values, self._peers, self._sender, announced, self._collectives)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:
