@@ -37,6 +37,7 @@ from planner.cli.partial_output import IncumbentFile, partial_path
 from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
+from planner.network.assumed import assumed_sentences
 from planner.network.devices_file import describes_all
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
@@ -447,6 +448,7 @@ def run(args: argparse.Namespace) -> int:
         best_plan, timeline, result.candidates, planning_problem, _each_device(args, best_plan)
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
+    data["assumed_links"] = assumed_sentences(args.network)
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []
 

@@ -497,6 +497,7 @@ def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
             f"Samples have {data['sequence']:,} tokens, though the model has "
             f"{data['positions']:,} positions; --sequence sets another length."
         )
+    yield from (f"{text}." for text in data.get("assumed_links", ()))
     for text in (data["assumed_limits"], data["tight_limits"], data["unstated_sites"]):
         if text:
             text = text.removeprefix("assumed: ")

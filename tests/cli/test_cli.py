@@ -719,7 +719,8 @@ def test_dropped_devices_are_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["plan", "--network", str(net), *words.split(), "--out", str(out)]) == 2
     assert (
         f"{net}: 2 ordered pairs are not measured, the first is 'c' to 'd'; without 'c' (1 of 4) "
-        "none is missing; measure them, or leave devices out with --complete\n"
+        f"none is missing; measure them, or assume them: planner networks {net} --latency-ms 50 "
+        "--bandwidth-gbps 1 --out net.csv, or leave devices out with --complete\n"
     ) in capsys.readouterr().err
     words += " --complete"
     extra = "--no-pictures --no-compare"
