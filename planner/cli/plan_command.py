@@ -610,9 +610,9 @@ def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
     hourly = usual.usd_per_hour
     price = "" if hourly is None else f", {np.asarray(hourly).item():.3g} $ an hour"
     return (
-        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu}: "
-        f"{flops / 1e12:.3g} TFLOP/s attained ({args.utilization:.0%} of its peak), "
-        f"{memory_bytes / 1e9:.3g} GB{price}"
+        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu} with "
+        f"{memory_bytes / 1e9:.3g} GB{price}, assumed to attain {flops / 1e12:.3g} TFLOP/s "
+        f"({args.utilization:.0%} of its peak; --utilization)"
     )
 
 
