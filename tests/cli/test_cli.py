@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
-from planner.network.dtype import Dtype
 from planner.planning.baselines.plans import Baselines
 from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
@@ -393,8 +391,8 @@ def test_run_on_a_cpu_advises_fp32(plan_file: Path) -> None:
 
     plan = load_plan(plan_file)
     assert _advice(plan, "cpu").startswith("note: bf16 is slow on most CPUs; planner plan --prec")
-    plan = plan.replace(workload=replace(plan.workload, precision=Precision(Dtype.FP32)))
-    assert not _advice(plan, "cpu")
+    workload = Workload.preset("gpt2-tiny", precision="fp32")
+    assert not _advice(plan.replace(workload=workload), "cpu")
 
 
 @pytest.mark.parametrize("steps", [3, 6])
