@@ -56,7 +56,7 @@ def main() -> int:
     if rank == 0:
         # the first repetition also grows TCP windows
         print(json.dumps(seconds[1:]), flush=True)
-    ranks.part()
+    ranks.leave()
     return 0
 
 

@@ -43,22 +43,22 @@ def main() -> int:
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     on_gpus = args.gpus
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
-    side = backend_of(device)
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    backend = backend_of(device)
+    library = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(
-        backend, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
+        library, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
     )
     ranks = ProcessGroup(rank, world, PrefixStore("ours", store))
     group = AveragingGroup.equal(tuple(range(world)))
     chunking = Chunking(args.chunks, args.window)
     vector = torch.empty(args.values, device=device)
-    host = side.host_buffer((args.values,), torch.float32) if on_gpus else vector
+    host = backend.host_buffer((args.values,), torch.float32) if on_gpus else vector
     others = set(range(world)) - {rank}
     wanted = duplex_of(ChannelKind.AVERAGING, others)
 
     def all_reduce() -> None:
         dist.all_reduce(vector)
-        side.wait_time_s(side.mark())
+        backend.wait_time_s(backend.mark())
 
     ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
     with ExitStack() as held:
@@ -74,7 +74,7 @@ def main() -> int:
                 ShardedAllReduce(host, group, rank, peers, WireFormat.FP32, chunking).run()
                 if on_gpus:
                     vector.copy_(host)
-                    side.wait_time_s(side.mark())
+                    backend.wait_time_s(backend.mark())
 
             ways[name] = exchange
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -86,7 +86,7 @@ def main() -> int:
     if rank == 0:
         # the first ones also let windows grow
         print(json.dumps({name: rows[1:] for name, rows in found.items()}), flush=True)
-    ranks.part()
+    ranks.leave()
     return 0
 
 

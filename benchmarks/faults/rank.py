@@ -155,13 +155,13 @@ class Fault:
 
 def _count_late(seconds: float) -> None:
     """A device that comes to tell its samples later than others, every time."""
-    usual = StageModule.leave
+    usual = StageModule.take_snapshot
 
-    def exit_now(stage_module: StageModule) -> None:
+    def count_late(stage_module: StageModule) -> None:
         time.sleep(seconds)
         usual(stage_module)
 
-    setattr(StageModule, "leave", exit_now)  # noqa: B010
+    setattr(StageModule, "take_snapshot", count_late)  # noqa: B010
 
 
 def main(argv: Sequence[str]) -> int:

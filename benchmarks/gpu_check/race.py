@@ -81,10 +81,10 @@ class DelayedCuda(CudaStreams):
 def _train(
     plan: Any,
     where: torch.device,
-    sides: list[Any],
+    backends: list[Any],
 ) -> tuple[list[float], list[list[torch.Tensor]]]:
     """Train a plan whose devices are threads; return the losses and all parameters."""
-    stage_modules, _, losses = train_in_threads(plan, sides, STEPS, where)
+    stage_modules, _, losses = train_in_threads(plan, backends, STEPS, where)
     return losses, [[p.detach().cpu().clone() for p in one.parameters] for one in stage_modules]
 
 
@@ -125,8 +125,8 @@ def race(device: str, out: Path) -> dict[str, Any]:
             "waiting_twice_same_bits": _identical(expected, _train(plan, where, synchronous)),
         }
         for seed in range(SEEDS):
-            sides = [GpuBackend(gpu(100 * seed + rank)) for rank in ranks]
-            found = _train(plan, where, sides)
+            backends = [GpuBackend(gpu(100 * seed + rank)) for rank in ranks]
+            found = _train(plan, where, backends)
             key = f"late_{seed}"
             row[key] = _identical(expected, found)
             if not row[key]:

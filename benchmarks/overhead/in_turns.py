@@ -128,7 +128,7 @@ def main() -> int:
         turns = InTurns(plan, context.device, config.steps, compiled=context.compiled)
         turns.work, context.progress = context.progress.work, turns
         train(context, plan)
-        context.ranks.part()
+        context.ranks.leave()
         told = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
         print(json.dumps(told), flush=True)
         return 0

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from planner.checker.plan_network import averaged_bytes, averaged_parts, mean_links
 from planner.network.cluster import Cluster, Devices
+from planner.network.dtype import Dtype
 from planner.network.network import Network
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
@@ -316,7 +317,9 @@ class _StepSimulation:
         stages = self.plan.assignment.groups
         every = sorted(d for group in stages for d in group)
         to_sum_s, from_sum_s = np.full(self.n, -1.0), np.zeros(self.n)
-        if self.plan.clip is not None and len(stages) > 1:
+        precision = self.plan.workload.precision
+        scales_loss = Dtype.FP16 in (precision.compute, precision.messages)
+        if (self.plan.clip is not None or scales_loss) and len(stages) > 1:
             # each stage's first device sends its part to the most central device
             round_trips = [
                 max(self.latency[i, j] + self.latency[j, i] for j in every if i != j) for i in every

@@ -194,7 +194,7 @@ def _formats(plan: TrainingPlan) -> Iterator[Violation]:
                 "format",
                 "workload.precision.compute",
                 f"device {plan.cluster.network.ids[d]!r} has a {gpu}, which has no {compute}; "
-                "plan with --precision fp32",
+                "plan with --precision fp16",
             )
 
 

@@ -205,7 +205,8 @@ def add_workload(sub: Arguments, required: bool = True) -> None:
     sub.add_argument(
         "--precision",
         choices=[dtype.value for dtype in Dtype],
-        help="format of matrix products and of activations; default bf16",
+        help="format of matrix products and of activations; default bf16, or fp16 if a GPU has no "
+        "bf16; fp16 trains with dynamic loss scaling",
     )
 
 
@@ -285,6 +286,22 @@ def sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"must be whole numbers such as 5,3,3,3, found {text!r}"
         ) from None
+
+
+def problem_of(args: argparse.Namespace) -> tuple[Cluster, Workload]:
+    """Build cluster and workload from the options of `add_cluster` and `add_workload`.
+
+    Without ``--precision``, fp16 if a device has no bf16: all GPUs have fp16, at the same peak.
+    """
+    workload = workload_of(args)
+    cluster = cluster_of(args, workload.precision.compute)
+    lacking = cluster.lacks(workload.precision.compute)
+    if lacking and args.precision is None and workload.architecture is not None:
+        args.precision = Dtype.FP16.value
+        workload = workload_of(args)
+        why = f"{cluster.lacking_words(lacking)}, which has no bf16"
+        say(f"planner {args.command}: plans for fp16 with dynamic loss scaling: {why}")
+    return cluster, workload
 
 
 def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:

@@ -19,11 +19,10 @@ from planner.cli.arguments import (
     add_prices,
     add_solver,
     add_workload,
-    cluster_of,
     prices_of,
+    problem_of,
     sizes,
     stop_of,
-    workload_of,
 )
 from planner.cli.output import BAD_INPUT, save, show
 from planner.planning.pareto_front import HOUR_VALUES, NO_INNER_AVERAGING, Front, FrontPoint, pareto
@@ -114,8 +113,7 @@ def run(args: argparse.Namespace) -> int:
     searches *= len(args.within) * len(dict.fromkeys(args.worth))
     stop_of(args)  # validate the limits first
     seconds = None if args.seconds is None else args.seconds / max(searches, 1)
-    workload = workload_of(args)
-    cluster = cluster_of(args, workload.precision.compute)
+    cluster, workload = problem_of(args)
     stop = stop_of(args) if seconds is None else Reporting(MaxRuntime(seconds))
     args.out.mkdir(parents=True, exist_ok=True)
     require_outputs(vars(args), _outputs(args.out))

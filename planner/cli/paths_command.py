@@ -15,10 +15,9 @@ from planner.cli.arguments import (
     add_cluster,
     add_solver,
     add_workload,
-    cluster_of,
+    problem_of,
     sizes,
     stop_of,
-    workload_of,
 )
 from planner.cli.cycle_report import waves_data, waves_rows
 from planner.cli.output import (
@@ -196,8 +195,7 @@ def _request(args: argparse.Namespace) -> PathsRequest:
         if getattr(args, name) is None:
             option = name.replace("_", "-")
             raise ProblemError(f"--{option} is missing; give it, or a problem file")
-    workload = workload_of(args)
-    return from_network(cluster_of(args, workload.precision.compute), workload, changes)
+    return from_network(*problem_of(args), changes)
 
 
 def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> PathsRequest:

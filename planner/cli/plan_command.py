@@ -21,15 +21,14 @@ from planner.cli.arguments import (
     add_prices,
     add_solver,
     add_workload,
-    cluster_of,
     count,
     positive,
     prices_of,
+    problem_of,
     require_prices,
     sizes,
     stop_of,
     usual_devices,
-    workload_of,
 )
 from planner.cli.comparison import add_baselines
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, save, show
@@ -408,8 +407,8 @@ def run(args: argparse.Namespace) -> int:
     stop_of(args)  # validate the limits first
     require_outputs(vars(args), _outputs(args))
     time_left = TimeLeft(args.seconds, args.began)
-    workload, request = workload_of(args), _request(args)
-    cluster = cluster_of(args, workload.precision.compute)
+    request = _request(args)
+    cluster, workload = problem_of(args)
     require_prices(args, cluster)
     usual = OuterOptimizer()
     if args.sync_every == 1 and request.outer != usual:

@@ -43,7 +43,7 @@ RESTARTS = 3
 RANKS_ONLY = ("events", "own_pace", "record", "impose", "speed", "shrink", "rest")
 """Options that `planner run` does not offer."""
 
-OPTIONAL_METRICS = ("tokens_per_s", "mfu", "gradient_norm")
+OPTIONAL_METRICS = ("tokens_per_s", "mfu", "gradient_norm", "loss_scale")
 """Fields of a step event that are only sometimes known."""
 
 FEW_STEPS = 5
@@ -285,11 +285,16 @@ def _number(value: float | None, shape: str) -> str:
 def _line(event: dict[str, Any], predicted_s: float) -> str:
     loss, of = _number(event["loss"], "8.4f"), event["loss_step"]
     loss = "no loss yet" if of is None else f"loss {loss} (of step {of})"
+    norm = ""
+    if "gradient_norm" in event:
+        norm = f"   norm {_number(event['gradient_norm'], '.3g')}"
+        if "loss_scale" in event and event["gradient_norm"] is None:
+            norm += f", skipped; loss scale {event['loss_scale']:g} from now on"
     return (
         f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
         f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
         + (f"   MFU {event['mfu']:.1%}" if "mfu" in event else "")
-        + (f"   norm {event['gradient_norm']:.3g}" if "gradient_norm" in event else "")
+        + norm
     )
 
 

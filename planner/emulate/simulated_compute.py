@@ -85,7 +85,7 @@ class SimulatedCompute(ModelFree):
         owner = message.destination if message.kind == "B" else message.source
         return torch.empty(self._sizes[owner], dtype=torch.uint8)
 
-    def update(self) -> None:
+    def update(self, norm: float | None) -> None:
         """Sleep."""
         self._sleeper.until(time.monotonic() + self._update_s)
 

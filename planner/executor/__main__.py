@@ -79,7 +79,7 @@ def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDete
     )
     last = elastic.train(context.first, context.config.steps)
     if elastic.worker is None:  # it came too late
-        detector.finish()
+        detector.stop_watching()
         return 0
     with elastic.at_the_end("the model is not written"):
         if context.export is not None:
@@ -99,7 +99,7 @@ def _finish(context: RankContext, ranks: ProcessGroup, result: TrainResult) -> N
         reports = device_reports(result.plan, ranks, compute, need, context.device, result.worker)
         if ranks.rank == 0:
             context.progress.devices(reports)
-    ranks.part()
+    ranks.leave()
 
 
 def _trace(

@@ -44,11 +44,11 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
     parts = [f"t*{stop - start}" for start, stop in plan.stage_layers]
     parts[0] = f"E{parts[0]}"
     parts[-1] += "L"
-    reduces = (Dtype.FP32, Dtype.BF16)
-    dtype, averaged = trainer.compute_dtype(reduces=reduces), plan.workload.precision.gradients
-    if dtype is Dtype.FP32 and averaged is Dtype.BF16:
+    averaged = plan.workload.precision.gradients
+    dtype = trainer.compute_dtype(reduces=(Dtype.FP32, Dtype.BF16), scales_loss=True)
+    if dtype is not Dtype.BF16 and averaged is Dtype.BF16:
         raise trainer.refuse(
-            "gradients averaged in bf16 that were computed in fp32", "plan gradients in fp32"
+            f"gradients averaged in bf16 that were computed in {dtype}", "plan gradients in fp32"
         )
     options: dict[str, object] = {
         "tensor-model-parallel-size": 1,
@@ -66,6 +66,8 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
         options["bf16"] = True
         if averaged is Dtype.BF16:
             options["grad-reduce-in-bf16"] = True
+    elif dtype is Dtype.FP16:
+        options |= {"fp16": True, "accumulate-allreduce-grads-in-fp32": True}
     if trainer.recomputes:
         options |= {
             "recompute-granularity": "full",

@@ -131,9 +131,16 @@ class TrainerPlan:
             raise self.refuse(f"a LLaMA with {feature}", "plan a LLaMA without it")
         return arch
 
-    def compute_dtype(self, *, reduces: Sequence[Dtype] = (Dtype.FP32,)) -> Dtype:
+    def compute_dtype(
+        self, *, reduces: Sequence[Dtype] = (Dtype.FP32,), scales_loss: bool = False
+    ) -> Dtype:
         """Return the data type of both matrix products and activations, or raise `ExportError`."""
         precision = self.plan.workload.precision
+        if precision.scales_loss and not scales_loss:
+            raise self.refuse(
+                "fp16, which needs loss scaling",
+                "plan with --precision bf16 or fp32, or use --to megatron",
+            )
         if precision.compute is not precision.messages:
             raise self.refuse(
                 f"activations computed in {precision.compute} and sent in {precision.messages}",

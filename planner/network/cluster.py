@@ -336,10 +336,19 @@ class Cluster:
         return np.asarray(self.devices.memory_bytes, dtype=np.float64)
 
     def lacks(self, dtype: Dtype) -> list[int]:
-        """Devices whose GPU is known not to support a format."""
-        if dtype is not Dtype.BF16 or self.devices.gpus is None:
+        """Devices that compute, but whose GPU is known not to support a format."""
+        gpus = self.devices.gpus
+        if dtype is not Dtype.BF16 or gpus is None:
             return []
-        return [d for d, name in enumerate(self.devices.gpus) if name and not GPUS[name].has_bf16]
+        computes = np.flatnonzero(np.asarray(self.devices.can_compute))
+        return [d for d in computes.tolist() if gpus[d] and not GPUS[gpus[d]].has_bf16]
+
+    def lacking_words(self, devices: Sequence[int]) -> str:
+        """Names the first of some devices and its GPU."""
+        first, others = devices[0], len(devices) - 1
+        assert self.devices.gpus is not None
+        more = f" (and {others} more)" if others else ""
+        return f"device {self.network.ids[first]!r}{more} has a {self.devices.gpus[first]}"
 
     @property
     def upload_bytes_per_s(self) -> Floats | None:

@@ -65,7 +65,7 @@ class Gpu:
     def peak(self, dtype: Dtype) -> float:
         """Peak matrix FLOP/s in a format.
 
-        The 16-bit peak of T4 and V100 is for fp16; they have no bf16 (`has_bf16`).
+        The 16-bit peak holds for fp16 and bf16; T4 and V100 have no bf16 (`has_bf16`).
         """
         return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 

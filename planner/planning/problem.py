@@ -100,6 +100,7 @@ class PlanningProblem:
         if request.within is not None:
             _require_regions(cluster)
         _require_format(cluster, workload)
+        _require_steps_together(workload, request)
         gradients = workload.precision.gradients
         if request.codec != Codec.NONE and gradients is not Dtype.FP32:
             raise ProblemError(
@@ -133,16 +134,20 @@ class PlanningProblem:
 def _require_format(cluster: Cluster, workload: Workload) -> None:
     """Refuse devices that would emulate the format of compute, as their executor would."""
     compute = workload.precision.compute
-    computes = np.asarray(cluster.devices.can_compute)
-    lacking = [d for d in cluster.lacks(compute) if computes[d]]
-    if lacking:
-        first = lacking[0]
-        assert cluster.devices.gpus is not None
-        others = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+    if lacking := cluster.lacks(compute):
         raise ProblemError(
-            f"device {cluster.network.ids[first]!r}{others} has a {cluster.devices.gpus[first]}, "
-            f"which has no {compute}, the format of compute; plan with --precision fp32, other "
-            "GPUs, or can_compute no for these devices"
+            f"{cluster.lacking_words(lacking)}, which has no {compute}, the format of compute; "
+            "plan with --precision fp16, other GPUs, or can_compute no for these devices"
+        )
+
+
+def _require_steps_together(workload: Workload, request: PlanRequest) -> None:
+    """Refuse loss scaling where devices update on their own."""
+    if workload.precision.scales_loss and request.sync_every > 1:
+        raise ProblemError(
+            f"sync_every is {request.sync_every} with fp16; devices must change the loss scale "
+            "together, which only steps that average gradients allow; plan with --precision fp32 "
+            "(or bf16 on GPUs that have it), or with --sync-every 1"
         )
 
 

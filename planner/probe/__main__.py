@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
                 _say(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
     if ranks.rank == 0:
         _say(f"wrote {args.log}; planner probe {args.log} --out net.csv makes a network of it")
-    ranks.part()
+    ranks.leave()
     return 0
 
 

@@ -71,8 +71,8 @@ def calibrate(
             layers = list(plan.stage_layers[plan.stage_of[rank]])
             own = {"layers": layers, **measure_compute(stage_module, averages=averages)}
     ranks.barrier("calibration/link")
-    side = HOST if stage_module is None else stage_module.side
-    link = measure_link(ranks, side) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
+    backend = HOST if stage_module is None else stage_module.backend
+    link = measure_link(ranks, backend) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
     answers = ranks.all_gather("calibration", json.dumps([name, own, measure_operation()]))
     if rank != 0:
@@ -132,7 +132,7 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
         samples[field].append(time.perf_counter() - start)
 
     boundary, first = stage_module.boundary, stage_module.stage.stem is not None
-    message = stage_module.side.host_buffer(*boundary.message)
+    message = stage_module.backend.host_buffer(*boundary.message)
     message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
@@ -175,8 +175,8 @@ def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dic
 
     def update() -> None:
         if averages:
-            stage_module.gradients(here=False)
-            stage_module.gradients(here=True)
+            stage_module.gradients(on_device=False)
+            stage_module.gradients(on_device=True)
         probe.step()
         stage_module.round()
 
@@ -204,7 +204,7 @@ class Link:
     message_s: float
 
 
-def measure_link(ranks: ProcessGroup, side: DeviceBackend) -> Link:
+def measure_link(ranks: ProcessGroup, backend: DeviceBackend) -> Link:
     """Time messages of two sizes alone, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
     others = [1 - ranks.rank] if ranks.rank < 2 else []
@@ -212,7 +212,7 @@ def measure_link(ranks: ProcessGroup, side: DeviceBackend) -> Link:
     with connections_to(ranks, wanted, "calibration") as connections:
         if others:
             channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
-            link = _measure(channels, ranks.rank, side)
+            link = _measure(channels, ranks.rank, backend)
     ranks.barrier("calibration/measured")
     return link
 
@@ -236,9 +236,9 @@ def measure_operation() -> float:
 class _Nothing:
     """Operations that do nothing."""
 
-    def __init__(self, side: DeviceBackend = HOST) -> None:
-        self.side = side
-        self._made = side.to_device(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
+    def __init__(self, backend: DeviceBackend = HOST) -> None:
+        self.backend = backend
+        self._made = backend.to_device(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
     def run_op(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
         """Does nothing."""
@@ -246,10 +246,10 @@ class _Nothing:
 
     def buffer(self, message: Message) -> torch.Tensor:
         """Memory for a small message."""
-        return self.side.host_buffer((SMALL_BYTES,), torch.uint8)
+        return self.backend.host_buffer((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(channels: DuplexChannels, rank: int, side: DeviceBackend) -> Link:
+def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Link:
     other = 1 - rank
     to, of = channels.to[other], channels.of[other]
     seconds = []
@@ -266,17 +266,17 @@ def _measure(channels: DuplexChannels, rank: int, side: DeviceBackend) -> Link:
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    nothing, failure = _Nothing(side), ErrorLatch()
+    nothing, failure = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)
     coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
     receiver = Receiver(channels.of, {other: coming}, nothing.buffer, failure)
-    sender = Sender(channels.to, failure, {other: bandwidth}, side=side)
+    sender = Sender(channels.to, failure, {other: bandwidth}, backend=backend)
     numbers = count()
     ours = _one_way(
         rank,
         PINGS,
         lambda: sender.send(nothing.run_op("F", 0, None), other),
-        lambda: side.to_device(receiver.take(next(numbers), message).tensor),
+        lambda: backend.to_device(receiver.take(next(numbers), message).tensor),
     )
     sender.finish()
     return Link(latency, bandwidth, max(ours - small, 0.0))

@@ -154,7 +154,7 @@ def compile_rounds(
     codec: Codec,
     links: LinkResources,
     pairs: Pairs,
-    clipping_devices: Sequence[int] = (),
+    norm_devices: Sequence[int] = (),
     norm_reporters: Sequence[int] = (),
 ) -> AveragingRounds:
     """Compile a plan's averaging to arrays."""
@@ -187,15 +187,15 @@ def compile_rounds(
     round_trips_s = [round_trip_s(g, links) for _, _, g in flat]
     stage_rounds = [(stage, r) for stage, r, _ in flat]
     norm, norm_send_s, norm_receive_s = NONE, np.full(n, -1.0), np.zeros(n)
-    if clipping_devices:
-        norm, adds = len(flat), clipping_devices[0]
-        for d in clipping_devices:
+    if norm_devices:
+        norm, adds = len(flat), norm_devices[0]
+        for d in norm_devices:
             device_groups[d].append(norm)
             norm_receive_s[d] = links.latency_s[adds, d] if d != adds else 0.0
         for d in norm_reporters:
             norm_send_s[d] = links.latency_s[d, adds]
         norm_send_s[adds] = 0.0  # the adding device must have joined too
-        size.append(len(clipping_devices))
+        size.append(len(norm_devices))
         round_trips_s.append(0.0)
         # any round but 0: stages' averaging times count from their first rounds
         stage_rounds.append((len(averaging), 1))

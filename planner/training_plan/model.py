@@ -352,13 +352,18 @@ class TrainingPlan:
         }
 
     @property
-    def clipping_devices(self) -> tuple[int, ...]:
+    def needs_norm(self) -> bool:
+        """Whether updates need the global norm: to clip, or in fp16 to detect overflow."""
+        return self.clip is not None or self.workload.precision.scales_loss
+
+    @property
+    def norm_devices(self) -> tuple[int, ...]:
         """Devices whose updates wait for the global norm, first the one that sums it.
 
-        All devices with a stage, if several stages clip. The summing device minimises the largest
-        distance to the others.
+        All devices with a stage, if there are several stages. The summing device minimises the
+        largest distance to the others.
         """
-        if self.clip is None or len(self.stage_layers) == 1:
+        if not self.needs_norm or len(self.stage_layers) == 1:
             return ()
         every = sorted(self.stage_of)
         round_trip_s = self.cluster.network.latency_s[np.ix_(every, every)]
@@ -369,7 +374,7 @@ class TrainingPlan:
     @property
     def norm_reporters(self) -> tuple[int, ...]:
         """The first device of each stage, which reports the stage's sum of squares, if needed."""
-        return tuple(group[0] for group in self.assignment.groups) if self.clipping_devices else ()
+        return tuple(group[0] for group in self.assignment.groups) if self.norm_devices else ()
 
     @property
     def content_hash(self) -> str:

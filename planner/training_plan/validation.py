@@ -41,6 +41,13 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             "averaging.clip: the norm is known where every step averages gradients, found "
             f"sync.every_steps {plan.sync.every_steps}{outer}; leave one of them out"
         )
+    if plan.workload.precision.scales_loss and plan.sync.local_steps:
+        outer = "" if plan.sync.outer is None else " with sync.outer"
+        yield (
+            "workload.precision: in fp16 all devices change the loss scale together, which needs "
+            f"steps that average gradients, found sync.every_steps {plan.sync.every_steps}{outer}; "
+            "plan with --precision fp32, or with --sync-every 1"
+        )
 
 
 def inconsistencies(plan: TrainingPlan) -> Iterator[str]:

@@ -25,7 +25,8 @@ class Precision:
     compute
         Matrix products, and activations between F and B. Norms, softmax and loss use fp32.
     messages
-        Activations and their gradients between devices.
+        Activations and their gradients between devices. With ``compute`` or ``messages`` in fp16
+        the loss is scaled (`scales_loss`).
     gradients
         Messages of averaging; sums are accumulated in fp32.
     parameters
@@ -49,7 +50,8 @@ class Precision:
 
     @classmethod
     def of(cls, value: Precision | Mapping[str, str] | str) -> Precision:
-        """By name: ``bf16`` computes and sends activations in 16 bits; ``fp32`` uses 32 for all."""
+        """By name: ``bf16`` or ``fp16`` computes and sends activations in 16 bits; ``fp32`` uses 32
+        for all."""
         if isinstance(value, Precision):
             return value
         if isinstance(value, str):
@@ -68,6 +70,11 @@ class Precision:
         narrow = Dtype.BF16
         activations = narrow if activation <= narrow.bytes else Dtype.FP32
         return cls(activations, activations, narrow if gradient <= narrow.bytes else Dtype.FP32)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients would underflow in fp16 without dynamic loss scaling."""
+        return Dtype.FP16 in (self.compute, self.messages)
 
     @property
     def state_bytes(self) -> float:

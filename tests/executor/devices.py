@@ -76,7 +76,7 @@ def train_in_threads(
     """
     ranks, schedule = range(len(plan.cluster)), plan.schedules[0]
     stage_modules = [
-        StageModule(plan, rank, where, OptimizerConfig(), side=backends[rank]) for rank in ranks
+        StageModule(plan, rank, where, OptimizerConfig(), backend=backends[rank]) for rank in ranks
     ]
     pipelines = [FixedPipeline(plan, rank, stage_modules[rank]) for rank in ranks]
     sending: dict[tuple[int, int], Connection] = {}
@@ -94,7 +94,9 @@ def train_in_threads(
 
     def average(rank: int) -> None:
         group = plan.assignment.groups[plan.stage_of[rank]]
-        gradients[rank] = stage_modules[rank].gradients(here=None if len(group) == 1 else False)
+        gradients[rank] = stage_modules[rank].gradients(
+            on_device=None if len(group) == 1 else False
+        )
         barriers[group].wait(LONG_S)
         total = torch.stack([gradients[member] for member in group]).sum(0)
         barriers[group].wait(LONG_S)
@@ -107,7 +109,9 @@ def train_in_threads(
         outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
         incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
         stage_module, pipeline = stage_modules[rank], pipelines[rank]
-        sender = Sender(outgoing, failure, dict.fromkeys(outgoing, 1e9), side=stage_module.side)
+        sender = Sender(
+            outgoing, failure, dict.fromkeys(outgoing, 1e9), backend=stage_module.backend
+        )
         pipeline.open(PipelineLinks(incoming, sender, failure), [0] * steps)
         for step in range(steps):
             record = StepRecord(step, False)

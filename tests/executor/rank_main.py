@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ from planner.training_plan.model import TrainingPlan
 
 def main(words: Sequence[str]) -> int:
     path, out, steps, chunking, told, *devices = words
-    optimizing = OptimizerConfig(**json.loads(told))
+    settings = json.loads(told)
+    overflow = settings.pop("overflow", None)
+    optimizing = OptimizerConfig(**settings)
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
@@ -45,6 +48,8 @@ def main(words: Sequence[str]) -> int:
         step()
 
     stage_module.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
+    if overflow is not None and overflow[0] == ranks.rank:
+        _overflow_in(overflow[1], stage_module)
     records = list(worker.steps(int(steps)))
     losses = worker.losses
     np.savez(
@@ -57,14 +62,30 @@ def main(words: Sequence[str]) -> int:
         first=gradients[0],
         last=gradients[-1],
         updates=len(gradients),
+        scales=[record.loss_scale or 0.0 for record in records],
+        norms=[np.nan if record.norm is None else record.norm for record in records],
         parameters=np.concatenate([p.detach().numpy().ravel() for p in stage_module.parameters]),
         # those that another sees alike
         agreed=np.concatenate(
             [p.detach().numpy().ravel() for p in stage_module.global_parameters().values()]
         ),
     )
-    ranks.part()
+    ranks.leave()
     return 0
+
+
+def _overflow_in(step: int, stage_module: StageModule) -> None:
+    """Make one gradient of this rank infinite in a step, before gradients are averaged."""
+    steps, unscale = count(), stage_module.unscale
+
+    def unscale_overflown() -> None:
+        if next(steps) == step:
+            grad = stage_module.parameters[-1].grad
+            assert grad is not None
+            grad.view(-1)[0] = torch.inf
+        unscale()
+
+    stage_module.unscale = unscale_overflown  # type: ignore[method-assign]
 
 
 def pipeline_of(
@@ -94,4 +115,4 @@ def help_others(
         given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
         last=aggregator.gradients().numpy().copy(),
     )
-    ranks.part()
+    ranks.leave()

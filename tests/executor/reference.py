@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -26,13 +27,15 @@ def train_single(
     count: int,
     optimizing: OptimizerConfig,
     data: Data = SYNTHETIC,
+    overflow: int | None = None,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
     Every microbatch goes through the stages of its planned path in that order; what none visits
     in an iteration has a gradient of zero. In bf16, weights of layers and head are rounded where
     they are used, so is what the embedding gives, and what goes from device to device is in the
-    format of messages.
+    format of messages. In fp16 PyTorch's GradScaler scales the loss; in the step ``overflow`` a
+    gradient is made infinite.
     """
     arch = require_executable(plan)
     w = plan.workload
@@ -42,6 +45,13 @@ def train_single(
     parameters = list(nn.ModuleList([*stages, head]).parameters())
     optim = optimizing.make(parameters)
     batches = microbatches_of(plan, data)
+    scaler = torch.amp.GradScaler(
+        "cpu", enabled=Dtype.FP16 in (w.precision.compute, w.precision.messages)
+    )
+    if scaler.is_enabled():
+        # as large as if each microbatch's loss were its mean: the batch's is divided by all
+        microbatches = w.batch_samples // w.microbatch_samples
+        scaler = torch.amp.GradScaler("cpu", 2.0 ** (16 + math.floor(math.log2(microbatches))))
     for step in range(count):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -55,13 +65,17 @@ def train_single(
                 before = d
             x = _sent(x, before, plan.schedules[0].head_device(b), plan)
             loss = _computed(head, plan, x, tokens[:, 1:]) / (w.batch_samples * arch.sequence)
-            torch.autograd.backward(loss)
+            torch.autograd.backward(scaler.scale(loss))
             total += float(loss.detach())
+        if step == overflow:
+            parameters[-1].grad.view(-1)[0] = torch.inf
+        scaler.unscale_(optim)
         if plan.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.clip)
         yield total, parameters
         optimizing.set_rate(optim, step)
-        optim.step()
+        scaler.step(optim)
+        scaler.update()
 
 
 class Lost(NamedTuple):
@@ -213,7 +227,7 @@ def train_apart(
         outer_step()
 
 
-FORMATS = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
+FORMATS = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
 
 def _computed(module: nn.Module, plan: TrainingPlan, *inputs: Tensor) -> Tensor:

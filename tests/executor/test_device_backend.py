@@ -173,25 +173,25 @@ class Counted(GpuBackend):
 def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     """The computing thread goes on at once; the values are those of when it left."""
     gpu = LateGpu()
-    side = GpuBackend(gpu)
+    backend = GpuBackend(gpu)
     made = torch.arange(6.0)
-    ready = side.to_host(made.view(2, 3).t())
+    ready = backend.to_host(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert torch.equal(HostBackend().to_host(made)(), made)
-    side._out.last.result(LONG_S)
+    backend._out.last.result(LONG_S)
     # let go of by all as soon as it is copied, though nobody has asked for it
-    ready = side.to_host(torch.ones(3))
+    ready = backend.to_host(torch.ones(3))
     assert len(gpu.lent) == 1
-    side._out.last.result(LONG_S)
+    backend._out.last.result(LONG_S)
     assert not gpu.lent and torch.equal(ready(), torch.ones(3))
 
 
 def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     """Unpinned memory is pinned first; memory of the copies' stream is lent to what computes."""
     gpu = LateGpu()
-    side = GpuBackend(gpu)
-    for message in (torch.arange(5), side.host_buffer((5,), torch.float32).fill_(2.5)):
-        here = side.to_device(message)
+    backend = GpuBackend(gpu)
+    for message in (torch.arange(5), backend.host_buffer((5,), torch.float32).fill_(2.5)):
+        here = backend.to_device(message)
         assert torch.equal(here, message)
         assert gpu.lent[-1] == (here, gpu.computing())
     assert HOST.to_device(message) is message
@@ -199,13 +199,13 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
 
 def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
-    for side in (GpuBackend(LateGpu()), HOST):
-        side.begin()
-        if isinstance(side, GpuBackend):
-            assert side._zero_s >= side._zero.moment_s
+    for backend in (GpuBackend(LateGpu()), HOST):
+        backend.begin()
+        if isinstance(backend, GpuBackend):
+            assert backend._zero_s >= backend._zero.moment_s
         before = time.monotonic()
-        marks = [side.mark() for _ in range(5)]
-        found = [side.wait_time_s(mark) for mark in marks]
+        marks = [backend.mark() for _ in range(5)]
+        found = [backend.wait_time_s(mark) for mark in marks]
         assert before <= found[0] <= found[-1] <= time.monotonic() + 1e-3
         assert found == sorted(found)
 
@@ -226,8 +226,8 @@ def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: st
     n = len(plan.cluster)
     want, _, want_losses = train_in_threads(plan, [HOST] * n)
     gpus = [LateGpu(seed) for seed in range(n)]
-    sides = [Counted(gpu) for gpu in gpus]
-    found, records, losses = train_in_threads(plan, sides)
+    backends = [Counted(gpu) for gpu in gpus]
+    found, records, losses = train_in_threads(plan, backends)
     assert losses == want_losses and losses[1] < losses[0]
     for one, other in zip(found, want, strict=True):
         assert all(map(torch.equal, one.parameters, other.parameters))
@@ -244,18 +244,18 @@ def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: st
                 known = ends.setdefault((record.step, b, kind, source), {})
                 known |= {"sent": sent} if sent is not None else {"got": got}
                 assert size > 0
-    late_s = max(side.late_s for side in sides)
+    late_s = max(backend.late_s for backend in backends)
     assert ends and all(each["sent"] - late_s < each["got"] for each in ends.values())
 
 
 def test_the_host_is_one_operation_ahead_and_no_further() -> None:
     """Two operations have both marks set at most; what was begun is noted while the host waits."""
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=6))
-    sides: list[DeviceBackend] = [Counted(LateGpu(d)) for d in range(2)]
+    backends: list[DeviceBackend] = [Counted(LateGpu(d)) for d in range(2)]
 
-    _, records, _ = train_in_threads(plan, sides)
-    assert [side.most for side in sides if isinstance(side, Counted)] == [4, 4]
-    assert [side.open for side in sides if isinstance(side, Counted)] == [0, 0]
+    _, records, _ = train_in_threads(plan, backends)
+    assert [backend.most for backend in backends if isinstance(backend, Counted)] == [4, 4]
+    assert [backend.open for backend in backends if isinstance(backend, Counted)] == [0, 0]
     assert all(
         len(record.ops) == len(plan.schedules[0].order[d])
         for d, own in enumerate(records)
@@ -270,10 +270,10 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     traffic = P2PSchedule(schedule, 0)
     mine, theirs = socket.socketpair()
     failure = ErrorLatch()
-    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), side=GpuBackend(LateGpu()))
+    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
     coming = {1: [ExpectedMessage(0, message) for message in traffic.incoming[1]]}
     receiver = Receiver({1: mine}, coming, stage_module.buffer, failure)
-    sender = Sender({1: mine}, failure, {1: 1e9}, side=stage_module.side)
+    sender = Sender({1: mine}, failure, {1: 1e9}, backend=stage_module.backend)
     stage_module.begin(0, schedule)
     first = threading.Event()
 

@@ -232,17 +232,17 @@ def test_a_vector_is_where_it_was_asked_for_last() -> None:
     from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), side=GpuBackend(LateGpu()))
+    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
     stage_module.begin(0, plan.schedules[0])
     here = stage_module.gradients()
-    assert stage_module.gradients(here=True) is here
+    assert stage_module.gradients(on_device=True) is here
     here.fill_(2.0)
-    there = stage_module.gradients(here=False)
+    there = stage_module.gradients(on_device=False)
     assert there is not here and bool((there == 2.0).all())
     there.fill_(3.0)
     assert stage_module.gradients() is there
-    assert stage_module.gradients(here=True) is here and bool((here == 3.0).all())
-    stage_module.gradients(here=False).fill_(4.0)
+    assert stage_module.gradients(on_device=True) is here and bool((here == 3.0).all())
+    stage_module.gradients(on_device=False).fill_(4.0)
     stage_module.update()
     assert bool((here == 4.0).all())
 

@@ -160,3 +160,23 @@ def test_the_norm_of_gradients_is_told_where_it_is_known(
         assert event.get("gradient_norm") == norm
     Progress(1.0, False).step(StepRecord(0, False, 0.0, 1.0, norm=2.5), None)
     assert "norm 2.5" in capsys.readouterr().out
+
+
+def test_a_skipped_step_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the executor and by ``planner run``, which reads its events."""
+    from planner.cli.run_command import _line
+    from planner.executor.runtime.progress import Progress
+    from planner.executor.runtime.records import StepRecord
+
+    said = "skipped; loss scale 512 from now on"
+    for norm, skipped in ((2.5, False), (float("inf"), True)):
+        for events in (False, True):
+            record = StepRecord(0, False, 0.0, 1.0, norm=norm, loss_scale=512.0)
+            Progress(1.0, events).step(record, None)
+            out = capsys.readouterr().out
+            if events:
+                out = _line({"tokens_per_s": 1.0, **json.loads(out)}, 1.0)
+            assert (said in out) == skipped
+    # without loss scaling the run has diverged
+    diverged = {"step": 0, "loss": None, "loss_step": 0, "took_s": 1.0, "tokens_per_s": 1.0}
+    assert "norm not finite" in _line(diverged | {"gradient_norm": None}, 1.0)

@@ -24,6 +24,7 @@ from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started
 from tests.executor.faults import hurt as hurt_words
@@ -61,6 +62,8 @@ def plan_of(kind: str = "fixed") -> TrainingPlan:
     """Two pipelines of three stages, or devices that choose."""
     clip = NORMS["gpt2"] if kind == "clipped" else None
     work = tiny_workload(tied=kind == "tied", batch_samples=8)
+    if kind == "fp16":
+        work = Workload.transformer("half", work.architecture, precision="fp16", batch_samples=8)
     plan = make_plan(GRID, workload=work, clip=clip)
     return plan.replace(wiring="stochastic") if kind == "stochastic" else plan
 
@@ -177,7 +180,7 @@ def test_a_connection_tears(phase: str, purpose: str, tmp_path: Path) -> None:
     assert torn["why"].startswith("device '") and "connection" in torn["why"]
 
 
-OTHERS = {"stochastic": "4", "clipped": "4", "tied": "5"}
+OTHERS = {"stochastic": "4", "clipped": "4", "tied": "5", "fp16": "0"}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,10 @@ OTHERS = {"stochastic": "4", "clipped": "4", "tied": "5"}
     ],
 )
 def test_other_plans(kind: str, phase: str, tmp_path: Path) -> None:
-    """Devices choose paths, one norm is made of all gradients, two stages share a matrix."""
+    """Devices choose paths, one norm is made of all gradients, two stages share a matrix.
+
+    In fp16 every update waits for the norm.
+    """
     plan, lost = plan_of(kind), OTHERS[kind]
     done = hurt(plan, tmp_path, lost, phase)
     assert done.codes == [KILLED if d == lost else 0 for d in IDS], done.error
@@ -630,14 +636,14 @@ class Told:
         self._jobs: list[Any] = []
         self._heeded: dict[str, Any] = {}
 
-    def look_after(self, *_: Any) -> None:
+    def watch_rank(self, *_: Any) -> None:
         """Nobody."""
 
     def poll(self, keys: Any) -> None:
         """As the real one."""
         self._heeded = keys
 
-    def later(self, job: Any) -> None:
+    def run_later(self, job: Any) -> None:
         """As the real one."""
         self._jobs.append(job)
 

@@ -332,7 +332,7 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
         if len(heard) == 7:
             heartbeat.stop()
 
-    heartbeat.look_after(0, 1, look)
+    heartbeat.watch_rank(0, 1, look)
     monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
     heartbeat.run()
     assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
@@ -362,7 +362,7 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
         def multi_get(self, keys: list[str]) -> list[bytes]:
             self.reads += 1
             if self.reads == 5:
-                heartbeat.look_after(0, 2, lambda silent_s: note(2, silent_s))
+                heartbeat.watch_rank(0, 2, lambda silent_s: note(2, silent_s))
             values: list[bytes] = store.multi_get(keys)
             return values
 
@@ -377,7 +377,7 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
 
     slow: Any = SlowStore()
     heartbeat = Heartbeat(slow, lambda reason: None, lambda: None, lambda: slow)
-    heartbeat.look_after(0, 1, lambda silent_s: note(1, silent_s))
+    heartbeat.watch_rank(0, 1, lambda silent_s: note(1, silent_s))
     heartbeat.run()
     assert next(silent_s for rank, silent_s in heard if rank == 2) == 0.0
     assert [silent_s for rank, silent_s in heard if rank == 1] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -387,9 +387,9 @@ def test_heartbeat_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A farewell is nothing, silence is named after the limit, and an end at once."""
     detector = FailureDetector("here", Shutdown(), 1.0)
     proposed: list[str] = []
-    monkeypatch.setattr(detector, "propose", lambda line, code=FAILED: proposed.append(line))
+    monkeypatch.setattr(detector, "abort_run", lambda line, code=FAILED: proposed.append(line))
     pairs = [socket.socketpair() for _ in range(3)]
-    with detector.over({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
+    with detector.watching({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
         pairs[0][1].sendall(b"\1\0")
         pairs[0][1].close()
         detector._listen()

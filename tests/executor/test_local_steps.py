@@ -228,7 +228,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
         giver.run_op("H", b, None)
         giver.run_op("B", b, None)
     giver.update()
-    giver.leave()
+    giver.take_snapshot()
     change = giver.pseudo_gradient(giver.samples()).clone()
     assert giver.samples() == 2 and change.abs().max() > 0
     comer.load_state(giver.state())

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[list[list[int]], str, str, Formats, tuple[bool, ...]]] = 
     "sent in bf16": ([[0, 1]], "last", "gpt2", {"compute": "fp32"}, (False, True)),
     "sent in fp32": ([[0, 1]], "first", "gpt2", {"messages": "fp32"}, (False, False)),
     "2 x 2 in bf16": ([[0, 3], [2, 1]], "first", "llama", "bf16", (False, True)),
+    "fp16, recomputed": ([[0, 1]], "last", "gpt2", "fp16", (False, True)),
 }
 
 
@@ -184,8 +185,9 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
     plan, device = make_plan([[0, 1]], workload=tiny()), torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    with pytest.raises(PlanError, match=r"Tesla V100-SXM2-16GB has no bf16 .* --precision fp32"):
+    with pytest.raises(PlanError, match=r"Tesla V100-SXM2-16GB has no bf16 .* --precision fp16"):
         set_precision(plan, device)
     set_precision(make_plan([[0, 1]]), device)
+    set_precision(make_plan([[0, 1]], workload=tiny(precision="fp16")), device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     set_precision(plan, device)

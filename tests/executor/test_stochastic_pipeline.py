@@ -36,7 +36,7 @@ GRID = [[0, 1, 2], [3, 4, 5]]
 class Slow:
     """Operations that take their time, or next to none; what is held is counted."""
 
-    side = HOST
+    backend = HOST
 
     def __init__(self, forward_s: float) -> None:
         self.held = self.most = 0

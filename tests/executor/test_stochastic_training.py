@@ -144,7 +144,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
         one.did()
         assert one.scale(1) == 8
         one.taken()
-        one.leave()
+        one.take_snapshot()
         assert one.weight(1) == one.weight(1) == 5 / 16
         # of the next period, where the outer step is taken a step later
         one.begin(plan.schedules[0])

@@ -40,14 +40,17 @@ def execute(
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
 
 
-def single(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[str, list[np.ndarray]]]:
+def single(
+    plan: TrainingPlan, overflow: int | None = None, **settings: Any
+) -> tuple[list[float], dict[str, list[np.ndarray]]]:
     """Losses of one process, and its first and last gradients per layer."""
     from planner.executor.runtime.optimizer import OptimizerConfig
     from tests.executor.reference import train_single
 
     torch.set_num_threads(1)  # threads cost more than they give at this size
     losses, gradients = [], []
-    for loss, parameters in islice(train_single(plan, STEPS, OptimizerConfig(**settings)), STEPS):
+    steps = train_single(plan, STEPS, OptimizerConfig(**settings), overflow=overflow)
+    for loss, parameters in islice(steps, STEPS):
         losses.append(loss)
         gradients.append([p.grad.detach().numpy().ravel().copy() for p in parameters])
     return losses, {"first": gradients[0], "last": gradients[-1]}

@@ -180,7 +180,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     )
     assert others > 4
     for count in counts[:3]:
-        count.leave()
+        count.take_snapshot()
     assert [c.changed for c in counts[:3]] == [4 + others, 4 + others, 3 + 7 - others]
     assert [c.weight(4, 14) for c in counts[:3]] == [c.changed / 14 for c in counts[:3]]
     # who comes has what the one has that it is as one with
@@ -248,7 +248,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
         elif what == "outer":
             follow()
             for name in there:
-                counts[name].leave()
+                counts[name].take_snapshot()
             if data.draw(st.booleans()):  # it is owed
                 lose_or_come()
             outer(follow())

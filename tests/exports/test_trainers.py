@@ -28,6 +28,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import Sync
 from planner.workload.compute_times import FIELDS, ComputeTimes
+from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, random_network, tiny_workload
 
 GRID = [[0, 5, 2], [3, 1, 4]]
@@ -227,6 +228,21 @@ def test_unsupported_models(plan: TrainingPlan) -> None:
             export_plan(bare, to)
     with pytest.raises(ExportError, match="head on the first stage"):
         export_plan(make_plan(GRID, head="first"), "megatron")
+
+
+def test_loss_scaling() -> None:
+    """In fp16 Megatron scales the loss; the others cannot, and are refused."""
+    like = tiny_workload("llama")
+    workload = Workload.transformer(
+        like.name, like.architecture, precision="fp16", batch_samples=like.batch_samples
+    )
+    plan = make_plan(GRID, workload=workload)
+    script = export_plan(plan, "megatron")
+    assert "--fp16" in script and "--accumulate-allreduce-grads-in-fp32" in script
+    assert "--bf16" not in script
+    for to in ("torchtitan", "nemo"):
+        with pytest.raises(ExportError, match=r"fp16, which needs loss scaling; plan .* bf16"):
+            export_plan(plan, to)
 
 
 def test_ranks_of_plans_without_straight_pipelines(plan: TrainingPlan) -> None:

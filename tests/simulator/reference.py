@@ -178,9 +178,11 @@ class Reference:
         return True
 
     def has_norm(self, t: int, d: int) -> bool:
-        """Whether a device may update: without clipping, or once the norm has arrived."""
-        stages = self.plan.assignment.groups
-        if self.plan.clip is None or len(stages) == 1 or not any(d in group for group in stages):
+        """Whether a device may update: where none is needed, or once the norm has arrived."""
+        stages, precision = self.plan.assignment.groups, self.plan.workload.precision
+        scaled = "fp16" in (precision.compute, precision.messages)
+        waits = self.plan.clip is not None or scaled
+        if not waits or len(stages) == 1 or not any(d in group for group in stages):
             return True
         return self.now >= self.norm_s(t, d)
 

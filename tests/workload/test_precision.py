@@ -72,8 +72,8 @@ def test_presets_are_unchanged() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("fp8", "precision 'fp8' is unknown; choose one of bf16, fp32"),
-        ({"compute": "fp16"}, "precision.compute 'fp16' is unknown"),
+        ("fp8", "precision 'fp8' is unknown; choose one of bf16, fp16, fp32"),
+        ({"compute": "fp8"}, "precision.compute 'fp8' is unknown"),
         ({"colour": "bf16"}, "precision has no field 'colour'; it has compute, messages"),
         ({"parameters": "bf16"}, "precision.parameters is bf16; parameters and optimizer state"),
         (3, "precision must be a mapping, found 3"),
@@ -96,7 +96,7 @@ def test_flops_depend_on_the_format(tmp_path: Path) -> None:
         path.write_text(f"name,gpu,tflops\n{net.ids[0]},A100,\n{net.ids[1]},A100,7\n")
         cluster = load_devices(path, net, utilization=0.5, dtype=dtype)
         assert cluster.flops.tolist() == [0.5 * peak, 7e12]
-    with pytest.raises(ValueError, match="dtype 'int8' is unknown; choose one of bf16, fp32"):
+    with pytest.raises(ValueError, match="dtype 'int8' is unknown; choose one of bf16, fp16, fp32"):
         pl.Devices.of_gpu("A100", dtype="int8")
     for gpu in GPUS.values():
         assert 0 < gpu.fp32_flops < gpu.peak_flops
@@ -139,6 +139,6 @@ def test_formats_are_part_of_the_hash() -> None:
     other = plan.replace(workload=plan.workload.replace(precision=Precision.of("bf16")))
     assert other.content_hash != plan.content_hash
     data = plan.to_dict()
-    data["workload"]["precision"]["compute"] = "fp16"
+    data["workload"]["precision"]["compute"] = "fp8"
     with pytest.raises(PlanError, match=r"workload\.precision\.compute: .*bf16"):
         from_dict(json.loads(json.dumps(data)))

@@ -89,7 +89,7 @@ def test_wrong_types_are_reported(
     ("changes", "message"),
     [
         ({"sequence": 1.5}, "architecture sequence is 1.5"),
-        ({"precision": "x"}, "precision 'x' is unknown; choose one of bf16, fp32"),
+        ({"precision": "x"}, "precision 'x' is unknown; choose one of bf16, fp16, fp32"),
         ({"batch_samples": 2.5}, "batch_samples is 2.5"),
     ],
 )

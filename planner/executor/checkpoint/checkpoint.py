@@ -21,6 +21,7 @@ from planner.executor.checkpoint.reshard import description, differences, source
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
 from planner.executor.rendezvous.file_digest import digest_of
 from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
@@ -97,57 +98,57 @@ class CheckpointManager:
         done = step + 1
         if not self.due(step):
             return
-        here = _place(self._folder, done)
-        told = [
+        target = _place(self._folder, done)
+        entries = [
             json.loads(t)
-            for t in self._ranks.all_gather(f"checkpoint/{done}", self._shard(here, done))
+            for t in self._ranks.all_gather(f"checkpoint/{done}", self._shard(target, done))
         ]
-        failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
+        failed = [(rank, t["error"]) for rank, t in enumerate(entries) if t.get("error")]
         if not failed:
-            shards = {_shard(r): t for r, t in enumerate(told) if t}
+            shards = {_shard(r): t for r, t in enumerate(entries) if t}
             # any rank that reads data knows the position
             data = next((one["data"] for one in shards.values() if "data" in one), None)
             index = self._index | {"steps": done, "data": data, "shards": shards}
-            failed = self._complete(here, json.dumps(index, indent=1))
+            failed = self._complete(target, json.dumps(index, indent=1))
         if failed:
-            self._give_up(here, done, *failed[0])
+            self._give_up(target, done, *failed[0])
             return
         self._written(done)
-        kept = _complete(self._folder)[-KEPT:]
+        recent = _complete(self._folder)[-KEPT:]
         # without an index: incomplete because a device was lost
         for old in _begun(self._folder):
             place = _place(self._folder, old)
-            if old < done and old not in kept and _is_checkpoint(place):
+            if old < done and old not in recent and _is_checkpoint(place):
                 shutil.rmtree(place, ignore_errors=True)
 
-    def _shard(self, here: Path, done: int) -> str:
+    def _shard(self, target: Path, done: int) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._stage_module is None:
             return "{}"
         try:
-            here.mkdir(parents=True, exist_ok=True)
-            path, data = here / _shard(self._ranks.rank), self._stage_module.data
-            told: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
+            target.mkdir(parents=True, exist_ok=True)
+            path, data = target / _shard(self._ranks.rank), self._stage_module.data
+            entry: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
             if data is not None:
-                told["data"] = {"says": data.says, "position": data.position(done)}
-            return json.dumps(told)
+                entry["data"] = {"says": data.says, "position": data.position(done)}
+            return json.dumps(entry)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 
-    def _complete(self, here: Path, index: str) -> list[tuple[int, str]]:
+    def _complete(self, target: Path, index: str) -> list[tuple[int, str]]:
         try:
-            here.mkdir(parents=True, exist_ok=True)
-            write_text(here / INDEX, index)
+            target.mkdir(parents=True, exist_ok=True)
+            write_text(target / INDEX, index)
         except OSError as error:
             return [(self._ranks.rank, error.strerror or str(error))]
         return []
 
-    def _give_up(self, here: Path, done: int, rank: int, why: str) -> None:
+    def _give_up(self, target: Path, done: int, rank: int, why: str) -> None:
         """Continue the run without this checkpoint."""
         with suppress(OSError):
-            (here / _shard(self._ranks.rank)).unlink(missing_ok=True)
+            (target / _shard(self._ranks.rank)).unlink(missing_ok=True)
         with suppress(OSError):
-            here.rmdir()  # by the last one
+            target.rmdir()  # by the last one
         if self._ranks.rank in (0, rank):
             print(
                 f"planner.executor: no checkpoint after {done} steps: device "
@@ -186,19 +187,20 @@ def resume(
     settings: Mapping[str, Any],
 ) -> int:
     """Load the newest checkpoint that all ranks have, of this plan or another of the same model."""
-    own = [
+    complete = [
         # the index has the digests of all shards
         (s, digest_of(_place(folder, s) / INDEX))
         for s in _complete(folder)
         if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
     ]
     everywhere: list[set[tuple[int, str]]] = [
-        set(map(tuple, json.loads(t))) for t in ranks.all_gather("checkpoints", json.dumps(own))
+        set(map(tuple, json.loads(t)))
+        for t in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
+    holders = [held for rank, held in enumerate(everywhere) if rank in plan.stage_of]
     common = set.intersection(*holders)
-    numbers = set.intersection(*({steps for steps, _ in found} for found in holders))
+    numbers = set.intersection(*({steps for steps, _ in held} for held in holders))
     if numbers and not common:
         raise CheckpointError(
             f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
@@ -240,10 +242,10 @@ def resume(
             )
         stage_module.data.seek(position)
     if not same and ranks.rank == min(plan.stage_of):
-        said = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
             f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
-            f"{plan.content_hash[:12]}{said}",
+            f"{plan.content_hash[:12]}{changed}",
             file=sys.stderr,
             flush=True,
         )
@@ -261,14 +263,14 @@ def require_checkpoint(folder: Path) -> None:
 
 def latest_step(folder: Path, ranks: Iterable[int]) -> int:
     """Steps of the newest complete checkpoint with the shards of all these ranks."""
-    wanted = tuple(ranks)
-    found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
-    if not found:
+    required = tuple(ranks)
+    complete = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in required)]
+    if not complete:
         raise CheckpointError(
             f"{folder}: there is no complete checkpoint with the shards of devices "
-            f"{', '.join(map(str, wanted[:8]))}; bring the nodes' folders together first"
+            f"{', '.join(map(str, required[:8]))}; bring the nodes' folders together first"
         )
-    return found[-1]
+    return complete[-1]
 
 
 def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
@@ -322,24 +324,28 @@ def _resharded(
     stage_module: StageModule,
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
-            return not key.startswith(MEAN) and key.rpartition("/")[2] in names
+            return key in (SCALE, GROWTH_TRACKER) or (
+                not key.startswith(MEAN) and key.rpartition("/")[2] in names
+            )
 
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
-            found[f"{kind}{slash}{names[name]}"] = tensor
+            tensors[key if key in (SCALE, GROWTH_TRACKER) else f"{kind}{slash}{names[name]}"] = (
+                tensor
+            )
     for key in () if stage_module.outer is None else stage_module.outer.state():
-        if key in found:
+        if key in tensors:
             continue
         # the checkpoint has no outer optimizer: start one
         if key.startswith(MOMENTUM):
-            found[key] = torch.zeros_like(found["parameter/" + key.removeprefix(MOMENTUM)])
+            tensors[key] = torch.zeros_like(tensors["parameter/" + key.removeprefix(MOMENTUM)])
         else:
-            found[key] = found["parameter/" + key.removeprefix(PARAMETER)]
-    return found
+            tensors[key] = tensors["parameter/" + key.removeprefix(PARAMETER)]
+    return tensors
 
 
 def _sources(

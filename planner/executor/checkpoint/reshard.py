@@ -93,7 +93,7 @@ def source_shards(
     turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
     arch = plan.workload.architecture
     copied = PROJECTION if arch is not None and arch.tied else None
-    found: dict[int, dict[str, str]] = {}
+    sources: dict[int, dict[str, str]] = {}
     for name in names:
         layer = LAYER.match(name)
         if layer is not None:
@@ -109,5 +109,5 @@ def source_shards(
         there = EMBEDDING if name == copied else name
         if layer is not None:
             there = f"stage.layers.{number - first}.{name[layer.end() :]}"
-        found.setdefault(device, {})[there] = name
-    return found
+        sources.setdefault(device, {})[there] = name
+    return sources

@@ -157,10 +157,10 @@ def read_tensor(path: Path, place: TensorEntry) -> Tensor:
     return torch.from_numpy(data).view(place.dtype).view(place.shape)
 
 
-def _place(path: Path, name: str, told: Any, start: int, size: int) -> TensorEntry:
+def _place(path: Path, name: str, entry: Any, start: int, size: int) -> TensorEntry:
     try:
-        kind, shape = told["dtype"], tuple(int(n) for n in told["shape"])
-        begin, end = (start + int(n) for n in told["data_offsets"])
+        kind, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
+        begin, end = (start + int(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise TensorFileError(f"{path}: its entry of {name!r} is none; give a whole file") from None
     if kind not in TYPES:

@@ -50,5 +50,5 @@ class Aggregator(ModelFree):
         """0: only devices with a stage average tied parameters."""
         return 0
 
-    def update(self) -> None:
+    def update(self, norm: float | None) -> None:
         """Does nothing."""

@@ -2,7 +2,8 @@
 
 ``int8`` stores ``round(x / s)`` with ``s = max |x| / 127`` for each block of 1024 values: about a
 quarter of the bytes, with an error up to ``s / 2 = max |x| / 254``. ``int4`` uses 7 instead of 127,
-with two values per byte. ``fp16`` clamps to its largest number.
+with two values per byte. ``fp16`` clamps finite values to its largest number. All formats keep
+infinity and NaN as such or as NaN, so that no member misses an overflow.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     if wire is WireFormat.FP32:
         return vector.contiguous().view(torch.uint8)
     if wire in SHORT:
-        # clamp: beyond its largest number fp16 is infinite, and sums become NaN
-        held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is WireFormat.FP16 else vector
+        held = vector
+        if wire is WireFormat.FP16:
+            # beyond its largest number fp16 is infinite, and sums become NaN
+            held = vector.clamp(-LARGEST_FP16, LARGEST_FP16)
+            held = torch.where(vector.isinf(), vector, held)
         return held.to(SHORT[wire]).view(torch.uint8)
     blocks = _blocks(vector)
     largest = blocks.abs().amax(dim=1)

@@ -39,8 +39,8 @@ class CommPlan:
         In two-frequency averaging, its group in every step; otherwise without rounds.
     tied
         Its groups for a tied matrix, after `averaging`; without rounds if it takes no part.
-    clipping
-        Its part in the global norm; None without clipping, or if it takes no part.
+    norm
+        Its part in the global norm; None where none is needed, or if it takes no part.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class CommPlan:
         self.averaging = averaging_of(plan, rank, time_scale)
         self.within = averaging_of(plan, rank, time_scale, every_step=True)
         self.tied = tied_of(plan, rank, time_scale)
-        clips = plan.clip is not None and rank in plan.stage_of
-        self.clipping = NormClipper(plan, rank) if clips else None
+        takes_part = plan.needs_norm and rank in plan.stage_of
+        self.norm = NormClipper(plan, rank) if takes_part else None
 
     @property
     def connections(self) -> set[tuple[ChannelKind, int]]:
@@ -65,8 +65,8 @@ class CommPlan:
         wanted = duplex_of(ChannelKind.PIPELINE, self._pipeline_peers)
         averages = self.averaging.peers | self.within.peers | self.tied.peers
         wanted |= duplex_of(ChannelKind.AVERAGING, averages)
-        if self.clipping is not None:
-            wanted |= {(ChannelKind.NORM, d) for d in self.clipping.peers}
+        if self.norm is not None:
+            wanted |= {(ChannelKind.NORM, d) for d in self.norm.peers}
         if self._rank == 0:
             wanted |= {(ChannelKind.LOSSES, d) for d in self._loss_ranks - {0}}
         elif self._rank in self._loss_ranks:

@@ -56,7 +56,7 @@ class DeviceCollectives:
     ----------
     groups
         A process group of PyTorch by the members of an averaging group; ranks count within it.
-    side
+    backend
         Backend of the device.
     name
         Names the device of a rank.
@@ -66,11 +66,11 @@ class DeviceCollectives:
         self,
         groups: Mapping[tuple[int, ...], Any],
         rank: int,
-        side: DeviceBackend,
+        backend: DeviceBackend,
         name: Callable[[int], str] = str,
         library: str = "",
     ) -> None:
-        self._groups, self._rank, self._side = groups, rank, side
+        self._groups, self._rank, self._backend = groups, rank, backend
         self._name, self._library = name, library
 
     def covers(self, group: AveragingGroup, wire: WireFormat) -> bool:
@@ -108,7 +108,7 @@ class DeviceCollectives:
                 whole.copy_(sent)
             if scale != 1.0:
                 whole *= scale
-            return self._side.wait_time_s(self._side.mark())
+            return self._backend.wait_time_s(self._backend.mark())
 
     @contextmanager
     def _named_errors(self, group: AveragingGroup) -> Iterator[None]:
@@ -134,7 +134,7 @@ def open_collectives(
     plan: TrainingPlan,
     ranks: ProcessGroup,
     device: torch.device,
-    side: DeviceBackend,
+    backend: DeviceBackend,
     store: Store,
 ) -> DeviceCollectives:
     """Create the process groups of this rank; a collective call."""
@@ -165,7 +165,7 @@ def open_collectives(
                 library, prefixed, members.index(ranks.rank), len(members)
             )
     KEPT.extend(groups.values())
-    opened = DeviceCollectives(groups, ranks.rank, side, ranks.name, library)
+    opened = DeviceCollectives(groups, ranks.rank, backend, ranks.name, library)
     for members in groups:  # connect now rather than in the first step
         values = torch.zeros(len(members), device=device)
         opened.run(values, AveragingGroup.equal(members), WireFormat.FP32, 1.0)

@@ -82,7 +82,7 @@ class Sender:
         By destination, bytes per second of the link in the plan.
     round_trips_s
         By destination, time until data is acknowledged; None for 0.
-    side
+    backend
         Backend of the device.
     """
 
@@ -92,9 +92,9 @@ class Sender:
         failure: ErrorLatch,
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
-        side: DeviceBackend = HOST,
+        backend: DeviceBackend = HOST,
     ) -> None:
-        self._side = side
+        self._backend = backend
         self._connections, self._rates = connections, rates
         self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
         self._leaves_s = dict.fromkeys(connections, 0.0)
@@ -106,7 +106,7 @@ class Sender:
         """Hand a message over; returns at once."""
         connection = self._connections[destination]
         self._given[destination] += tensor.nbytes
-        ready = self._side.to_host(tensor)
+        ready = self._backend.to_host(tensor)
 
         def job() -> None:
             values = as_bytes(ready())

@@ -152,7 +152,7 @@ class ElasticRun:
             if consequence:
                 raise EmptyStageError(f"{error}; all steps were done, but {consequence}") from None
             assert self._all.detector is not None
-            self._all.detector.finish()
+            self._all.detector.stop_watching()
 
     def _generation(self, steps: int) -> bool:
         """Run a generation; False if another one follows."""
@@ -234,11 +234,11 @@ class ElasticRun:
         assert detector is not None
         if self._heartbeats is not None:
             # all of this generation let go of older ones before any of them closes those
-            detector.only(self._heartbeats)
+            detector.watch_only(self._heartbeats)
         self._held.append(self.ranks.held)
         self._heartbeats = {}
         self._heartbeats = ring(self.ranks)
-        detector.only(self._heartbeats)
+        detector.watch_only(self._heartbeats)
         for previous in self._held[:-2]:
             previous.close()
         del self._held[:-2]

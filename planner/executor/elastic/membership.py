@@ -153,7 +153,7 @@ class Membership:
 
     def join(self) -> bool:
         """Wait until the others admit this device at the end of a step."""
-        self._detector.missed = self.report_lost
+        self._detector.on_loss = self.report_lost
         number, requested, silence = 0, -1, _Silence(self._store)
         until = time.monotonic() + self._wait_s
         while not self._store.check([OVER]):
@@ -237,7 +237,7 @@ class Membership:
             key = f"lost/{self.now.number}"
         if lost:
             text = json.dumps({"by": self.name, "lost": lost, "why": why}) + "\n"
-            self._detector.heartbeat.later(lambda store: _append(store, key, text))
+            self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def _doubt(self, names: Sequence[str], why: str) -> None:
         """Check heartbeats twice, then report these devices or this one as lost."""
@@ -251,7 +251,7 @@ class Membership:
 
         def first(store: Store) -> None:
             seen.extend(heartbeats(store, ranks))
-            again = threading.Timer(DOUBT_S, self._detector.heartbeat.later, (second,))
+            again = threading.Timer(DOUBT_S, self._detector.heartbeat.run_later, (second,))
             again.daemon = True
             again.start()
 
@@ -263,13 +263,13 @@ class Membership:
             else:
                 self.report_lost([self.name], f"device {self.name!r} hears nobody any more")
 
-        self._detector.heartbeat.later(first)
+        self._detector.heartbeat.run_later(first)
 
     def repeat_step(self, name: str, why: str) -> None:
         """Repeat the step with all devices: a connection has closed, both ends may be alive."""
         key = f"lost/{self.now.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
-        self._detector.heartbeat.later(lambda store: _append(store, key, text))
+        self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def report(self, error: ConnectionLost) -> bool:
         """Report a closed connection, if no cause has arrived."""
@@ -314,7 +314,7 @@ class Membership:
             for name in names:
                 store.delete_key(name)
 
-        self._detector.heartbeat.later(delete)
+        self._detector.heartbeat.run_later(delete)
 
     def tell(self, step: int) -> None:
         """Record that the loss of a step was reported."""
@@ -346,8 +346,8 @@ class Membership:
             self._accused = set()
         others = [self._ids.index(name) for name in generation.members]
         next_rank = others[(others.index(me) + 1) % len(others)]
-        self._detector.missed = self.report_lost
-        self._detector.look_after(me, next_rank, self._ids[next_rank])
+        self._detector.on_loss = self.report_lost
+        self._detector.watch_rank(me, next_rank, self._ids[next_rank])
         self._detector.heartbeat.poll(
             {key: partial(hear, number) for key, hear in callbacks.items()}
         )
@@ -396,7 +396,7 @@ class Membership:
         loss(DeviceLost(next(iter(gone.values()), torn["why"] if torn else "")))
         for key in self._awaited:
             full_key = f"generation/{number}/{key}"
-            self._detector.heartbeat.later(partial(_set_again, full_key))
+            self._detector.heartbeat.run_later(partial(_set_again, full_key))
 
     def _hear_came(self, number: int, text: str) -> None:
         names = (line["name"] for line in _read(text))

@@ -54,7 +54,10 @@ class _HeartbeatConnection:
 
 
 class FailureDetector(threading.Thread):
-    """Failure detection of one process, from joining to leaving.
+    """Watches the store, other ranks and signals, and ends this process for one reason.
+
+    A thread, from joining the run to leaving it. The main thread leaves by one of the ``exit_``
+    methods, which return the exit code.
 
     Parameters
     ----------
@@ -65,7 +68,7 @@ class FailureDetector(threading.Thread):
 
     Attributes
     ----------
-    missed
+    on_loss
         Called with names of lost devices, the reason, and whether no other device is heard either,
         in an elastic run; None if a loss ends the run.
     """
@@ -74,9 +77,9 @@ class FailureDetector(threading.Thread):
         self, name: str, shutdown_: Shutdown, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     ) -> None:
         super().__init__(name="watch", daemon=True)
-        self.missed: Callable[[Sequence[str], str, bool], None] | None = None
+        self.on_loss: Callable[[Sequence[str], str, bool], None] | None = None
         self.device, self.shutdown_, self.heartbeat_timeout_s = name, shutdown_, heartbeat_timeout_s
-        self.server = "whoever started the ranks"
+        self.server = "the launcher"
         self._serves = False
         self._address: StoreAddress | None = None
         self._heartbeat: Heartbeat | None = None
@@ -94,7 +97,7 @@ class FailureDetector(threading.Thread):
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._wakes, selectors.EVENT_READ)
 
-    def begin(self, address: StoreAddress, *, serves: bool) -> None:
+    def start_watching(self, address: StoreAddress, *, serves: bool) -> None:
         """Start to watch the store and signals; call in the main thread."""
         self._address, self._serves = address, serves
         store = address.connect(self.heartbeat_timeout_s)
@@ -114,12 +117,12 @@ class FailureDetector(threading.Thread):
         assert self._heartbeat is not None
         return self._heartbeat
 
-    def look_after(self, rank: int, other: int, name: str) -> None:
+    def watch_rank(self, rank: int, other: int, name: str) -> None:
         """Send heartbeats as this rank, and watch another one."""
-        self.heartbeat.look_after(rank, other, lambda s: self._judge([name], s))
+        self.heartbeat.watch_rank(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
-    def over(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
+    def watching(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
         """Watch connections too, until the block ends."""
         with self._lock:
             self._heartbeats |= {c: _HeartbeatConnection(name) for c, name in heartbeats.items()}
@@ -131,62 +134,62 @@ class FailureDetector(threading.Thread):
                     if self._heartbeats.pop(connection, None) is not None:
                         _send(connection, FAREWELL)
 
-    def only(self, heartbeats: Collection[socket.socket]) -> None:
+    def watch_only(self, heartbeats: Collection[socket.socket]) -> None:
         """Watch only these connections."""
         with self._lock:
             for connection in self._heartbeats.keys() - set(heartbeats):
                 del self._heartbeats[connection]
 
-    def propose(self, line: str, code: int = FAILED) -> None:
+    def abort_run(self, line: str, code: int = FAILED) -> None:
         """End the run: with a reason in the store for all ranks, or else here alone."""
         with self._lock:
             if self._proposed_s is not None:
                 return
             self._proposed_s, self._proposal = time.monotonic(), (line, code)
         if self._heartbeat is not None and self._heartbeat.is_alive():
-            self._heartbeat.propose(line)
+            self._heartbeat.abort_run(line)
 
-    def fail(self, line: str) -> int:
+    def exit_on_error(self, line: str) -> int:
         """End after an error of the main thread that is a consequence of something else."""
         self._leaving = True
         if not self.shutdown_.wait(CAUSE_S):
-            self.propose(line)
+            self.abort_run(line)
             self.shutdown_.wait(PUBLISH_S)
-        return self.leave(line)
+        return self.exit_code(line)
 
-    def depart(self, line: str) -> int:
+    def exit_alone(self, line: str) -> int:
         """End alone: the others continue."""
         self._leaving = True
         self.shutdown_.because(line, LEFT)
-        return self.leave()
+        return self.exit_code()
 
-    def part(self, line: str) -> int:
+    def exit_unless_store_lost(self, line: str) -> int:
         """End alone, unless the store is lost for all."""
         self._leaving = True
         rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
         # try another connection to the store
         while self.heartbeat.rounds < rounds + 2 and time.monotonic() < until:
             if self.shutdown_.wait(TICK_S):
-                return self.leave()
-        return self.depart(line)
+                return self.exit_code()
+        return self.exit_alone(line)
 
-    def refuse(self, line: str, code: int) -> int:
+    def exit_on_refusal(self, line: str, code: int) -> int:
         """End because of an error of this process, and notify the others."""
-        if self.missed is not None:
-            return self.depart(line)
+        if self.on_loss is not None:
+            return self.exit_alone(line)
         self._leaving = True
         self.shutdown_.because(line, code)
         self.shutdown_.leave()
         if self._heartbeat is not None and self._heartbeat.is_alive():
-            self._heartbeat.propose(line)
+            self._heartbeat.abort_run(line)
             self._heartbeat.join(PUBLISH_S)
         else:
             telling = threading.Thread(target=_tell, args=(line,), daemon=True)
             telling.start()
             telling.join(PUBLISH_S)
-        return self.leave(line)
+        return self.exit_code(line)
 
-    def leave(self, line: str = "") -> int:
+    def exit_code(self, line: str = "") -> int:
         """Last call: print the reason if there is one, and return the exit code."""
         self._leaving = True
         self.shutdown_.because(line)
@@ -195,7 +198,7 @@ class FailureDetector(threading.Thread):
             time.sleep(LINGER_S)
         return code
 
-    def finish(self) -> None:
+    def stop_watching(self) -> None:
         """All ranks have finished: silence is no longer a failure."""
         self._over = True
         with self._lock:
@@ -204,7 +207,7 @@ class FailureDetector(threading.Thread):
             self._heartbeat.stop()
 
     def run(self) -> None:
-        """Until `finish`, or until the process must end."""
+        """Until `stop_watching`, or until the process must end."""
         looked = pinged = ended = time.monotonic()
         rounds, silent_s = 0, 0.0
         heartbeat = self._heartbeat
@@ -292,10 +295,10 @@ class FailureDetector(threading.Thread):
             )
 
     def _miss(self, names: Sequence[str], line: str, alone: bool = False) -> None:
-        if self.missed is None:
-            self.propose(line)
+        if self.on_loss is None:
+            self.abort_run(line)
         else:
-            self.missed(names, line, alone)
+            self.on_loss(names, line, alone)
 
     def _take_signals(self, numbers: bytes) -> None:
         known = [n for n in numbers if n in SIGNALS]
@@ -310,8 +313,8 @@ class FailureDetector(threading.Thread):
         if number == signal.SIGINT or now - came_s > CAUSE_S:
             name = signal.Signals(number).name
             line, code = f"device {self.device!r} was told to end ({name})", 128 + number
-            if self.missed is None:
-                self.propose(line, code)
+            if self.on_loss is None:
+                self.abort_run(line, code)
             else:
                 self.shutdown_.because("" if number == signal.SIGINT else line, code)
 

@@ -81,7 +81,7 @@ class Heartbeat(threading.Thread):
         self._stopped = False
         self._look = threading.Event()
 
-    def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
+    def watch_rank(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
         """Send heartbeats, and watch another rank from its first one on."""
         self._own = heartbeat_key(rank)
         # one assignment: the thread must never see the key of one rank with another's callback
@@ -91,12 +91,12 @@ class Heartbeat(threading.Thread):
         """Poll these keys too, and no others."""
         self._polled_keys = keys
 
-    def later(self, job: Callable[[Store], None]) -> None:
+    def run_later(self, job: Callable[[Store], None]) -> None:
         """Run a job with the store soon."""
         self._jobs.put(job)
         self._look.set()
 
-    def propose(self, line: str) -> None:
+    def abort_run(self, line: str) -> None:
         """Abort the run with this reason, unless there is one already."""
         self._line = self._line or line
         self._look.set()

@@ -64,30 +64,36 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
     try:
         return run()
     except RunAborted:
-        return detector.leave()
+        return detector.exit_code()
     except Evicted as error:
-        return detector.depart(str(error))
+        return detector.exit_alone(str(error))
     except (ConnectionLost, EmptyStageError) as error:
-        return detector.fail(str(error))
+        return detector.exit_on_error(str(error))
     except DistError as error:
         reason = (str(error).splitlines() or [""])[0]
         line = f"device {name!r} lost the store ({reason})"
         # the others may still have the store, and continue
-        return detector.fail(line) if detector.missed is None else detector.part(line)
+        return (
+            detector.exit_on_error(line)
+            if detector.on_loss is None
+            else detector.exit_unless_store_lost(line)
+        )
     except (StoreMissingError, RendezvousTimeout) as error:
-        return detector.refuse(str(error), FAILED)
+        return detector.exit_on_refusal(str(error), FAILED)
     except ValueError as error:
-        return detector.refuse(_of(name, str(error)), REFUSED)
+        return detector.exit_on_refusal(_of(name, str(error)), REFUSED)
     except OSError as error:
         if error.errno in NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
-            return detector.refuse(_of(name, f"{where}{error.strerror}; free some room"), FAILED)
-        return detector.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+            return detector.exit_on_refusal(
+                _of(name, f"{where}{error.strerror}; free some room"), FAILED
+            )
+        return detector.exit_on_refusal(_of(name, f"{error}; check paths and permissions"), REFUSED)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
     except Exception as error:
         traceback.print_exc()
-        return detector.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+        return detector.exit_on_refusal(_of(name, f"{type(error).__name__}: {error}"), FAILED)
 
 
 def exit_now(code: int) -> NoReturn:

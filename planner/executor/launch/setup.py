@@ -228,11 +228,13 @@ def _open_collectives(
 ) -> DeviceCollectives:
     """Collectives between the GPUs of a machine."""
     stage_module = context.stage_module
-    side, device = (
-        (HOST, torch.device("cpu")) if stage_module is None else (stage_module.side, context.device)
+    backend, device = (
+        (HOST, torch.device("cpu"))
+        if stage_module is None
+        else (stage_module.backend, context.device)
     )
     store = StoreAddress.of_environment().connect(context.config.wait or WAIT_S)
-    return open_collectives(library, plan, context.ranks, device, side, store)
+    return open_collectives(library, plan, context.ranks, device, backend, store)
 
 
 def _prepare_checkpoints(

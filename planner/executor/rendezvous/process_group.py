@@ -112,11 +112,11 @@ class ProcessGroup:
         with self.waiting(keys):
             self.store.wait(list(keys), self._timeout)
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Last barrier of the run; the store's process leaves last."""
         self.barrier("parting")
         if self.detector is not None:
-            self.detector.finish()
+            self.detector.stop_watching()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
         # close connections after all ranks have finished; all work is done, so wait for a silent

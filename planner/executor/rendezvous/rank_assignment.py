@@ -210,13 +210,13 @@ def _rendezvous(
     """All ranks with names, each watched by another one."""
     address, store, serves = entered
     world, name = len(names), names[rank]
-    detector.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
-    detector.begin(address, serves=serves)
+    detector.server = "the launcher" if address.by_starter else f"device {names[0]!r}"
+    detector.start_watching(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise RankAssignmentError(
             f"device {name!r} is claimed by two processes; name each device once"
         )
-    detector.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
+    detector.watch_rank(rank, (rank + 1) % world, names[(rank + 1) % world])
     _require_alike(store, name, properties)
     tell_address_of_store(store, rank)
     _wait_for_all(store, rank, names, wait_s)
@@ -241,11 +241,11 @@ def _rejoin(
     secret: Secret | None,
 ) -> ProcessGroup:
     """Send heartbeats, and nothing else yet."""
-    detector.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
-    detector.begin(entered.address, serves=entered.serves)
-    detector.missed = lambda *_: None  # whatever happens to this process, the others continue
+    detector.server = "the launcher" if entered.address.by_starter else repr(names[0])
+    detector.start_watching(entered.address, serves=entered.serves)
+    detector.on_loss = lambda *_: None  # whatever happens to this process, the others continue
     _require_alike(entered.store, names[rank], properties)
-    detector.look_after(rank, rank, names[rank])
+    detector.watch_rank(rank, rank, names[rank])
     at = address_among(entered.store, len(names))
     return ProcessGroup(
         rank, len(names), entered.store, names, detector, late=True, secret=secret, address=at
@@ -265,7 +265,7 @@ def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
     opened = ranks.held.enter_context(connections_to(ranks, channels, "ring"))
     heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
     assert ranks.detector is not None
-    ranks.held.enter_context(ranks.detector.over(heartbeats))
+    ranks.held.enter_context(ranks.detector.watching(heartbeats))
     return heartbeats
 
 

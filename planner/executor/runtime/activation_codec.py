@@ -31,10 +31,11 @@ class ActivationCodec:
         self.shape = (workload.microbatch_samples, arch.sequence, arch.hidden)
         self._plain = TORCH[workload.precision.messages]
         self._wire = None if codec is BoundaryCodec.NONE else WireFormat(codec.value)
-        # gradients are of a loss that is divided by the batch's tokens: as they are, fp16 would
-        # lose most of them; a power of two changes nothing else
+        # gradients are of a loss that is divided by the batch's tokens: unless the loss is scaled,
+        # fp16 would lose most of them; a power of two changes nothing else
         tokens = workload.batch_samples * arch.sequence
-        self._lift = 2.0 ** (tokens.bit_length() - 1) if self._wire is WireFormat.FP16 else 1.0
+        lifts = self._wire is WireFormat.FP16 and not workload.precision.scales_loss
+        self._lift = 2.0 ** (tokens.bit_length() - 1) if lifts else 1.0
 
     def write(self, values: Tensor, *, gradient: bool) -> Tensor:
         """Encode ``[samples, tokens, hidden]`` values as a message."""

@@ -1,7 +1,8 @@
-"""Clipping by the global norm of all gradients, each stage's counted once.
+"""The global norm of all gradients, each stage's counted once, and clipping by it.
 
 The first device of each stage sends its sum of squares to one device, which the plan names; that
-one sends the total to all. All devices thus apply the same factor, to the last bit.
+one sends the total to all. All devices thus apply the same factor, to the last bit, and in fp16
+decide alike whether gradients have overflowed.
 """
 
 from __future__ import annotations
@@ -30,16 +31,15 @@ class NormClipper:
     Parameters
     ----------
     plan
-        With a largest norm.
+        That needs the norm.
     rank
         A device with a stage.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        assert plan.clip is not None
-        self._most, self._rank = plan.clip, rank
+        self._most, self._rank = math.inf if plan.clip is None else plan.clip, rank
         # with a single stage, each device has all gradients
-        self._root, *self._others = plan.clipping_devices or (rank,)
+        self._root, *self._others = plan.norm_devices or (rank,)
         firsts = plan.norm_reporters or (rank,)
         self._tells, self._firsts = rank in firsts, [d for d in firsts if d != self._root]
 
@@ -84,5 +84,5 @@ def _send(connection: socket.socket, value: float) -> None:
 def _receive(connection: socket.socket) -> float:
     message = memoryview(bytearray(MESSAGE.size))
     receive_into(connection, message)
-    found: float = MESSAGE.unpack(message)[0]
-    return found
+    value: float = MESSAGE.unpack(message)[0]
+    return value

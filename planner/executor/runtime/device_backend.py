@@ -136,10 +136,10 @@ class GpuBackend:
         gpu, computing = self._gpu, self._gpu.computing()
         if not gpu.is_pinned(message):
             message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
-        here = gpu.copied_in(message, self._into)
+        copied = gpu.copied_in(message, self._into)
         gpu.wait(computing, self._into)
-        gpu.used(here, computing)
-        return here
+        gpu.used(copied, computing)
+        return copied
 
     def to_host(self, made: Tensor) -> Callable[[], Tensor]:
         """See `DeviceBackend`; later operations do not delay it."""
@@ -165,8 +165,8 @@ class GpuBackend:
         """See `DeviceBackend`."""
         mark.synchronize()
         # the event precedes the start of the step slightly
-        found = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
-        return min(found, time.monotonic())
+        time_s = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
+        return min(time_s, time.monotonic())
 
 
 class CudaEvent:

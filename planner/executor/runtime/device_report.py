@@ -21,8 +21,8 @@ from planner.training_plan.model import TrainingPlan
 def peak_flops(plan: TrainingPlan, ranks: ProcessGroup, device: torch.device) -> float | None:
     """Total peak of all GPUs of a run, each counted once; a collective call."""
     own = gpu_of(device) if device.type == "cuda" else ("", "")
-    told = [json.loads(text) for text in ranks.all_gather("gpu", json.dumps(own))]
-    names = {gpu: name for rank, (name, gpu) in enumerate(told) if rank in plan.stage_of}
+    answers = [json.loads(text) for text in ranks.all_gather("gpu", json.dumps(own))]
+    names = {gpu: name for rank, (name, gpu) in enumerate(answers) if rank in plan.stage_of}
     if not all(name in CALLED for name in names.values()):
         return None
     dtype = plan.workload.precision.compute
@@ -48,12 +48,12 @@ def device_reports(
         "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
         "microbatches": worker.microbatches,
     }
-    told = [json.loads(text) for text in ranks.all_gather("report", json.dumps(own))]
+    answers = [json.loads(text) for text in ranks.all_gather("report", json.dumps(own))]
     if plan.wiring is Wiring.STOCHASTIC:
         for group in plan.assignment.groups:
-            done = sum(told[d]["microbatches"] for d in group)
+            done = sum(answers[d]["microbatches"] for d in group)
             for d in group:
                 paths = plan.schedules[0].paths
-                told[d]["part"] = told[d]["microbatches"] / max(done, 1)
-                told[d]["planned_part"] = sum(d in path for path in paths) / len(paths)
-    return told
+                answers[d]["part"] = answers[d]["microbatches"] / max(done, 1)
+                answers[d]["planned_part"] = sum(d in path for path in paths) / len(paths)
+    return answers

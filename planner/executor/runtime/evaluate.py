@@ -136,8 +136,8 @@ class Evaluation:
             self._receiver = Receiver(
                 channels.of, self._expected(), self._stage_module.buffer, failure
             )
-            rates, side = self._wiring.rates(), self._stage_module.side
-            self._sender = Sender(channels.to, failure, rates, side=side)
+            rates, backend = self._wiring.rates(), self._stage_module.backend
+            self._sender = Sender(channels.to, failure, rates, backend=backend)
         return self
 
     def __exit__(
@@ -201,13 +201,13 @@ class Evaluation:
 
 def forward_only(schedule: Schedule) -> Schedule:
     """The schedule without backward passes, in an order without deadlocks."""
-    found: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
+    orders: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
     for b in range(len(schedule.paths)):
         ahead = [step for step in schedule.chain(b) if step[0] != "B"]
         for place, (kind, device) in enumerate(ahead):
             # a common topological order of all operations
-            found[device].append((b + place, b, (kind, b)))
-    return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in found))
+            orders[device].append((b + place, b, (kind, b)))
+    return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in orders))
 
 
 def _paths(plan: TrainingPlan, schedule: Schedule) -> str:
@@ -224,25 +224,27 @@ class _Forward:
 
     def __init__(self, stage_module: StageModule, data: Microbatches | None, batch: int) -> None:
         self._stage_module, self._data, self._batch = stage_module, data, batch
-        self.side = stage_module.side
+        self.backend = stage_module.backend
         self._outputs: dict[int, Tensor] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=stage_module.device)
-        self.side.begin()
+        self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F or H; nothing is kept for a backward pass."""
         stage_module = self._stage_module
-        given = None if received is None else stage_module.read(kind, received)
+        inputs_received = None if received is None else stage_module.read(kind, received)
         with torch.no_grad():
             if kind == "F":
-                inputs = self._tokens(microbatch)[:, :-1] if given is None else given
-                made = stage_module.run_stage(inputs)
+                inputs = (
+                    self._tokens(microbatch)[:, :-1] if inputs_received is None else inputs_received
+                )
+                output = stage_module.run_stage(inputs)
                 if stage_module.head is not None:
-                    self._outputs[microbatch] = made
-                return stage_module.boundary.write(made, gradient=False)
+                    self._outputs[microbatch] = output
+                return stage_module.boundary.write(output, gradient=False)
             # the head's device computed the last output, or receives it
-            own = self._outputs.pop(microbatch, None)
-            activations = own if given is None else given
+            own_output = self._outputs.pop(microbatch, None)
+            activations = own_output if inputs_received is None else inputs_received
             assert activations is not None
             loss = stage_module.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += loss
@@ -254,4 +256,4 @@ class _Forward:
 
     def _tokens(self, microbatch: int) -> Tensor:
         assert self._data is not None
-        return self.side.to_device(self._data.tokens(self._batch, microbatch))
+        return self.backend.to_device(self._data.tokens(self._batch, microbatch))

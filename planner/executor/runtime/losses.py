@@ -58,10 +58,10 @@ class LossCollector:
     def of(self, step: int) -> float | None:
         """The total loss of a step; None if parts are missing."""
         with self._lock:
-            found = dict(self._found[step])
-        if not self._ranks or len(found) < len(self._ranks):
+            by_rank = dict(self._found[step])
+        if not self._ranks or len(by_rank) < len(self._ranks):
             return None
-        return sum(found[r] for r in self._ranks)
+        return sum(by_rank[r] for r in self._ranks)
 
     def newest(self, step: int) -> int | None:
         """The last step up to this one whose loss is known."""

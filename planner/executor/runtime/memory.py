@@ -101,10 +101,10 @@ def memory_need(
     }
     beyond: dict[str, float] = {}
     if plan.sync.local_steps:
-        held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
+        copies = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: a snapshot of parameters, and a second gradient vector
-        held += (1 if on_gpu else 2) * plan.sync.delayed
-        beyond["outer step"] = max(held - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
+        copies += (1 if on_gpu else 2) * plan.sync.delayed
+        beyond["outer step"] = max(copies - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
     if calibrates:
         # another copy of parameters and moments, and one microbatch
         copy = vector / SUM_BYTES * w.precision.state_bytes
@@ -177,24 +177,24 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
         ranks.barrier("memory/begun")
     parts = {**need.stage, **need.beyond}
     place = machine()
-    here = "this machine's memory"
+    machine_name = "this machine's memory"
     if device.type != "cuda":
-        return [MemoryClaim(place, here, need.total, available_bytes(), USABLE, parts)]
+        return [MemoryClaim(place, machine_name, need.total, available_bytes(), USABLE, parts)]
     free, _ = torch.cuda.mem_get_info(device)
     name, gpu = gpu_of(device)
-    beside = {"copies for the network": need.host}
+    pinned = {"copies for the network": need.host}
     return [
         MemoryClaim(gpu, name, need.total, float(free), GPU_USABLE, parts),
-        MemoryClaim(place, here, need.host, available_bytes(), USABLE, beside),
+        MemoryClaim(place, machine_name, need.host, available_bytes(), USABLE, pinned),
     ]
 
 
 def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
     """Refuse to start if memory is too small; a collective call, except for a late rank."""
     own = json.dumps([asdict(claim) for claim in claims])
-    told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.all_gather("memory", own)))
+    texts = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.all_gather("memory", own)))
     pools: dict[str, dict[int, MemoryClaim]] = {}
-    for rank, text in told.items():
+    for rank, text in texts.items():
         for claim in (MemoryClaim(**fields) for fields in json.loads(text)):
             pools.setdefault(claim.memory, {})[rank] = claim
     for pool in pools.values():

@@ -220,8 +220,8 @@ def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
     """The head, with weights that depend on the seed alone."""
     head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
     if arch.tied:
-        here = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem
-        head.project.weight = here.tokens.weight
+        first_stem = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem
+        head.project.weight = first_stem.tokens.weight
     return head
 
 

@@ -60,7 +60,7 @@ class PlannedWeights:
     def taken(self) -> None:
         """The step's update was applied."""
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """A pseudo-gradient will be averaged."""
 
     def outer_step_taken(self) -> None:
@@ -127,7 +127,7 @@ class CountedWeights:
         self._since += self._step
         self._step = 0
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Attribute the counts so far to the pseudo-gradient, and restart counting."""
         self._changed += self._since
         self._since = 0
@@ -201,7 +201,7 @@ class OuterSGD:
 
     def pseudo_gradient(self, into: Tensor, weight: float) -> None:
         """Write ``weight (old - new)`` into ``float32[values]``; if delayed, new is the snapshot of
-        `leave`."""
+        `take_snapshot`."""
         with torch.no_grad():
             if self._left is not None:
                 torch.sub(self._old, self._left, out=into)
@@ -237,20 +237,20 @@ class OuterSGD:
 
     def state(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
-        found = {PARAMETER + name: tensor for name, tensor in self.global_parameters().items()}
+        tensors = {PARAMETER + name: tensor for name, tensor in self.global_parameters().items()}
         if self._momentum is not None:
             named = self.named(self._momentum)
-            found |= {MOMENTUM + name: tensor for name, tensor in named.items()}
-        return found
+            tensors |= {MOMENTUM + name: tensor for name, tensor in named.items()}
+        return tensors
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         # with a pending outer step, nothing was done since the snapshot
-        self.leave()
+        self.take_snapshot()
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Take a snapshot of the parameters, if the outer step is delayed."""
         if self._left is not None:
             with torch.no_grad():

@@ -120,7 +120,7 @@ def run_operations(
 
     On a GPU the next operation is issued before the previous one has ended, if its input is there.
     """
-    backend = compute.side
+    backend = compute.backend
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
@@ -139,11 +139,11 @@ def run_operations(
                 drain(0)
             arrival = receiver.take(serial, before)
         start = backend.mark()
-        made = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
+        output = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
         stop = backend.mark()
         if (after := traffic.after.get(operation)) is not None:
-            sender.send(made, after.destination)
-        sent = None if after is None else (after, made.nbytes)
+            sender.send(output, after.destination)
+        sent = None if after is None else (after, output.nbytes)
         issued.append(IssuedOperation(operation, start, stop, sent, arrival))
         drain(backend.max_pending)
     drain(0)

@@ -14,7 +14,7 @@ from planner.network.dtype import Dtype
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 
-TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
+TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 BF16_CAPABILITY = (8, 0)
 """Smallest compute capability of NVIDIA GPUs with bf16 products in hardware."""
 
@@ -44,8 +44,8 @@ class LowPrecisionModule:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Output of the module."""
-        made: Tensor = self._module(*inputs)
-        return made
+        output: Tensor = self._module(*inputs)
+        return output
 
     def compile(self) -> None:
         """Compile each layer, or a part without layers as a whole, at its first call.
@@ -83,8 +83,8 @@ class LowPrecisionModule:
             setattr(module, name, weight)
             self._rounded.append((weight, parameter))
 
-    def _round_output(self, _: nn.Module, __: Any, made: Tensor) -> Tensor:
-        return made.to(self._dtype)
+    def _round_output(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output.to(self._dtype)
 
 
 def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
@@ -98,10 +98,10 @@ def set_precision(plan: TrainingPlan, device: torch.device) -> None:
     # no TF32 for products in fp32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    if plan.workload.precision.compute is Dtype.FP32 or device.type != "cuda":
+    if plan.workload.precision.compute is not Dtype.BF16 or device.type != "cuda":
         return
     if torch.version.cuda and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
         raise PlanError(
             f"workload.precision.compute: {torch.cuda.get_device_name(device)} has no bf16 and "
-            "would emulate it slowly; plan with --precision fp32"
+            "would emulate it slowly; plan with --precision fp16"
         )

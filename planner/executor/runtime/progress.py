@@ -60,17 +60,20 @@ class Progress:
         else:
             middle = f"  loss {loss:.4f} (of step {of})"
         self._told |= set() if of is None else {of}
-        rates, said = self._rates(record, took)
+        rates, suffix = self._rates(record, took)
         if record.norm is not None:
             middle += f"  norm {record.norm:.3g}"
+            if record.loss_scale is not None and not math.isfinite(record.norm):
+                middle += f", skipped; loss scale {record.loss_scale:g} from now on"
         self._say(
             f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
-            + said,
+            + suffix,
             event="rest" if record.rest else "step",
             step=record.step,
             loss=loss,
             loss_step=of,
             **({} if record.norm is None else {"gradient_norm": record.norm}),
+            **({} if record.loss_scale is None else {"loss_scale": record.loss_scale}),
             took_s=took,
             predicted_s=self.planned_s,
             **rates,
@@ -82,27 +85,27 @@ class Progress:
         self._ended_s = 0.0
         self._say(text, **event)
 
-    def evaluated(self, found: EvaluationResult) -> None:
+    def evaluated(self, result: EvaluationResult) -> None:
         """An evaluation has ended, before the next step begins."""
         self.between_steps(
-            f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
-            f"perplexity {found.perplexity:.4g}",
+            f"after {result.steps} steps, {result.paths}: held-out loss {result.loss:.4f}, "
+            f"perplexity {result.perplexity:.4g}",
             event="evaluated",
-            steps=found.steps,
-            paths=found.paths,
-            loss=found.loss,
-            perplexity=found.perplexity,
+            steps=result.steps,
+            paths=result.paths,
+            loss=result.loss,
+            perplexity=result.perplexity,
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:
         if self.work is None or record.rest:
             return {}, ""
         rates = {"tokens_per_s": self.work.tokens(record.step) / took_s}
-        said = f"  {rates['tokens_per_s']:.0f} tokens/s"
+        text = f"  {rates['tokens_per_s']:.0f} tokens/s"
         if (mfu := self.work.mfu(record.step, took_s)) is not None:
             rates["mfu"] = mfu
-            said += f"  MFU {mfu:.1%}"
-        return rates, said
+            text += f"  MFU {mfu:.1%}"
+        return rates, text
 
     def end(self, losses: LossCollector | None) -> None:
         """The run has ended, and all losses are known: print the remaining ones."""
@@ -129,8 +132,8 @@ class Progress:
     def _say(self, text: str, **event: Any) -> None:
         if self.events:
             # JSON has no NaN or infinity
-            told = {name: None if _diverged(value) else value for name, value in event.items()}
-            text = json.dumps(told, allow_nan=False)
+            values = {name: None if _diverged(value) else value for name, value in event.items()}
+            text = json.dumps(values, allow_nan=False)
         print(text, flush=True)
 
 

@@ -16,8 +16,8 @@ def recomputed(function: Function, *inputs: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         # the compiler decides what is saved for the backward pass
         return function(*inputs)
-    found: Tensor = _Again.apply(function, *inputs)  # type: ignore[no-untyped-call]
-    return found
+    value: Tensor = _Again.apply(function, *inputs)  # type: ignore[no-untyped-call]
+    return value
 
 
 class _Again(torch.autograd.Function):
@@ -35,7 +35,7 @@ class _Again(torch.autograd.Function):
             for x, needs in zip(ctx.saved_tensors, needed, strict=True)
         ]
         with torch.enable_grad():
-            made = ctx.function(*inputs)
-        wanted = [x for x in inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(made, wanted, gradients))
-        return None, *(next(found) if needs else None for needs in needed)
+            output = ctx.function(*inputs)
+        differentiable = [x for x in inputs if x.requires_grad]
+        results = iter(torch.autograd.grad(output, differentiable, gradients))
+        return None, *(next(results) if needs else None for needs in needed)

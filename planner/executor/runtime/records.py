@@ -35,7 +35,9 @@ class StepRecord:
     routes
         With stochastic wiring, microbatches of this rank: number, and the device of each stage.
     norm
-        Global norm of the gradients before clipping; None without clipping.
+        Global norm of the gradients before clipping; None where none is needed.
+    loss_scale
+        Loss scale after the step; None without loss scaling.
     """
 
     step: int
@@ -46,6 +48,7 @@ class StepRecord:
     messages: list[MessageRecord] = field(default_factory=list)
     routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     norm: float | None = None
+    loss_scale: float | None = None
 
     def sent(self, message: Message, size: int, handed_over_s: float) -> None:
         """Record a message that was sent."""

@@ -33,9 +33,9 @@ class SavedTensors:
 
     def bytes(self, others: Iterable[Tensor] = ()) -> int:
         """Bytes saved now."""
-        found = {place: size for place, (_, size) in self._held.items()}
-        found |= {_place(t): t.untyped_storage().nbytes() for t in others}
-        total = sum(size for place, size in found.items() if place not in self._weights)
+        sizes = {place: size for place, (_, size) in self._held.items()}
+        sizes |= {_place(t): t.untyped_storage().nbytes() for t in others}
+        total = sum(size for place, size in sizes.items() if place not in self._weights)
         self.most = max(self.most, total)
         return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
 from planner.executor.runtime.device_backend import HOST, DeviceBackend, backend_of
+from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
@@ -36,10 +38,10 @@ def require_executable(plan: TrainingPlan) -> Architecture:
     if arch is None or arch.unexecuted:
         raise PlanError(plan.workload.unexecuted)
     if arch.tied and plan.head_stage != 0 and not plan.averages_tied:
-        how = "--head first or one stage" if plan.sync.local_steps else "this release"
+        remedy = "--head first or one stage" if plan.sync.local_steps else "this release"
         raise PlanError(
             "averaging.tied: head and embedding share a matrix and are on two stages that do not "
-            f"average it; plan again with {how}"
+            f"average it; plan again with {remedy}"
         )
     require_priced(plan.workload)
     sizes = {
@@ -98,7 +100,7 @@ class StageModule:
         the plan's seed.
     counted
         Whether plans with fewer devices may follow, so that samples are counted.
-    side
+    backend
         Backend of the device; None to create it.
     compiled
         Whether layers and head are compiled.
@@ -114,14 +116,15 @@ class StageModule:
         data: Data = SYNTHETIC,
         load_weights: LoadWeights | None = None,
         counted: bool = False,
-        side: DeviceBackend | None = None,
+        backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
         set_precision(plan, device)
-        self.device, self.side = device, side or backend_of(device)
+        self.device, self.backend = device, backend or backend_of(device)
         self.dtype = TORCH[w.precision.compute]
+        self._scaler = LossScaler(w) if w.precision.scales_loss else None
         self.boundary = ActivationCodec(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
@@ -166,10 +169,10 @@ class StageModule:
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.kept
-        held = [*self.weights, self._vector, *moments, *outer]
-        if self.side is HOST and self._host is not self._vector:
-            held.append(self._host)
-        return sum(tensor.nbytes for tensor in held) + self.kept.most
+        tensors = [*self.weights, self._vector, *moments, *outer]
+        if self.backend is HOST and self._host is not self._vector:
+            tensors.append(self._host)
+        return sum(tensor.nbytes for tensor in tensors) + self.kept.most
 
     @property
     def weights(self) -> list[Tensor]:
@@ -191,50 +194,72 @@ class StageModule:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._on_host = False
         self._vector.zero_()
-        self.side.begin()
+        self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
-        given = None if received is None else self.read(kind, received)
+        decoded = None if received is None else self.read(kind, received)
         if not self._counting:
-            return self._run_and_encode(kind, microbatch, given)
+            return self._run_and_encode(kind, microbatch, decoded)
         with self.kept.counting(self.weights):
-            made = self._run_and_encode(kind, microbatch, given)
-        own = [t for kept in self._kept.values() for t in kept if t is not None]
-        self.kept.bytes([*own, *self._head_gradients.values()])
-        return made
+            output = self._run_and_encode(kind, microbatch, decoded)
+        in_flight = [t for kept in self._kept.values() for t in kept if t is not None]
+        self.kept.bytes([*in_flight, *self._head_gradients.values()])
+        return output
 
-    def _run_and_encode(self, kind: str, microbatch: int, given: Tensor | None) -> Tensor:
+    def _run_and_encode(self, kind: str, microbatch: int, decoded: Tensor | None) -> Tensor:
         if kind == "F":
-            return self.boundary.write(self._forward(microbatch, given), gradient=False)
-        made = (self._run_head if kind == "H" else self._backward)(microbatch, given)
-        return self.boundary.write(made, gradient=True)
+            return self.boundary.write(self._forward(microbatch, decoded), gradient=False)
+        output = (self._run_head if kind == "H" else self._backward)(microbatch, decoded)
+        return self.boundary.write(output, gradient=True)
 
     def read(self, kind: str, message: Tensor) -> Tensor:
         """Decode the message that an operation needs."""
-        here = self.side.to_device(message)
-        return self.boundary.read(here, self.dtype, gradient=kind == "B")
+        on_device = self.backend.to_device(message)
+        return self.boundary.read(on_device, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        return self.side.to_device(self.data.tokens(step, microbatch))
+        return self.backend.to_device(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        return self.side.host_buffer(*self.boundary.message)
+        return self.backend.host_buffer(*self.boundary.message)
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
+    def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """All gradients as one vector."""
-        if here is not None and here is self._on_host:
-            there, found = (self._host, self._vector) if here else (self._vector, self._host)
-            if found is not there:
-                found.copy_(there)
-            self._on_host = not here
+        if on_device is not None and on_device is self._on_host:
+            source, target = (self._host, self._vector) if on_device else (self._vector, self._host)
+            if target is not source:
+                target.copy_(source)
+            self._on_host = not on_device
         return self._host if self._on_host else self._vector
 
-    def update(self) -> None:
-        """Take an optimizer step, with averaged gradients or with this device's own."""
+    def unscale(self) -> None:
+        """Divide the step's gradients by the loss scale, before they are averaged.
+
+        So codecs and clipping have the same values to work on as in other formats.
+        """
+        if self._scaler is not None:
+            self._vector.mul_(1 / self._scaler.scale)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None without loss scaling."""
+        return None if self._scaler is None else self._scaler.scale
+
+    def update(self, norm: float | None = None) -> None:
+        """Take an optimizer step, with averaged gradients or with this device's own.
+
+        With loss scaling, only if the global norm is finite: the same on all ranks.
+        """
+        if self._scaler is not None:
+            assert norm is not None
+            overflow = not math.isfinite(norm)
+            self._scaler.update(overflow=overflow)
+            if overflow:
+                return
         scale = None
         if self.outer is not None:
             scale = self._samples.scale(self._step)
@@ -257,11 +282,11 @@ class StageModule:
         """Microbatches of the pseudo-gradient, where they are counted."""
         return self._samples.changed
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient."""
         assert self.outer is not None
-        self.outer.leave()
-        self._samples.leave()
+        self.outer.take_snapshot()
+        self._samples.take_snapshot()
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """Weighted pseudo-gradient: change of the parameters since the last outer step."""
@@ -270,7 +295,7 @@ class StageModule:
         self.outer.pseudo_gradient(self._vector, self._samples.weight(self._step, samples))
         self._outer_step_pending = True
         self._on_host = False
-        return self.gradients(here=False)
+        return self.gradients(on_device=False)
 
     def outer_step(self) -> None:
         """Apply the outer step with the mean pseudo-gradient."""
@@ -296,16 +321,18 @@ class StageModule:
 
         With a pending outer step also its mean, which must be known by now.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, parameter in self.named().items():
-            found[f"parameter/{name}"] = parameter
+            tensors[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
-                found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+                tensors[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+        if self._scaler is not None:
+            tensors |= self._scaler.state()
         if self.outer is None:
-            return found
+            return tensors
         mean = self.outer.named(self._host) if self._outer_step_pending else {}
-        found |= self._samples.state()
-        return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
+        tensors |= self._samples.state()
+        return tensors | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state` of the same part of the model."""
@@ -322,6 +349,8 @@ class StageModule:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        if self._scaler is not None:
+            self._scaler.load_state(state)
         if self.outer is not None:
             self.outer.load_state(state)
             self._samples.load_state(state)
@@ -339,15 +368,15 @@ class StageModule:
                 self.named()[name].copy_(value)
         self._samples.forget()
         if self.outer is not None:
-            self.outer.leave()
+            self.outer.take_snapshot()
         self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:
         """Parameters by name; a tied matrix once."""
-        whole = nn.ModuleDict({"stage": self.stage})
+        modules = nn.ModuleDict({"stage": self.stage})
         if self.head is not None:
-            whole["head"] = self.head
-        return dict(whole.named_parameters())
+            modules["head"] = self.head
+        return dict(modules.named_parameters())
 
     def _as_averaged(self) -> list[nn.Parameter]:
         """All parameters, tied ones first."""
@@ -365,8 +394,8 @@ class StageModule:
     @cached_property
     def _host(self) -> Tensor:
         """Host memory for averaging, allocated at first use."""
-        if self.side is not HOST:
-            return self.side.host_buffer(tuple(self._vector.shape), self._vector.dtype)
+        if self.backend is not HOST:
+            return self.backend.host_buffer(tuple(self._vector.shape), self._vector.dtype)
         # if delayed, gradients are computed while it is averaged
         return self._vector.clone() if self._delayed else self._vector
 
@@ -376,11 +405,11 @@ class StageModule:
 
     def _updated(self) -> None:
         self.round()
-        self.side.wait_time_s(self.side.mark())
+        self.backend.wait_time_s(self.backend.mark())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
-        kept = None if received is None else received.requires_grad_()
-        inputs = kept
+        leaf = None if received is None else received.requires_grad_()
+        inputs = leaf
         if inputs is None:
             tokens = self.tokens(self._step, b)
             inputs = tokens[:, :-1]
@@ -390,8 +419,8 @@ class StageModule:
         with torch.set_grad_enabled(not self.recompute):
             output = self.run_stage(inputs)
         # without a graph only H needs the output
-        of_use = not self.recompute or self.head is not None
-        self._kept[b] = _Kept(kept, output if of_use else None)
+        needed = not self.recompute or self.head is not None
+        self._kept[b] = _Kept(leaf, output if needed else None)
         return output.detach()
 
     def run_stage(self, inputs: Tensor) -> Tensor:
@@ -405,34 +434,35 @@ class StageModule:
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
         assert self._loss is not None
-        kept = self._kept[b]
+        saved = self._kept[b]
         if received is None:
-            assert kept.output is not None
-            received = kept.output.detach()
+            assert saved.output is not None
+            received = saved.output.detach()
         if self.recompute:
-            self._kept[b] = kept._replace(output=None)
+            self._kept[b] = saved._replace(output=None)
         activations = received.requires_grad_()
         tokens = self._tokens.pop(b, None)
         targets = (self.tokens(self._step, b) if tokens is None else tokens)[:, 1:]
         loss = self.run_loss(activations, targets) / self.batch_tokens
-        torch.autograd.backward(loss)
+        scale = self.loss_scale
+        torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
         assert activations.grad is not None
         self._loss += loss.detach()
         self._head_gradients[b] = activations.grad
         return activations.grad
 
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
-        kept, output = self._kept.pop(b)
+        leaf, output = self._kept.pop(b)
         if self.recompute:
-            inputs = self.tokens(self._step, b)[:, :-1] if kept is None else kept
+            inputs = self.tokens(self._step, b)[:, :-1] if leaf is None else leaf
             output = self.run_stage(inputs)
         assert output is not None
-        own = self._head_gradients.pop(b, None)
-        gradient = own if received is None else received
+        head_gradient = self._head_gradients.pop(b, None)
+        gradient = head_gradient if received is None else received
         torch.autograd.backward(output, gradient)
         self._samples.did()
         # the first stage sends no gradient
-        return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
+        return output.new_empty(0) if leaf is None or leaf.grad is None else leaf.grad
 
 
 def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:

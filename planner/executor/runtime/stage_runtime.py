@@ -15,7 +15,7 @@ class Operations(Protocol):
     """F, H and B of one rank."""
 
     @property
-    def side(self) -> DeviceBackend:
+    def backend(self) -> DeviceBackend:
         """Backend of the device."""
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
@@ -31,15 +31,22 @@ class StageRuntime(Operations, Protocol):
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
+    def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """``float32`` vector of the step's gradients, averaged in place."""
 
     @property
     def tied_values(self) -> int:
         """Number of leading values of `gradients` that are tied to another stage's."""
 
-    def update(self) -> None:
-        """Take an optimizer step.
+    def unscale(self) -> None:
+        """Divide the step's gradients by the loss scale, if there is one."""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None without loss scaling."""
+
+    def update(self, norm: float | None) -> None:
+        """Take an optimizer step; with loss scaling, skip it unless the global norm is finite.
 
         In local SGD with this device's own gradients, in two-frequency averaging with the group's.
         """
@@ -47,14 +54,14 @@ class StageRuntime(Operations, Protocol):
     def samples(self) -> int:
         """Microbatches of the pseudo-gradient of this device, or of all that act as one with it."""
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Take a snapshot, up to which `pseudo_gradient` reaches."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
 
-        From the last outer step to `leave`; only in local SGD. Calls before `outer_step` return the
-        same.
+        From the last outer step to `take_snapshot`; only in local SGD. Calls before `outer_step`
+        return the same.
         """
 
     def outer_step(self) -> None:
@@ -68,18 +75,22 @@ class StageRuntime(Operations, Protocol):
 class ModelFree:
     """What a rank without a model has in common: a vector to average, and nothing to optimize."""
 
-    side: DeviceBackend = HOST
+    backend: DeviceBackend = HOST
+    loss_scale: float | None = None
     _vector: Tensor
 
-    def gradients(self, *, here: bool | None = None) -> Tensor:
+    def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """The vector; its content is ignored."""
         return self._vector
+
+    def unscale(self) -> None:
+        """Does nothing."""
 
     def samples(self) -> int:
         """0: samples are not counted."""
         return 0
 
-    def leave(self) -> None:
+    def take_snapshot(self) -> None:
         """Does nothing."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:

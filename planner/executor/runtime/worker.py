@@ -134,11 +134,11 @@ class Worker:
     @property
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
-        found = dict(self._sent_before)
+        totals = dict(self._sent_before)
         for channels in self._channels.values():
             for other, connection in channels.to.items():
-                found[other] = found.get(other, 0) + connection.sent_bytes
-        return found
+                totals[other] = totals.get(other, 0) + connection.sent_bytes
+        return totals
 
     def steps(
         self,
@@ -152,14 +152,14 @@ class Worker:
         cycle = self.plan.cycle
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
-            wanted = self.wiring.connections
-            wanted |= {(ChannelKind.HEARTBEAT, other) for _, other in wanted}
+            channels = self.wiring.connections
+            channels |= {(ChannelKind.HEARTBEAT, other) for _, other in channels}
             connections = held.enter_context(
-                connections_to(self.ranks, wanted, f"steps/{self._part}")
+                connections_to(self.ranks, channels, f"steps/{self._part}")
             )
-            self._channels = {way: channels_of(connections, way, self.rank) for way in BACK}
+            self._channels = {kind: channels_of(connections, kind, self.rank) for kind in BACK}
             held.enter_context(self._watched(_of(connections, ChannelKind.HEARTBEAT)))
-            if any(leaves_the_machine(one) for one in connections.values()):
+            if any(leaves_the_machine(connection) for connection in connections.values()):
                 held.enter_context(disable_slow_start_after_idle(before_end=self._before_end))
             grow_windows(self._channels.values(), self.wiring.bandwidth_delay_bytes())
             if owes:
@@ -182,13 +182,13 @@ class Worker:
             self._commit.abort_on(failure)
         channels = self._channels[ChannelKind.PIPELINE]
         rates, round_trips_s = self.wiring.rates(), self.wiring.round_trips_s()
-        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.side)
+        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.backend)
         self._pipeline.open(PipelineLinks(channels.of, sender, failure), walk)
         peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
         norms = _of(connections, ChannelKind.NORM)
-        told = range(first, first + len(walk))
+        numbers = range(first, first + len(walk))
         record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
-        teller = self._teller(_of(connections, ChannelKind.LOSSES), told)
+        loss_sender = self._teller(_of(connections, ChannelKind.LOSSES), numbers)
         if owes:
             self._finish_interrupted_outer_step(record, peers, sender)
             yield record
@@ -209,8 +209,8 @@ class Worker:
             else:
                 self._average_and_update(record, peers, sender, norms)
             self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
-            if teller is not None:
-                teller.tell(step, self._compute.loss() or 0.0)
+            if loss_sender is not None:
+                loss_sender.tell(step, self._compute.loss() or 0.0)
             yield record
         self._end_outer(record)
         self._pipeline.finish()
@@ -224,7 +224,7 @@ class Worker:
         """Let the failure detector watch connections."""
         if self.ranks.detector is None:
             return nullcontext()
-        return self.ranks.detector.over({c: self.ranks.name(r) for r, c in heartbeats.items()})
+        return self.ranks.detector.watching({c: self.ranks.name(r) for r, c in heartbeats.items()})
 
     def _before_end(self, undo: Callable[[], None]) -> None:
         if self.ranks.detector is not None:
@@ -249,42 +249,43 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         tied = self._compute.tied_values
+        self._compute.unscale()
         gradients, collectives = self._compute.gradients, self._collectives
-        averaging, also = self.wiring.averaging, self.wiring.tied
+        averaging, tied_averaging = self.wiring.averaging, self.wiring.tied
         # copy to the first round's memory before sending word
-        gradients(here=averaging.begins_here(collectives))
-        told = None
+        gradients(on_device=averaging.begins_here(collectives))
+        announced = None
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
-            told = self._ready_hint.told
+            announced = self._ready_hint.told
         rest, shared = slice(tied, None), slice(tied)
         self._average(
             record,
             averaging,
-            lambda on: gradients(here=on)[rest],
+            lambda on: gradients(on_device=on)[rest],
             peers,
             sender,
-            told,
+            announced,
             collectives,
         )
         if tied:
             self._average(
                 record,
-                also,
-                lambda on: gradients(here=on)[shared],
+                tied_averaging,
+                lambda on: gradients(on_device=on)[shared],
                 peers,
                 sender,
                 collectives=collectives,
             )
         vector = gradients()
-        if self.wiring.clipping is not None:
+        if self.wiring.norm is not None:
             if self._time_scale is None:
                 # tied parameters count on the first stage
                 copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
-                record.norm = self.wiring.clipping.run(vector, norms, copied)
+                record.norm = self.wiring.norm.run(vector, norms, copied)
             else:
                 # simulated compute has no gradients
-                self.wiring.clipping.run(vector[:0], norms)
+                self.wiring.norm.run(vector[:0], norms)
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
@@ -297,11 +298,11 @@ class Worker:
         sync = self.plan.sync
         if self.wiring.within.peers:
             gradients, within = self._compute.gradients, self.wiring.within
-            gradients(here=within.begins_here(self._collectives))
+            gradients(on_device=within.begins_here(self._collectives))
             self._average(
                 record,
                 within,
-                lambda on: gradients(here=on),
+                lambda on: gradients(on_device=on),
                 peers,
                 sender,
                 collectives=self._collectives,
@@ -311,7 +312,7 @@ class Worker:
         self._update(record)
         self._end_outer(record)
         if sync.due(record.step):
-            self._compute.leave()
+            self._compute.take_snapshot()
             # steps from an idle system are measured one by one
             if sync.delayed and not record.rest:
                 self._begin_outer(record.step, peers, sender)
@@ -324,12 +325,12 @@ class Worker:
         samples = None
         if self._commit is not None:
             # of the remaining devices, which the plan does not know
-            told = self.ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
+            counts = self.ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
             # the first of the devices that act as one reports
             speak = {lockstep_devices(self.plan, d)[0] for d in group}
-            samples = sum(int(told[d]) for d in speak)
+            samples = sum(int(counts[d]) for d in speak)
         return self._compute.pseudo_gradient(samples)
 
     def _average_pseudo_gradients(
@@ -394,17 +395,18 @@ class Worker:
         values: Callable[[bool | None], Tensor],
         peers: AllReduceLinks,
         sender: Sender,
-        told: Collection[int] | None = None,
+        announced: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(values, peers, sender, told, collectives)
+            end = averaging.run(values, peers, sender, announced, collectives)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:
         update = time.monotonic()
-        self._compute.update()
+        self._compute.update(record.norm)
+        record.loss_scale = self._compute.loss_scale
         record.end_s = time.monotonic()
         record.ops.append((-1, self.rank, "U", update, record.end_s))
 

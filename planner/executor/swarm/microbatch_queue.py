@@ -92,7 +92,7 @@ def run_whole_model(
     microbatches: Iterable[int], compute: StageRuntime, rank: int, record: StepRecord
 ) -> None:
     """Run microbatches through the whole model on this device."""
-    backend = compute.side
+    backend = compute.backend
     issued: deque[IssuedOperation] = deque()
     for b in microbatches:
         for kind in "FHB":

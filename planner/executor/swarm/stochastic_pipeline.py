@@ -241,7 +241,7 @@ class StochasticPipeline:
     def _operate(
         self, kind: str, note: RoutingMessage, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        backend = self._compute.side
+        backend = self._compute.backend
         start = backend.mark()
         output = self._compute.run_op(kind, note.microbatch, received)
         # report the compute time to the peer
