@@ -157,9 +157,10 @@ def _on_gpus(choice: str) -> bool:
 
 def _advice(plan: TrainingPlan, device: str) -> str:
     """Advice on a format that CPUs compute slowly; empty if it does not apply."""
-    if plan.workload.precision.compute is Dtype.FP32 or _on_gpus(device):
+    dtype = plan.workload.precision.compute
+    if dtype is Dtype.FP32 or _on_gpus(device):
         return ""
-    return "note: bf16 is slow on most CPUs; planner plan --precision fp32 may be faster"
+    return f"note: {dtype} is slow on most CPUs; planner plan --precision fp32 may be faster"
 
 
 class _EventPrinter:

@@ -385,7 +385,7 @@ def test_run_prints_the_planned_step_first(
 
 
 def test_run_on_a_cpu_advises_fp32(plan_file: Path) -> None:
-    """For plans in bf16 only."""
+    """For plans in a 16-bit format only."""
     pytest.importorskip("torch")
     from planner.cli.run_command import _advice
 
