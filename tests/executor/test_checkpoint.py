@@ -148,6 +148,10 @@ def stage_module(device: int, optimizer: str = "adamw") -> StageModule:
     return found
 
 
+STEPS = 10
+"""Of a run that resumes."""
+
+
 def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
     """Checkpoints of one rank; returns those that were written."""
     written: list[int] = []
@@ -185,7 +189,7 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     for parameter in made.parameters:
         parameter.data.zero_()
     made.optimizer.state.clear()
-    assert resume(tmp_path, PLAN, ranks, made, ADAMW) == 2
+    assert resume(tmp_path, PLAN, ranks, made, ADAMW, STEPS) == 2
     found = made.state()
     assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -201,42 +205,51 @@ def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
         store.set("checkpoints/1", json.dumps(found))
         return ProcessGroup(0, 2, store, ("0", "1"))
 
-    assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW) == 2
+    assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW, STEPS) == 2
     with pytest.raises(CheckpointError, match="after 4 steps is another one than on other devices"):
-        resume(tmp_path, PLAN, beside([(2, other), (4, other)]), rank()[1], ADAMW)
+        resume(tmp_path, PLAN, beside([(2, other), (4, other)]), rank()[1], ADAMW, STEPS)
     with pytest.raises(CheckpointError, match="no complete checkpoint that all devices have"):
-        resume(tmp_path, PLAN, beside([(6, same)]), rank()[1], ADAMW)
+        resume(tmp_path, PLAN, beside([(6, same)]), rank()[1], ADAMW, STEPS)
 
 
 def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     """Nothing there, another plan or optimizer, a damaged shard, an index that is none."""
     ranks, made = rank()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        resume(tmp_path / "nowhere", PLAN, ranks, made, ADAMW)
+        resume(tmp_path / "nowhere", PLAN, ranks, made, ADAMW, STEPS)
     write(tmp_path, [2])
     place = tmp_path / "step-000002"
+    sgd = OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
     with pytest.raises(CheckpointError, match="trained with --optimizer adamw, this run has sgd"):
         resume(
-            tmp_path, PLAN, rank()[0], made, OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
+            tmp_path,
+            PLAN,
+            rank()[0],
+            made,
+            OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict(),
+            STEPS,
         )
+    # to evaluate alone, no optimizer is needed
+    sgd = OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
+    assert resume(tmp_path, PLAN, rank()[0], made, sgd, 2) == 2
     other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
     with pytest.raises(CheckpointError, match=r"whose model has seed 0, this plan's has 1; plan"):
-        resume(tmp_path, other, rank()[0], made, ADAMW)
+        resume(tmp_path, other, rank()[0], made, ADAMW, STEPS)
     index = json.loads((place / INDEX).read_text())
     for wrong in ({}, {"says": "synthetic"}, {"says": "synthetic", "position": 1}):
         (place / INDEX).write_text(json.dumps(index | {"data": wrong}))
         with pytest.raises(CheckpointError, match=r"cannot be read \(no place in the data\)"):
-            resume(tmp_path, PLAN, rank()[0], made, ADAMW)
+            resume(tmp_path, PLAN, rank()[0], made, ADAMW, STEPS)
     (place / INDEX).write_text(json.dumps(index))
     shard = next(place.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.raises(TensorFileError, match="not those that were written"):
-        resume(tmp_path, PLAN, rank()[0], made, ADAMW)
+        resume(tmp_path, PLAN, rank()[0], made, ADAMW, STEPS)
     (place / INDEX).write_text("[]")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        resume(tmp_path, PLAN, rank()[0], made, ADAMW)
+        resume(tmp_path, PLAN, rank()[0], made, ADAMW, STEPS)
 
 
 def test_a_full_disk_costs_the_checkpoint_not_the_run(
@@ -252,7 +265,7 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(
     assert write(tmp_path, [2]) == []
     assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
-    assert resume(tmp_path, PLAN, *rank(), ADAMW) == 1
+    assert resume(tmp_path, PLAN, *rank(), ADAMW, STEPS) == 1
 
 
 def test_tensors_in_a_file(tmp_path: Path) -> None:

@@ -185,8 +185,12 @@ def resume(
     ranks: ProcessGroup,
     stage_module: StageModule | None,
     settings: Mapping[str, Any],
+    steps: int,
 ) -> int:
-    """Load the newest checkpoint that all ranks have, of this plan or another of the same model."""
+    """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
+
+    Optimizer settings must be the same, unless no step of a run of so many is left.
+    """
     complete = [
         # the index has the digests of all shards
         (s, digest_of(_place(folder, s) / INDEX))
@@ -218,7 +222,7 @@ def resume(
     index, path = _index(folder, done)
     same = index["plan"] == plan.content_hash
     changes = [] if same else _require_same_model(path, index, plan, done)
-    for name, value in settings.items():
+    for name, value in settings.items() if done < steps else ():
         if (was := index["settings"].get(name)) != value:
             option = f"--{name.replace('_', '-')}"
             raise CheckpointError(

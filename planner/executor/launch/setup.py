@@ -248,7 +248,9 @@ def _prepare_checkpoints(
         detector.shutdown_.hint = f"; continue after {steps} steps with --resume {folder}"
 
     if config.resume is not None and not ranks.late:
-        context.first = resume(config.resume, plan, ranks, context.stage_module, settings)
+        context.first = resume(
+            config.resume, plan, ranks, context.stage_module, settings, config.steps
+        )
         done = context.first
         if done > config.steps or (done == config.steps and config.eval_data is None):
             raise ValueError(
