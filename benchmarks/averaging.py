@@ -35,8 +35,8 @@ from planner.bench.averaging_instances import (
     table_1_setups,
 )
 from planner.bench.environment import describe_environment
+from planner.lp.dedloc_lp import solve_relaxed
 from planner.lp.groups import group_size_table
-from planner.lp.lp5 import solve_relaxed
 from planner.lp.paper_model import build_paper_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.lp.lp5 import lp_bound
+from planner.lp.dedloc_lp import lp_bound
 from planner.lp.paper_model import build_paper_model
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem

@@ -41,7 +41,7 @@ ENTRY = "import sys; from planner.cli.main import main; sys.exit(main(sys.argv[1
 RATES = """
 import json, sys, time
 import planner as pl
-import planner.simulator.kernel as kernel
+import planner.simulator.compiled_event_loop as kernel
 import planner.mapf.search as search
 from planner.bench.plan_instances import INSTANCES
 from planner.bench import paths

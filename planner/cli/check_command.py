@@ -46,5 +46,6 @@ def _bound_line(basis: BoundBasis) -> str:
         return f"{bound}, not verified; the solver states: {basis.basis or 'no reason'}"
     # without the witness's parameters, which are in the plan file
     return (
-        f"{bound}, verified: recomputed from the plan's witness ({basis.argument.split(' (')[0]})"
+        f"{bound}, verified: recomputed from the plan's witness; method: "
+        f"{basis.argument.split(' (')[0]}"
     )

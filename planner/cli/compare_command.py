@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.output import show
+from planner.planning.request import InnerAveraging
 from planner.report.figures import memory, tokens_per_s
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -50,7 +51,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "bound_s": None if step is None else step.bound,
         "step_usd": None if plan.cost is None else plan.cost.step_usd,
         "tokens_per_s": tokens_per_s(plan),
-        "least_reserve_bytes": min(each.reserve_bytes for each in memory(plan)),
+        "free_memory_bytes": min(each.reserve_bytes for each in memory(plan)),
         "network": plan.cluster.network.content_hash[:12],
         "workload": plan.workload.name,
         "devices": len(plan.cluster),
@@ -60,10 +61,10 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "microbatch_samples": plan.workload.microbatch_samples,
         "schedules": [s.name for s in plan.schedules],
         "head_stage": plan.head_stage,
-        "gradients_as": str(plan.codec),
-        "boundaries_as": str(plan.workload.boundary_codec),
-        "averages_every": plan.sync.every_steps,
-        "two_clocks": plan.two_frequency,
+        "codec": str(plan.codec),
+        "boundary_codec": str(plan.workload.boundary_codec),
+        "sync_every": plan.sync.every_steps,
+        "within": InnerAveraging.REGION.value if plan.two_frequency else None,
         "wiring": str(plan.wiring),
         "clip": plan.clip,
         "hash": plan.content_hash[:12],

@@ -6,15 +6,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from planner.cli.output import all_wrapped, show, wrapped
 from planner.network.catalogue import list_networks, load_network
-from planner.network.formats import FORMAT, HEADER, UNITS
+from planner.network.formats import ASSUMED_COLUMN, FORMAT, HEADER, UNITS, write
 from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.utils.output_files import Output, add_force, has_mark, require_outputs
 from planner.utils.validate import real
 
 ABOUT = "list the bundled measured networks, or build a network from your measurements"
 EXAMPLE = "planner networks rtt.csv --bandwidth-gbps 1 --out net.csv"
+MARKS = (FORMAT, f"{HEADER},{ASSUMED_COLUMN}")
+"""Text in a file that this command wrote: the format of JSON, the header of CSV."""
 OPTIONS = ("out", "names", "unit", "both_ways", "latency_ms", "bandwidth_gbps")
 
 
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    require_outputs(vars(args), [Output("--out", args.out, [".csv", ".json"], FORMAT)])
+    require_outputs(vars(args), [Output("--out", args.out, [".csv", ".json"], MARKS)])
     _require_no_measurement(args.out, args.measured)
     latency, bandwidth = (
         None if value is None else real(option, value, 0) * factor
@@ -88,7 +92,7 @@ def _make(args: argparse.Namespace) -> int:
     )
     lines = _lines(result)
     if args.out is not None:
-        result.network.save(args.out)
+        write(result.network.matrices(), args.out, result.assumed_pairs)
         lines.append(f"wrote {args.out}")
     data = {
         "devices": list(result.network.ids),
@@ -129,6 +133,16 @@ def _lines(result: Measured) -> list[str]:
     if missing := result.network.missing_words():
         pairs_missing = set(result.network.missing_pairs())
         one_way = any((j, i) not in pairs_missing for i, j in pairs_missing)
-        remedy = "; --both-ways copies them from the other direction" if one_way else ""
-        lines.append(f"missing: {missing}{remedy}")
+        remedies = ["measure them"]
+        if one_way:
+            remedies.append("--both-ways copies them from the other direction")
+        remedies += [
+            f"{option} assumes a {word}"
+            for word, option, array in (
+                ("latency", "--latency-ms", result.network.latency_s),
+                ("bandwidth", "--bandwidth-gbps", result.network.bandwidth_bytes_per_s),
+            )
+            if np.isnan(array).any()
+        ]
+        lines.append(f"missing: {missing}; {', or '.join(remedies)}")
     return lines

@@ -36,6 +36,7 @@ from planner.cli.partial_output import IncumbentFile, partial_path
 from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
+from planner.network.assumed import assumed_sentences
 from planner.network.devices_file import describes_all
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
@@ -446,6 +447,7 @@ def run(args: argparse.Namespace) -> int:
         best_plan, timeline, result.candidates, planning_problem, _each_device(args, best_plan)
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
+    data["assumed_links"] = assumed_sentences(args.network)
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []
 
@@ -607,9 +609,9 @@ def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
     hourly = usual.usd_per_hour
     price = "" if hourly is None else f", {np.asarray(hourly).item():.3g} $ an hour"
     return (
-        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu}: "
-        f"{flops / 1e12:.3g} TFLOP/s attained ({args.utilization:.0%} of its peak), "
-        f"{memory_bytes / 1e9:.3g} GB{price}"
+        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu} with "
+        f"{memory_bytes / 1e9:.3g} GB{price}, assumed to attain {flops / 1e12:.3g} TFLOP/s "
+        f"({args.utilization:.0%} of its peak; --utilization)"
     )
 
 

@@ -448,7 +448,7 @@ def _decisions(plan: Mapping[str, Any]) -> str:
 
 def _untried(search: Mapping[str, Any]) -> str:
     count = search["tally"]["left_out"]
-    return f"; {count} more were not tried" if count else ""
+    return f"; {count} more {'was' if count == 1 else 'were'} not tried" if count else ""
 
 
 def _candidates(data: Mapping[str, Any]) -> Iterator[Row]:
@@ -464,10 +464,19 @@ def _candidates(data: Mapping[str, Any]) -> Iterator[Row]:
 def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
     if not data["candidates"]:  # whose table has them
         for alternative in data["alternatives"]:
-            yield (
-                alternative["taken"],
-                f"{alternative['instead']} instead: {alternative['outcome']}",
-            )
+            yield _change(alternative["taken"], alternative["instead"]), alternative["outcome"]
+
+
+def _change(taken: str, instead: str) -> str:
+    """Describe what an alternative changes in the plan, such as ``3 stages instead of 2``."""
+    number, _, unit = taken.partition(" ")
+    if unit in ("stage", "stages"):
+        return f"{counted(int(instead), 'stage')} instead of {number}"
+    if unit == "without a stage":
+        return f"all devices, none of {number} left out" if number != "1" else "all devices"
+    if taken.endswith("recomputation"):
+        return "no recomputation" if instead == "none" else f"recomputation {instead}"
+    return "equal shares" if instead == "equal" else instead
 
 
 def _schedules(data: Mapping[str, Any]) -> Iterator[Row]:
@@ -497,6 +506,7 @@ def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
             f"Samples have {data['sequence']:,} tokens, though the model has "
             f"{data['positions']:,} positions; --sequence sets another length."
         )
+    yield from (f"{text}." for text in data.get("assumed_links", ()))
     for text in (data["assumed_limits"], data["tight_limits"], data["unstated_sites"]):
         if text:
             text = text.removeprefix("assumed: ")

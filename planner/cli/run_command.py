@@ -21,6 +21,7 @@ from planner.cli.progress import PROGRESS
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
 from planner.executor.launch.run_config import RunConfig, add_options
 from planner.executor.runtime.flops_counter import summary
+from planner.network.dtype import Dtype
 from planner.report.figures import samples
 from planner.simulator.host_prediction import executable_workload, predict_on_host, require_memory
 from planner.swarm.rebalance_policy import RebalanceDecision
@@ -29,6 +30,7 @@ from planner.training_plan.file import load_plan
 from planner.training_plan.migration import Migration
 from planner.training_plan.model import TrainingPlan
 from planner.utils.output_files import add_force
+from planner.utils.text import counted
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
@@ -43,6 +45,9 @@ RANKS_ONLY = ("events", "own_pace", "record", "impose", "speed", "shrink", "rest
 
 OPTIONAL_METRICS = ("tokens_per_s", "mfu", "gradient_norm", "loss_scale")
 """Fields of a step event that are only sometimes known."""
+
+FEW_STEPS = 5
+"""Below this number of measured steps, the summary states the number."""
 
 ABOUT = "run a plan on this machine, with one local process per device"
 EXAMPLE = "planner run plan.json --steps 10"
@@ -108,7 +113,9 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = config.calibrate or Path(folder) / "calibration.json"
-        steps = _EventPrinter(plan, workload, path, predicted, as_json, config.steps)
+        steps = _EventPrinter(
+            plan, workload, path, predicted, as_json, config.steps, _advice(plan, config.device)
+        )
         ids = plan.cluster.network.ids
         try:
             ranks = replace(
@@ -148,6 +155,14 @@ def _on_gpus(choice: str) -> bool:
     return torch.cuda.is_available()
 
 
+def _advice(plan: TrainingPlan, device: str) -> str:
+    """Advice on a format that CPUs compute slowly; empty if it does not apply."""
+    dtype = plan.workload.precision.compute
+    if dtype is Dtype.FP32 or _on_gpus(device):
+        return ""
+    return f"note: {dtype} is slow on most CPUs; planner plan --precision fp32 may be faster"
+
+
 class _EventPrinter:
     """Collect and print the ranks' events."""
 
@@ -159,6 +174,7 @@ class _EventPrinter:
         predicted: list[float] | None,
         as_json: bool,
         of: int,
+        advice: str = "",
     ) -> None:
         self.done: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
@@ -173,6 +189,8 @@ class _EventPrinter:
             f"training {workload.name}: {of} steps of {tokens:,.0f} tokens; planned on "
             f"{plan.network_name or 'its network'}: {plan.predicted.step_s:.3f} s a step"
         )
+        if advice:
+            self._say(advice)
         if predicted is not None:
             self._say_predicted()
         self._phase(f"starting {len(plan.cluster.network.ids)} processes")
@@ -313,6 +331,7 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
             f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
             + (" in the mean" if plan.sync.every_steps > 1 else "")
+            + f"; only {counted(len(mine), 'step')} measured" * (len(mine) < FEW_STEPS)
         )
 
 

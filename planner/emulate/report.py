@@ -6,6 +6,7 @@ from typing import Any
 
 from planner.emulate.comparison import Pair
 from planner.emulate.emulation import Emulation
+from planner.simulator.timeline import NAMES
 
 WORST = 3
 """Number of operations and links that are printed."""
@@ -18,8 +19,13 @@ def lines_of(emulation: Emulation) -> list[str]:
     for name in ("pipeline", "averaging", "step"):
         lines.append(_line(name, getattr(c, name)))
     for op in c.operations[:WORST]:
-        operation = op.kind if op.microbatch < 0 else f"{op.kind}{op.microbatch}"
-        lines.append(f"{_line(f'{operation} on {op.device} ends', op.end)}   {op.late_s:+.4f} s")
+        operation = NAMES[op.kind]
+        if op.kind in "FB":
+            operation += " pass"
+        if op.microbatch >= 0:
+            operation += f" of microbatch {op.microbatch}"
+        lines.append(f"{operation} on {op.device} ends")
+        lines.append(f"{_line('', op.end)}   {op.late_s:+.4f} s")
     for link in c.links[:WORST]:
         lines.append(
             f"{_line(f'{link.source} to {link.destination} busy', link.busy)}   arrivals "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.lp5_rows import big_m
+from planner.lp.dedloc_lp_rows import big_m
 from planner.lp.model_file import ModelFormat, model_text
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import choice, instance_of

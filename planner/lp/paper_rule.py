@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.lp5 import solve_relaxed
-from planner.lp.lp5_rows import RelaxedSolution
+from planner.lp.dedloc_lp import solve_relaxed
+from planner.lp.dedloc_lp_rows import RelaxedSolution
 from planner.lp.rates import attained_rates
 from planner.problems import AveragingProblem
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
-from planner.network.formats import ENDS, FORMAT
+from planner.network.formats import ENDS, FORMAT, end_columns
 from planner.network.link import Link
 from planner.network.measured.reading import KINDS, read_measured
 from planner.network.network import Network
@@ -98,7 +98,7 @@ def _is_measurement(path: str, kind: str) -> bool:
     if kind == ".json":
         return f'"{FORMAT}"' not in text
     header = {cell.strip().strip('"') for cell in text.lstrip().partition("\n")[0].split(",")}
-    return not set(ENDS) & header
+    return not (set(ENDS) & header or all(end_columns(list(header))))
 
 
 def intra_link(name: str) -> Link | None:

@@ -267,8 +267,8 @@ def _cluster(
         return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
     if inside is None:
         raise NetworkError(
-            "count is given and the link between devices of one place is unknown; give their "
-            "latency and bandwidth (inside=, or --intra-latency-ms and --intra-bandwidth-gbps)"
+            "count is given and the link between devices of one place is unknown; give its "
+            "latency and bandwidth with --intra-latency-ms and --intra-bandwidth-gbps"
         )
     network = network.replicate(
         {name: count or 1 for name, count in counts.items()},

@@ -27,6 +27,9 @@ from planner.utils.validate import LARGEST, SMALLEST, in_safe_range, short_repr
 FORMAT = "planner.network"
 HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
 """Header of CSV files as written; others are read too."""
+ASSUMED_COLUMN = "assumed"
+"""Column in files of `planner networks`, with the words ``latency`` and ``bandwidth`` where these
+were not measured."""
 SCHEMA_VERSION = 1
 
 ASSUMED = {"latency": "--latency-ms 50", "bandwidth": "--bandwidth-gbps 1"}
@@ -83,14 +86,17 @@ def read(path: str | Path) -> Matrices:
         raise NetworkError(f"{path}: {error}") from None
 
 
-def write(network: Matrices, path: str | Path) -> None:
-    """Write a ``.csv`` (one row per ordered pair) or ``.json`` file atomically."""
+def write(network: Matrices, path: str | Path, assumed: Mapping[str, Any] | None = None) -> None:
+    """Write a ``.csv`` (one row per ordered pair) or ``.json`` file atomically.
+
+    ``assumed`` has a Boolean N x N matrix for ``latency`` and ``bandwidth``, which is written too.
+    """
     path = Path(path)
     writers = {".csv": to_csv_text, ".json": to_json_text}
     kind = path.suffix.lower()
     if kind not in writers:
         raise NetworkError(f"{path}: unknown format {path.suffix!r}; name it .csv or .json")
-    write_text(path, writers[kind](network))
+    write_text(path, writers[kind](network, assumed))
 
 
 def from_csv_text(text: str) -> Matrices:
@@ -138,17 +144,19 @@ def _from_records(
     require_unique(names)
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
     bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
-    for column in ENDS:
-        if column not in names:
+    columns_of_ends = []
+    for column, found in zip(ENDS, end_columns(names), strict=True):
+        if found is None:
             shown = ", ".join(map(printable, names)) or "none"
             raise NetworkError(
                 f"column {column!r} is missing; found {shown}{misnamed(names, [column])}"
             )
+        columns_of_ends.append(found)
     place: dict[str, int] = {}
     links: dict[tuple[int, int], tuple[float, float]] = {}
     for where, raw in rows:
         row = {str(key).strip(): value for key, value in raw.items()}
-        ends = [name_of(row.get(c)).strip() for c in ENDS]
+        ends = [name_of(row.get(c)).strip() for c in columns_of_ends]
         if not all(ends):
             raise NetworkError(f"{where}: source and destination must both be given")
         for column, name in zip(ENDS, ends, strict=True):
@@ -184,6 +192,18 @@ def require_unique(names: Sequence[str]) -> None:
             )
 
 
+def end_columns(names: Sequence[str]) -> tuple[str | None, str | None]:
+    """Columns of sources and destinations: these names, or else the only one of `OTHER_NAMES`."""
+
+    def column(end: str) -> str | None:
+        if end in names:
+            return end
+        others = [name for name in names if "_".join(name.lower().split()) in OTHER_NAMES[end]]
+        return others[0] if len(others) == 1 else None
+
+    return column(ENDS[0]), column(ENDS[1])
+
+
 def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
     """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
@@ -192,7 +212,7 @@ def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
         if name not in (*ENDS, *UNITS) and (
             meant or (meant := closest_match(plain, wanted, ALIKE))
         ):
-            return f" ({name!r} is called {meant!r} here)"
+            return f" (rename {name!r} to {meant!r})"
     return ""
 
 
@@ -249,18 +269,19 @@ def si_value(value: Any, column: str, where: str) -> float:
     return number * UNITS[column]
 
 
-def to_csv_text(network: Matrices) -> str:
-    """CSV in SI units with all digits; missing values are empty."""
+def to_csv_text(network: Matrices, assumed: Mapping[str, Any] | None = None) -> str:
+    """CSV in SI units with all digits; missing values are empty. See `write` for ``assumed``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEADER.split(","))
+    writer.writerow(HEADER.split(",") + [ASSUMED_COLUMN] * (assumed is not None))
     for i, source in enumerate(network.ids):
         for j, destination in enumerate(network.ids):
             if i != j:
                 pair = (network.latency_s[i, j], network.bandwidth_bytes_per_s[i, j])
-                writer.writerow(
-                    [source, destination, *("" if np.isnan(x) else repr(float(x)) for x in pair)]
-                )
+                cells = ["" if np.isnan(x) else repr(float(x)) for x in pair]
+                if assumed is not None:
+                    cells.append(" ".join(word for word, which in assumed.items() if which[i, j]))
+                writer.writerow([source, destination, *cells])
     return out.getvalue()
 
 
@@ -320,9 +341,15 @@ def _cell(value: Any) -> float:
     return float(value)
 
 
-def to_json_text(network: Matrices) -> str:
-    """Canonical JSON text."""
-    return json.dumps(to_dict(network), allow_nan=False) + "\n"
+def to_json_text(network: Matrices, assumed: Mapping[str, Any] | None = None) -> str:
+    """Canonical JSON text. See `write` for ``assumed``."""
+    data, ids = to_dict(network), network.ids
+    if assumed is not None:
+        data[ASSUMED_COLUMN] = {
+            word: [[ids[i], ids[j]] for i, j in np.argwhere(which)]
+            for word, which in assumed.items()
+        }
+    return json.dumps(data, allow_nan=False) + "\n"
 
 
 def from_json_text(text: str) -> Matrices:

@@ -286,8 +286,7 @@ def unknown_gpu(name: object) -> str:
     hint = "" if near is None else f" (did you mean {plain[near]!r}?)"
     return (
         f"{short_repr(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or "
-        "give "
-        "tflops and memory_gb in a devices file"
+        "leave gpu empty and give tflops and memory_gb in a devices file"
     )
 
 

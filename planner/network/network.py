@@ -372,14 +372,20 @@ class Network:
         Returns
         -------
         str
-            Says whether the opposite directions were measured and can be used.
+            Says whether the opposite directions were measured and can be used, and how to assume
+            what is missing.
         """
         missing = set(self.missing_pairs())
+        arrays = {"latency": self.latency_s, "bandwidth": self.bandwidth_bytes_per_s}
+        assumed = " ".join(
+            formats.ASSUMED[word] for word, array in arrays.items() if np.isnan(array).any()
+        )
+        command = f"planner networks {name}"
         if all((j, i) in missing for i, j in missing):
-            return "measure them"
+            return f"measure them, or assume them: {command} {assumed} --out net.csv"
         return (
-            "measure them, or take the other direction's figures: planner networks "
-            f"{name} --both-ways --out net.csv"
+            "measure them, or take the other direction's figures: "
+            f"{command} --both-ways --out net.csv, or assume them: {assumed} in that command"
         )
 
     def transfer_s(self, message_bytes: float) -> Floats:

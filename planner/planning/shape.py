@@ -151,7 +151,8 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
             fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
             raise ProblemError(
                 f"{_able(problem)} cannot be divided into {stages} equal stages; ask for one of "
-                f"{fits}, or plan on a subset of the devices"
+                f"{fits}, give --wiring flow, whose stages may be unequal, or plan on a subset of "
+                "the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:

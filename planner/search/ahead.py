@@ -26,7 +26,7 @@ from planner.search.compiled import ENTRIES, EXTENSIONS, PACKAGE, RECORD, digest
 MODULES = (
     "planner.search.rng",
     "planner.simulator.event_queue",
-    "planner.simulator.kernel",
+    "planner.simulator.compiled_event_loop",
     "planner.planning.layout_kernel",
     "planner.planning.flow_paths",
     "planner.checker.event_loop",

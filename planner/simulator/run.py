@@ -96,7 +96,7 @@ class Run:
     def _of(
         cls, pairs: Pairs, operations: OperationTable, rounds: AveragingRounds, options: RunOptions
     ) -> Run:
-        from planner.simulator.kernel import run  # importing numba is slow
+        from planner.simulator.compiled_event_loop import run  # importing numba is slow
 
         n, ops, groups = len(operations.update_s), len(operations.device), len(rounds.size)
         devices = _device_state(n, ops * len(options.steps), groups)

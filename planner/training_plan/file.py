@@ -35,7 +35,7 @@ from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.validation import contradictions
 from planner.utils.atomic_write import write_text
-from planner.utils.input_files import read_json
+from planner.utils.input_files import parse_json, read_text
 from planner.utils.validate import instance_of
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
@@ -111,7 +111,13 @@ def load_plan(path: str | Path) -> TrainingPlan:
     PlanError
         One line with field, value and remedy.
     """
-    data = read_json(path, error=PlanError)
+    text = read_text(path, error=PlanError)
+    try:
+        data = parse_json(text, path, error=PlanError)
+    except PlanError:
+        if text.lstrip().startswith("{"):
+            raise
+        raise PlanError(f"{path}: is no plan file; give the .json of planner plan") from None
     try:
         return from_dict(data)
     except PlanError as error:

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -382,6 +384,34 @@ def test_run_prints_the_planned_step_first(
     assert doing == ["starting 8 processes", "building the model"]
 
 
+def test_run_on_a_cpu_advises_fp32(plan_file: Path) -> None:
+    """For plans in a 16-bit format only."""
+    pytest.importorskip("torch")
+    from planner.cli.run_command import _advice
+
+    plan = load_plan(plan_file)
+    assert _advice(plan, "cpu").startswith("note: bf16 is slow on most CPUs; planner plan --prec")
+    workload = Workload.preset("gpt2-tiny", precision="fp32")
+    assert not _advice(plan.replace(workload=workload), "cpu")
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_summary_of_few_steps_states_their_number(
+    steps: int, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step is warm-up and does not count."""
+    pytest.importorskip("torch")
+    from planner.cli.run_command import _EventPrinter, _summary
+
+    plan = load_plan(plan_file)
+    events = _EventPrinter(plan, plan.workload, Path("none"), [1.0], False, steps)
+    events.done = [{"step": k, "measured_s": 1.29, "predicted_s": 1.0} for k in range(steps)]
+    _summary(plan, events, None, False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "measured 1.290 s, predicted on this machine 1.000 s (+29%)" in last
+    assert last.endswith("; only 2 steps measured") == (steps == 3)
+
+
 def answered(data: dict[str, Any], **changes: object) -> tuple[PathPlan, PathProblem]:
     """The printed paths, and the reference instance with changes on the printed arrangement."""
     fields = json.loads(INSTANCE.read_text())
@@ -623,7 +653,7 @@ def test_plan_without_constraints(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "assignment cost" not in said
     assert main(["check", str(out)]) == 0
     checked = unwrapped(capsys.readouterr().out)
-    assert "verified: recomputed from the plan's witness (whole step)" in checked
+    assert "verified: recomputed from the plan's witness; method: whole step" in checked
 
 
 def test_printed_baselines_are_starting_points_of_the_search(
@@ -686,8 +716,9 @@ def test_unknown_prices_peaks_and_sites_are_reported(
     (tmp_path / "d.csv").write_text("name,count,site\noffice,8,here\ncloud,1,there\n")
     assert main([*command, "--gpu", "L4", "--memory-gb", "3"]) == 0
     assert (
-        "Each device is as in the devices file, otherwise L4: 48.4 TFLOP/s attained (40% of "
-        "its peak), 3 GB, 0.805 $ an hour." in unwrapped(capsys.readouterr().out)
+        "Each device is as in the devices file, otherwise L4 with 3 GB, 0.805 $ an hour, assumed "
+        "to attain 48.4 TFLOP/s (40% of its peak; --utilization)."
+        in unwrapped(capsys.readouterr().out)
     )
     (tmp_path / "d.csv").write_text(
         "name,count,gpu,site,usd_per_hour\noffice,8,A10,here,1\ncloud,1,A10,there,1\n"
@@ -719,7 +750,8 @@ def test_dropped_devices_are_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["plan", "--network", str(net), *words.split(), "--out", str(out)]) == 2
     assert (
         f"{net}: 2 ordered pairs are not measured, the first is 'c' to 'd'; without 'c' (1 of 4) "
-        "none is missing; measure them, or leave devices out with --complete\n"
+        f"none is missing; measure them, or assume them: planner networks {net} --latency-ms 50 "
+        "--bandwidth-gbps 1 --out net.csv, or leave devices out with --complete\n"
     ) in capsys.readouterr().err
     words += " --complete"
     extra = "--no-pictures --no-compare"
@@ -747,3 +779,28 @@ def test_device_that_cannot_compute_is_listed_as_left_out(
     assert main([*words.split(), "--json"]) == 0
     left_out = json.loads(capsys.readouterr().out)["left_out"]
     assert ["Ohio"] in [one["devices"] for one in left_out]
+
+
+def test_changes_of_alternatives_are_sentences() -> None:
+    """What the plan would have in place of a decision."""
+    from planner.cli.plan_report import _change, _untried
+
+    assert _change("2 stages", "3") == "3 stages instead of 2"
+    assert _change("2 stages", "1") == "1 stage instead of 2"
+    assert _change("3 without a stage", "none") == "all devices, none of 3 left out"
+    assert _change("1 without a stage", "none") == "all devices"
+    assert _change("recomputation", "none") == "no recomputation"
+    assert _change("no recomputation", "on all stages") == "recomputation on all stages"
+    assert _change("adaptive shares", "equal") == "equal shares"
+    assert _change("two levels", "one round of equal shares") == "one round of equal shares"
+    assert _untried({"tally": {"left_out": 1}}) == "; 1 more was not tried"
+    assert _untried({"tally": {"left_out": 2}}) == "; 2 more were not tried"
+    assert _untried({"tally": {"left_out": 0}}) == ""
+
+
+def test_the_package_runs_as_a_module() -> None:
+    """As ``python -m planner``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("planner ")

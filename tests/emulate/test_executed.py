@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from planner.emulate.comparison import compare
+from planner.emulate.comparison import OperationPair, Pair, compare
+from planner.emulate.emulation import Emulation
 from planner.emulate.execution import (
     Message,
     Operation,
@@ -20,6 +22,7 @@ from planner.emulate.execution import (
 from planner.emulate.namespaces import EmulationError
 from planner.emulate.prediction import predict
 from planner.emulate.ranks import _require_success
+from planner.emulate.report import lines_of
 from tests.conftest import make_plan
 
 MOMENT = 1000.0
@@ -129,3 +132,25 @@ def test_first_failing_rank_is_reported(tmp_path: Path) -> None:
         _require_success([3, 2], tmp_path)
     with pytest.raises(EmulationError, match=r"rank 0 failed: .* device 'b' is gone"):
         _require_success([3, None], tmp_path)
+
+
+def test_late_operations_are_named_in_words() -> None:
+    """Also those without a microbatch."""
+    settings = SimpleNamespace(speed=1.0, shrink=1.0)
+    carried = SimpleNamespace(packets=1, lost=0, late_s=0.0, most_late_s=0.0)
+    pair = Pair(1.0, 2.0)
+    operations = tuple(
+        OperationPair(0, microbatch, "anna2", kind, pair, pair)
+        for microbatch, kind in ((19, "B"), (3, "H"), (-1, "U"))
+    )
+    comparison = SimpleNamespace(
+        pipeline=pair, averaging=pair, step=pair, operations=operations, links=()
+    )
+    emulation = SimpleNamespace(comparison=comparison, carried=carried, settings=settings, busy=0.5)
+    lines = lines_of(cast(Emulation, emulation))
+    for text in (
+        "backward pass of microbatch 19 on anna2 ends",
+        "head and loss of microbatch 3 on anna2 ends",
+        "optimizer step on anna2 ends",
+    ):
+        assert text in lines

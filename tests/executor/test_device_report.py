@@ -143,7 +143,8 @@ def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) ->
         assert device["planned_bytes"] < device["expected_bytes"]
         assert 0.7 * device["planned_bytes"] < device["peak_bytes"] < device["expected_bytes"]
     assert summary(last).startswith("memory 0.00")
-    assert summary(last).endswith("0.001 GB sent in all")
+    assert summary(last).endswith(" and calibration), 0.001 GB sent in all")
+    assert "(tensors kept between operations; the plan counts 0.00" in summary(last)
 
 
 def test_the_norm_of_gradients_is_told_where_it_is_known(

@@ -480,7 +480,7 @@ def come_back(
     assert (code, reason) == (0, None), said
     losses, changes = told(Done(0, "\n".join(lines), "", []))
     assert [(c["event"], c["devices"]) for c in changes] == [("lost", [device]), ("came", [device])]
-    assert said == [f"planner run: device {device!r} has ended by SIGKILL and is started again"]
+    assert said == [f"planner run: restarting device {device!r}, which was ended by SIGKILL"]
     assert changes[1]["go_on"] == list(ids) and sorted(losses) == list(range(steps))
     return changes[1]["step"], losses
 

@@ -155,7 +155,7 @@ def test_a_lost_rank_comes_back_on_either_node(nodes: Nodes, plan: TrainingPlan)
     assert first.wait(WITHIN_S) == 0 and second.wait(WITHIN_S) == 0
     assert [e["devices"] for e in nodes.events("lost")] == [["2"], ["0"]]
     for devices, lost in ((FIRST, "0"), (SECOND, "2")):
-        said = f"{node.WHO}: device {lost!r} has ended by SIGKILL and is started again\n"
+        said = f"{node.WHO}: restarting device {lost!r}, which was ended by SIGKILL\n"
         assert nodes.err(devices).read_text() == said
     losses = nodes.losses()
     assert sorted(losses) == list(range(1500))
@@ -226,7 +226,7 @@ def test_where_nobody_is_left_nobody_is_started_again(nodes: Nodes) -> None:
         os.kill(rank, signal.SIGKILL)
     assert only.wait(WITHIN_S) == FAILED
     said = nodes.err((*FIRST, *SECOND)).read_text()
-    assert "was ended by SIGKILL" in said and "started again" not in said
+    assert "was ended by SIGKILL" in said and "restarting" not in said
 
 
 @pytest.mark.slow

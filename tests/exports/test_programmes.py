@@ -14,8 +14,8 @@ from scipy.optimize._highspy import _core as highs
 import planner as pl
 from planner.cli.main import main
 from planner.exports.error import ExportError
+from planner.lp.dedloc_lp import solve_relaxed
 from planner.lp.flow import solve_flow
-from planner.lp.lp5 import solve_relaxed
 from planner.lp.model_file import labels
 from planner.lp.paper_model import build_paper_model
 from planner.planning.linear_programs import averaging_of_stage, flow_of_plan

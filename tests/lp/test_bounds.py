@@ -18,9 +18,9 @@ from planner.lp.capacity import BandwidthLimits
 from planner.lp.cardinality_knapsack import cardinality_knapsack
 from planner.lp.contributor_milp import ContributorModel, MilpResult
 from planner.lp.contributor_search import ContributorSearch
+from planner.lp.dedloc_lp import solve_relaxed
+from planner.lp.dedloc_lp_rows import RelaxedSolution
 from planner.lp.knapsack import knapsack
-from planner.lp.lp5 import solve_relaxed
-from planner.lp.lp5_rows import RelaxedSolution
 from planner.lp.rates import best_rates
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem

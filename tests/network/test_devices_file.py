@@ -73,7 +73,9 @@ def test_count_replicates_a_region(tmp_path: Path) -> None:
     assert cluster.network.ids == ("a/0", "a/1", "b/0")
     assert cluster.network.latency_s[0, 1] == 0.001
     assert cluster.flops[0] == cluster.flops[1] != cluster.flops[2]
-    with pytest.raises(pl.NetworkError, match="the link between devices of one place is unknown"):
+    with pytest.raises(
+        pl.NetworkError, match="is unknown; give its latency and bandwidth with --intra-l"
+    ):
         load_devices(path, network)
 
 

@@ -62,7 +62,8 @@ def test_unknown_gpus_get_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(
         pl.NetworkError,
         match=r"line 2: gpu 'Tesla V100S-PCIE-32GB' is no GPU in the table \(did you mean "
-        r"'V100-PCIE-32GB'\?\); choose one of T4, .*, or give tflops and memory_gb in a devices",
+        r"'V100-PCIE-32GB'\?\); choose one of T4, .*, or leave gpu empty and give tflops "
+        r"and memory_gb in a devices",
     ):
         pl.load_devices(path, network)
     words = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--gpu"]
@@ -71,4 +72,4 @@ def test_unknown_gpus_get_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--gpu: 'A1000' is no GPU in the table (did you mean 'A100'?); choose one of T4," in (
         said := capsys.readouterr().err
     )
-    assert "or give tflops and memory_gb in a devices file; see planner plan --help\n" in said
+    assert "and give tflops and memory_gb in a devices file; see planner plan --help\n" in said

@@ -12,6 +12,7 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
+from planner.network.assumed import assumed_sentences
 from planner.network.error import NetworkError
 from planner.network.measured.iperf3 import read_iperf3
 from planner.network.measured.nccl_tests import read_nccl_tests
@@ -478,14 +479,14 @@ def test_both_ways_option(tmp_path: Path) -> None:
         (
             "a.csv",
             "Source,Destination,RTT_ms\na,b,1\n",
-            "('Source' is called 'source' here) ('Destination' is called 'destination' here)",
+            "(rename 'Source' to 'source') (rename 'Destination' to 'destination'); correct the",
         ),
         (
             "a.csv",
             "sending_region,receiving_region,milliseconds\na,b,1\n",
-            "('receiving_region' is called 'destination' here)",
+            "has no column of numbers, found sending_region, receiving_region, milliseconds",
         ),
-        ("a.csv", "source,target,rtt_ms\na,b,1\n", "'target' is called 'destination' here"),
+        ("a.csv", "source,target,dst,rtt_ms\na,b,c,1\n", "(rename 'target' to 'destination')"),
         ("a.csv", "x,a,b\na,,1\n", "or say it with --unit"),
         ("a.txt", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
         ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),
@@ -538,6 +539,13 @@ def test_networks_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(out)]) == 0
     assert "assumed: bandwidth of 2 ordered pairs, 1 Gb/s" in capsys.readouterr().out
     assert pl.load_network(out).latency_s[0, 1] == 0.005
+    # its own file is overwritten; a table of the user is not
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "2", "--out", str(out)]) == 0
+    mine = tmp_path / "mine.csv"
+    mine.write_text("source,destination,latency_s,bandwidth_bytes_per_s\na,b,1,1\n")
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(mine)]) == 2
+    assert "exists, and this command did not make it" in capsys.readouterr().err
+    mine.unlink()
     assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(rtt)]) == 2
     assert main(["networks", "--out", str(out)]) == 2
     assert "give measurement files" in capsys.readouterr().err
@@ -578,3 +586,63 @@ def test_measurements_in_a_folder_are_not_overwritten(
         assert main([*words, str(tmp_path / name)]) == code
     assert "which is an input; name another file" in capsys.readouterr().err
     assert mine.read_text().startswith("source,destination,rtt_ms")
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_assumed_links_are_marked(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plans print the marked links, and merging does not count them as measured."""
+    rtt, out = tmp_path / "rtt.csv", tmp_path / f"net.{kind}"
+    rtt.write_text("source,destination,rtt_ms,bandwidth_mbps\na,b,10,70\nb,a,10,\n")
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "0.035", "--out", str(out)]) == 0
+    if kind == "csv":
+        assert out.read_text().splitlines() == [
+            "source,destination,latency_s,bandwidth_bytes_per_s,assumed",
+            "a,b,0.005,8750000.0,",
+            "b,a,0.005,4375000.0,bandwidth",
+        ]
+    (said,) = assumed_sentences(str(out))
+    assert said == f"1 of 2 pairs in {out} has an assumed bandwidth of 0.035 Gb/s"
+    assert assumed_sentences(str(rtt)) == assumed_sentences("aws4_dtfm_regional_2022") == []
+    found = read_measured([out])
+    assert (found.latencies, found.bandwidths) == (2, 1)
+    # the values and their hash do not depend on the mark
+    bare = tmp_path / f"bare.{kind}"
+    pl.load_network(out).save(bare)
+    assert pl.load_network(bare) == pl.load_network(out) and "assumed" not in bare.read_text()
+    words = (
+        f"--workload gpt2-tiny --sequence 64 --batch-samples 8 --effort 0.1 --out {tmp_path}/p.json"
+    )
+    capsys.readouterr()
+    assert main(["plan", "--network", str(out), *words.split(), "--no-pictures"]) == 0
+    assert "an assumed bandwidth of 0.035 Gb/s." in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_names_of_the_ends_are_read(tmp_path: Path) -> None:
+    """One column each, in network files and in measurements."""
+    path = tmp_path / "net.csv"
+    path.write_text("From,to,rtt_ms,bandwidth_mbps\na,b,10,8\nb,a,10,8\n")
+    network = pl.load_network(path)
+    assert network.ids == ("a", "b") and network.latency_s[0, 1] == 0.005
+    assert read_measured([path]).network == network
+    assert read_table("src,receiver,rtt_ms\na,b,10\n").latency_s == {("a", "b"): 0.005}
+
+
+def test_missing_pairs_name_the_remedies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When a network is made, and when a plan refuses it."""
+    table, out = tmp_path / "rtt.csv", tmp_path / "net.csv"
+    table.write_text("source,destination,rtt_ms,bandwidth_mbps\na,b,10,8\nb,a,10,\n")
+    assert main(["networks", str(table), "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "none is missing; measure them, or --both-ways copies them from the other direction, or "
+        "--bandwidth-gbps assumes a bandwidth wrote"
+    ) in said
+    assert main(["plan", "--network", str(out), "--workload", "gpt2-tiny"]) == 2
+    assert (
+        f"measure them, or take the other direction's figures: planner networks {out} --both-ways "
+        "--out net.csv, or assume them: --bandwidth-gbps 1 in that command, or leave devices out"
+    ) in capsys.readouterr().err

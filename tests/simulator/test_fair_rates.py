@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.simulator.kernel import _activate_pair, _deactivate_pair
+from planner.simulator.compiled_event_loop import _activate_pair, _deactivate_pair
 from planner.simulator.pairs import pairs_of
 from planner.simulator.resources import LinkResources
 from planner.simulator.run import _flow_state

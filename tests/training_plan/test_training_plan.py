@@ -259,6 +259,9 @@ def test_files_that_are_not_plans(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(PlanError, match="is not JSON"):
         load_plan(path)
+    path.write_text("<!doctype html>\n")
+    with pytest.raises(PlanError, match=r"plan.json: is no plan file; give the .json of planner"):
+        load_plan(path)
     path.write_text("[]")
     with pytest.raises(PlanError, match="format: must be"):
         load_plan(path)

@@ -142,9 +142,9 @@ def test_parallel_edges_and_other_objects(kind: type) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("source,target,rtt_ms,bandwidth_mbps", "'destination' is missing.* .'target' is called"),
-        ("source,destination,RTT_MS,bandwidth_mbps", "no column of latency.* .'RTT_MS' is called"),
-        ("source,destination,rtt_ms,bandwith_mbps", "'bandwith_mbps' is called 'bandwidth_mbps' h"),
+        ("source,Destination,rtt_ms,bandwidth_mbps", "'destination' is missing.*rename 'Destinat"),
+        ("source,destination,RTT_MS,bandwidth_mbps", "no column of latency.* .rename 'RTT_MS' to"),
+        ("source,destination,rtt_ms,bandwith_mbps", "rename 'bandwith_mbps' to 'bandwidth_mbps'"),
         ("source,destination,rtt_ms,RTT_ms,bandwidth_mbps", "'rtt_ms' and 'RTT_ms' differ in"),
         ("source,destination,rtt_ms,bandwidth_mbps\nAll,a,1,1", "line 2: source 'All' is a figure"),
     ],

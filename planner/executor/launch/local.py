@@ -228,8 +228,8 @@ class _Run:
         code = rank.process.returncode
         for stream in _channels(rank):
             stream.close()
-        cause = f"by {_signal(-code)}" if code < 0 else f"with {code}"
-        self._said(f"{self._who}: device {rank.name!r} has ended {cause} and is started again")
+        cause = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        self._said(f"{self._who}: restarting device {rank.name!r}, which {cause}")
         rank.restarts += 1
         rank.begun.clear()
         rank.ended_s = None

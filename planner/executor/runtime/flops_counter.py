@@ -70,6 +70,7 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
         )
     return (
         f"memory {most['peak_bytes'] / 1e9:.3f} GB at most, on {most['device']} "
-        f"({most['peak_is']}; {most['planned_bytes'] / 1e9:.3f} planned, "
-        f"{most['expected_bytes'] / 1e9:.3f} expected), {sent / 1e9:.3f} GB sent in all{parts}"
+        f"({most['peak_is']}; the plan counts {most['planned_bytes'] / 1e9:.3f} GB for its stage, "
+        f"{most['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages and "
+        f"calibration), {sent / 1e9:.3f} GB sent in all{parts}"
     )

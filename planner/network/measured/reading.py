@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.assumed import assumed_in_json
 from planner.network.error import NetworkError
 from planner.network.formats import ASSUMED, FORMAT, from_json_text
 from planner.network.measured.findings import Measurements, Pair
@@ -55,6 +56,8 @@ class Measured:
         Number of values copied from the opposite direction.
     assumed
         What was assumed where nothing was measured, in words.
+    assumed_pairs
+        ``bool[N, N]``, where ``latency`` and ``bandwidth`` were assumed.
     """
 
     network: Network
@@ -62,6 +65,7 @@ class Measured:
     bandwidths: int
     mirrored: int
     assumed: tuple[str, ...]
+    assumed_pairs: Mapping[str, NDArray[np.bool_]]
 
 
 def read_measured(
@@ -100,6 +104,7 @@ def read_measured(
         + measurements.mirrored_latencies
         + measurements.mirrored_bandwidths,
         latency.assumed + bandwidth.assumed,
+        {"latency": latency.assumed_pairs, "bandwidth": bandwidth.assumed_pairs},
     )
 
 
@@ -109,6 +114,7 @@ class _Whole(NamedTuple):
     values: Floats
     mirrored: int
     assumed: tuple[str, ...]
+    assumed_pairs: NDArray[np.bool_]
 
 
 def _whole(
@@ -132,10 +138,11 @@ def _whole(
     array = np.where(mirrored, array.T, array)
     missing = np.isnan(array) & ~np.eye(len(ids), dtype=bool)
     if otherwise is None or not missing.any():
-        return _Whole(array, int(mirrored.sum()), ())
+        return _Whole(array, int(mirrored.sum()), (), np.zeros_like(missing))
     factor, unit = word
     message = f"{label} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
-    return _Whole(np.where(missing, otherwise, array), int(mirrored.sum()), (message,))
+    filled = np.where(missing, otherwise, array)
+    return _Whole(filled, int(mirrored.sum()), (message,), missing)
 
 
 def load_names(path: str | Path) -> dict[str, str]:
@@ -236,17 +243,25 @@ def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None
         return read_iperf3(text, names)
     data = parse_json(text, path, error=NetworkError)
     if isinstance(data, dict) and data.get("format") == FORMAT:
-        return _of_network(Network(*from_json_text(text))).renamed(names)
+        assumed = [assumed_in_json(data, word) for word in ("latency", "bandwidth")]
+        return _of_network(Network(*from_json_text(text)), *assumed).renamed(names)
     measurements = read_json_data(data, names, unit)
     return read_iperf3(text, names) if measurements is None else measurements
 
 
-def _of_network(network: Network) -> Measurements:
+def _of_network(
+    network: Network,
+    assumed_latency: Collection[Pair] = (),
+    assumed_bandwidth: Collection[Pair] = (),
+) -> Measurements:
+    """What was measured of a network, without what was assumed."""
     measurements = Measurements()
     missing = set(network.missing_pairs())
     for i, j in permutations(range(len(network)), 2):
         if (i, j) not in missing:
             ends = network.ids[i], network.ids[j]
-            measurements.set_latency(*ends, float(network.latency_s[i, j]))
-            measurements.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
+            if ends not in assumed_latency:
+                measurements.set_latency(*ends, float(network.latency_s[i, j]))
+            if ends not in assumed_bandwidth:
+                measurements.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
     return measurements

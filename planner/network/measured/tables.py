@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from planner.network.assumed import is_assumed
 from planner.network.error import NetworkError
 from planner.network.formats import (
     BANDWIDTH_COLUMNS,
     ENDS,
     LATENCY_COLUMNS,
     UNITS,
+    end_columns,
     misnamed,
     require_unique,
     si_value,
@@ -29,7 +31,9 @@ def read_table(text: str, unit: str | None = None) -> Measurements:
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
-    missing = [end for end in ENDS if end not in table.columns]
+    missing = [
+        end for end, column in zip(ENDS, end_columns(table.columns), strict=True) if column is None
+    ]
     if not missing:
         return _pairs(table.columns, ((f"line {line}", row) for line, row in table.rows))
     hints = [misnamed(table.columns, [end]) for end in missing]
@@ -58,11 +62,14 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
             f"has no column of numbers, found {joined(names)}{misnamed(names, UNITS)}; name one of "
             f"{', '.join(UNITS)}"
         )
+    columns_of_ends = [found or end for found, end in zip(end_columns(names), ENDS, strict=True)]
     for where, row in rows:
-        ends = [name_of(row.get(name)) for name in ENDS]
+        ends = [name_of(row.get(name)) for name in columns_of_ends]
         for end, name in zip(ENDS, ends, strict=True):
             refuse_summary(name, f"{where}: {end}")
         for column in columns:
+            if is_assumed(row, "latency" if column in LATENCY_COLUMNS else "bandwidth"):
+                continue  # no measurement: it is assumed again, or measured in another file
             _set(measurements, column, Cell(ends[0], ends[1], row.get(column), where))
     return measurements
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.lp5_rows import (
+from planner.lp.dedloc_lp_rows import (
     ConstraintRows,
     Floats,
     Index,

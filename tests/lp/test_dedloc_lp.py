@@ -11,12 +11,12 @@ import pulp
 import pytest
 from scipy.optimize import linprog
 
-import planner.lp.lp5 as forms
-import planner.lp.lp5_aggregated as sums
+import planner.lp.dedloc_lp as forms
+import planner.lp.dedloc_lp_aggregated as sums
 from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
-from planner.lp.lp5 import lp_bound, solve_relaxed
-from planner.lp.lp5_rows import RelaxedSolution, ScaledProblem, big_m
+from planner.lp.dedloc_lp import lp_bound, solve_relaxed
+from planner.lp.dedloc_lp_rows import RelaxedSolution, ScaledProblem, big_m
 from planner.lp.paper_model import build_paper_model
 from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging

@@ -1,9 +1,10 @@
-"""LP (5), DeDLOC's relaxation, with n^2 rows instead of n^3, solved by SciPy's HiGHS.
+"""LP (5), DeDLOC's relaxation, which the paper's rule solves; plans use `planner.lp.rates`.
 
+It has n^2 rows instead of n^3, and SciPy's HiGHS solves it.
 Eq. 4 bounds every g_ij by ``min_k a_ki + (1 - c_k) M_i``, the same for all receivers j. A variable
 q_i for that minimum splits the n^3 rows into ``g_ij <= q_i`` and ``q_i <= a_ki + (1 - c_k) M_i``:
-the full form. `planner.lp.lp5_aggregated` has a smaller form, which is tried first: if computing
-and averaging are balanced, the full form takes many times as long.
+the full form. `planner.lp.dedloc_lp_aggregated` has a smaller form, which is tried first: if
+computing and averaging are balanced, the full form takes many times as long.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.lp.capacity import BandwidthLimits
-from planner.lp.lp5_aggregated import solve_aggregated
-from planner.lp.lp5_rows import (
+from planner.lp.dedloc_lp_aggregated import solve_aggregated
+from planner.lp.dedloc_lp_rows import (
     ConstraintRows,
     RelaxedSolution,
     ScaledProblem,

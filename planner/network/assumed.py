@@ -1,0 +1,72 @@
+"""Marks in network files of latencies and bandwidths that were assumed, not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.error import NetworkError
+from planner.network.formats import ASSUMED_COLUMN, end_columns
+from planner.network.network import Network
+from planner.utils.csv_table import parse_csv
+from planner.utils.input_files import parse_json, read_text
+
+Pair = tuple[str, str]
+FORMS = {"latency": (1e3, "ms"), "bandwidth": (8e-9, "Gb/s")}
+"""Factor from SI and unit in messages, by the word of the mark."""
+
+
+def is_assumed(row: Mapping[str, Any], word: str) -> bool:
+    """Whether a row of a CSV file says that its latency or bandwidth was assumed."""
+    return word in str(row.get(ASSUMED_COLUMN, "")).split()
+
+
+def assumed_in_json(data: Mapping[str, Any], word: str) -> set[Pair]:
+    """Pairs of a JSON network whose latency or bandwidth was assumed."""
+    marks = data.get(ASSUMED_COLUMN)
+    pairs = marks.get(word, []) if isinstance(marks, dict) else []
+    return {(str(pair[0]), str(pair[1])) for pair in pairs if len(pair) == 2}
+
+
+def assumed_sentences(name: str) -> list[str]:
+    """Sentences on the assumed links of a network file; none for other networks and names."""
+    path = Path(name)
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".json") or not path.is_file():
+        return []
+    text = read_text(path, error=NetworkError)
+    if ASSUMED_COLUMN not in text:
+        return []
+    sentences = []
+    for word, (factor, unit) in FORMS.items():
+        if kind == ".json":
+            data = parse_json(text, path, error=NetworkError)
+            pairs = assumed_in_json(data, word) if isinstance(data, dict) else set()
+        else:
+            pairs = _assumed_in_csv(text, word)
+        if not pairs:
+            continue
+        network = Network.load(path)
+        known = [(network.index_of(a), network.index_of(b)) for a, b in sorted(pairs)]
+        array = network.latency_s if word == "latency" else network.bandwidth_bytes_per_s
+        values: NDArray[np.float64] = np.unique([array[pair] for pair in known]) * factor
+        low, high = float(values[0]), float(values[-1])
+        amount = f"{low:.4g} {unit}" if low == high else f"{low:.4g} to {high:.4g} {unit}"
+        n = len(network)
+        verb = "has" if len(known) == 1 else "have"
+        sentences.append(
+            f"{len(known)} of {n * (n - 1)} pairs in {name} {verb} an assumed {word} of {amount}"
+        )
+    return sentences
+
+
+def _assumed_in_csv(text: str, word: str) -> set[Pair]:
+    table = parse_csv(text, error=NetworkError)
+    source, destination = end_columns(table.columns)
+    if source is None or destination is None:
+        return set()
+    return {(row[source], row[destination]) for _, row in table.rows if is_assumed(row, word)}
