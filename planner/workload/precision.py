@@ -42,6 +42,10 @@ class Precision:
         for field in fields(self):
             value = choice(Dtype, f"precision.{field.name}", getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+        if self.gradients is Dtype.FP16:
+            raise ValueError(
+                "precision.gradients is fp16; averaged gradients would underflow: give fp32 or bf16"
+            )
         if self.parameters is not Dtype.FP32:
             raise ValueError(
                 f"precision.parameters is {self.parameters}; parameters and optimizer state are "

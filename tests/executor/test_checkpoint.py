@@ -65,7 +65,7 @@ def test_checkpoints_of_another_run_are_not_taken_away(tmp_path: Path) -> None:
     (tmp_path / "step-000070" / "index.json").write_text("{}")
     require_fresh_folder(tmp_path, tmp_path / ".." / tmp_path.name)
     for resumed in (None, tmp_path / "other"):
-        with pytest.raises(CheckpointError, match=r"the last after 70 steps; go on .* --resume"):
+        with pytest.raises(CheckpointError, match=r"the last after 70 steps; continue .* --resume"):
             require_fresh_folder(tmp_path, resumed)
     (tmp_path / "link").symlink_to(tmp_path)
     path = tmp_path / "plan.json"
@@ -266,6 +266,24 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(
     assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     assert resume(tmp_path, PLAN, *rank(), ADAMW, STEPS) == 1
+
+
+def test_an_index_that_one_rank_cannot_write_costs_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all ranks, also where they share a folder."""
+    _, made = rank()
+    ranks = ProcessGroup(0, 1, torch.distributed.HashStore(), ("0", "1"))
+    manager = CheckpointManager(tmp_path, 1, PLAN, ranks, made, ADAMW, lambda steps: None)
+    monkeypatch.setattr(
+        ProcessGroup,
+        "all_gather",
+        lambda self, name, text: (
+            [text, "No space left on device"] if name.endswith("index") else [text]
+        ),
+    )
+    manager.maybe_save(0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensors_in_a_file(tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ def test_a_stages_last_device(tmp_path: Path) -> None:
     assert done.codes == [FAILED, KILLED, FAILED]
     assert set(done.error.splitlines()) == {
         f"{PREFIX}device '1' is gone: its process has ended; stage 1 has no device left, it had "
-        f"'1'; go on after 2 steps with --resume {tmp_path / 'kept'}"
+        f"'1'; continue after 2 steps with --resume {tmp_path / 'kept'}"
     }
 
 

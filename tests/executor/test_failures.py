@@ -406,6 +406,24 @@ def test_heartbeat_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pairs[2][1].recv(1) == b"\0"
 
 
+def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole site is silent from one moment on; what was silent for half as long is not of it."""
+    for silences, lost in (((10.1, 5.2, 0.2), ["a"]), ((10.1, 9.0, 0.2), ["a", "b"])):
+        detector = FailureDetector("here", Shutdown())
+        reported: list[tuple[list[str], bool]] = []
+        monkeypatch.setattr(
+            detector,
+            "on_loss",
+            lambda names, line, alone, to=reported: to.append((list(names), alone)),
+        )
+        pairs = [socket.socketpair() for _ in silences]
+        with detector.watching({pair[0]: name for pair, name in zip(pairs, "abc", strict=True)}):
+            for (end, _), silent_s in zip(pairs, silences, strict=True):
+                detector._heartbeats[end].silent_s = silent_s
+            detector._count(0.0)
+        assert reported == [(lost, False)]
+
+
 def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as was said, though PyTorch itself waits without end."""
     monkeypatch.setattr("planner.executor.rendezvous.store.ANSWER_S", 0.2)

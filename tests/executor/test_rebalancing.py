@@ -61,7 +61,7 @@ def test_who_has_not_the_memory_stays(tmp_path: Path) -> None:
     code, events, said = run_plan(path, IDS, "--steps", "6", "--rebalance", "3")
     assert code == 0, said
     (move,) = (e for e in events if e["event"] == "move")
-    assert move["why_not"] == "it has not the memory"
+    assert move["why_not"] == "its memory is too small"
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(6))
 
 

@@ -53,7 +53,8 @@ def test_the_formats_bytes_are_those_of_bf16() -> None:
     assert half.precision.to_dict()["compute"] == "fp16" and half.precision.scales_loss
     assert not Precision.of("bf16").scales_loss
     assert Precision.of({"compute": "fp32", "messages": "fp16"}).scales_loss
-    assert not Precision.of({"gradients": "fp16"}).scales_loss
+    with pytest.raises(ValueError, match=r"precision\.gradients is fp16; .* give fp32 or bf16"):
+        Precision.of({"gradients": "fp16"})
     assert pl.Workload.from_dict(half.to_dict()) == half
 
 

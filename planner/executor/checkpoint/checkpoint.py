@@ -101,33 +101,36 @@ class CheckpointManager:
         target = _place(self._folder, done)
         entries = [
             json.loads(t)
-            for t in self._ranks.all_gather(f"checkpoint/{done}", self._shard(target, done))
+            for t in self._ranks.all_gather(f"checkpoint/{done}", self._write_shard(target, done))
         ]
         failed = [(rank, t["error"]) for rank, t in enumerate(entries) if t.get("error")]
         if not failed:
-            shards = {_shard(r): t for r, t in enumerate(entries) if t}
+            shards = {_shard_name(r): t for r, t in enumerate(entries) if t}
             # any rank that reads data knows the position
             data = next((one["data"] for one in shards.values() if "data" in one), None)
             index = self._index | {"steps": done, "data": data, "shards": shards}
-            failed = self._complete(target, json.dumps(index, indent=1))
+            # all or none: one rank without it makes the checkpoint of all incomplete
+            error = self._write_index(target, json.dumps(index, indent=1))
+            errors = self._ranks.all_gather(f"checkpoint/{done}/index", error)
+            failed = [(rank, error) for rank, error in enumerate(errors) if error]
         if failed:
             self._give_up(target, done, *failed[0])
             return
         self._written(done)
-        recent = _complete(self._folder)[-KEPT:]
+        recent = _complete_steps(self._folder)[-KEPT:]
         # without an index: incomplete because a device was lost
         for old in _begun(self._folder):
             place = _place(self._folder, old)
             if old < done and old not in recent and _is_checkpoint(place):
                 shutil.rmtree(place, ignore_errors=True)
 
-    def _shard(self, target: Path, done: int) -> str:
+    def _write_shard(self, target: Path, done: int) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._stage_module is None:
             return "{}"
         try:
             target.mkdir(parents=True, exist_ok=True)
-            path, data = target / _shard(self._ranks.rank), self._stage_module.data
+            path, data = target / _shard_name(self._ranks.rank), self._stage_module.data
             entry: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
             if data is not None:
                 entry["data"] = {"says": data.says, "position": data.position(done)}
@@ -135,24 +138,26 @@ class CheckpointManager:
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 
-    def _complete(self, target: Path, index: str) -> list[tuple[int, str]]:
+    def _write_index(self, target: Path, index: str) -> str:
+        """Write the index; returns why it failed, or nothing."""
         try:
             target.mkdir(parents=True, exist_ok=True)
             write_text(target / INDEX, index)
         except OSError as error:
-            return [(self._ranks.rank, error.strerror or str(error))]
-        return []
+            return error.strerror or str(error)
+        return ""
 
     def _give_up(self, target: Path, done: int, rank: int, why: str) -> None:
         """Continue the run without this checkpoint."""
-        with suppress(OSError):
-            (target / _shard(self._ranks.rank)).unlink(missing_ok=True)
+        for name in (INDEX, _shard_name(self._ranks.rank)):
+            with suppress(OSError):
+                (target / name).unlink(missing_ok=True)
         with suppress(OSError):
             target.rmdir()  # by the last one
         if self._ranks.rank in (0, rank):
             print(
                 f"planner.executor: no checkpoint after {done} steps: device "
-                f"{self._ranks.name(rank)!r}: {why}; the run goes on",
+                f"{self._ranks.name(rank)!r}: {why}; the run continues",
                 file=sys.stderr,
                 flush=True,
             )
@@ -163,10 +168,10 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
 
     A full disk is not refused: it costs checkpoints, not the run.
     """
-    steps = _complete(folder)
+    steps = _complete_steps(folder)
     if steps and (resumed is None or resumed.resolve() != folder.resolve()):
         raise CheckpointError(
-            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on "
+            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; continue "
             f"from there with --resume {folder}, or name another folder"
         )
     try:
@@ -194,7 +199,7 @@ def resume(
     complete = [
         # the index has the digests of all shards
         (s, digest_of(_place(folder, s) / INDEX))
-        for s in _complete(folder)
+        for s in _complete_steps(folder)
         if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
     ]
     everywhere: list[set[tuple[int, str]]] = [
@@ -258,7 +263,7 @@ def resume(
 
 def require_checkpoint(folder: Path) -> None:
     """Refuse a folder without checkpoint before anything starts."""
-    if not _complete(folder):
+    if not _complete_steps(folder):
         raise CheckpointError(
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
             "with --checkpoint, or leave --resume out"
@@ -268,7 +273,9 @@ def require_checkpoint(folder: Path) -> None:
 def latest_step(folder: Path, ranks: Iterable[int]) -> int:
     """Steps of the newest complete checkpoint with the shards of all these ranks."""
     required = tuple(ranks)
-    complete = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in required)]
+    complete = [
+        s for s in _complete_steps(folder) if all(_has(folder, s, rank) for rank in required)
+    ]
     if not complete:
         raise CheckpointError(
             f"{folder}: there is no complete checkpoint with the shards of devices "
@@ -389,7 +396,7 @@ def _read(
     index: dict[str, Any],
     wanted: Callable[[str], bool] | None = None,
 ) -> dict[str, Tensor]:
-    name = _shard(rank)
+    name = _shard_name(rank)
     try:
         sha256 = str(index["shards"][name]["sha256"])
     except (KeyError, TypeError):
@@ -431,7 +438,7 @@ def _place(folder: Path, steps: int) -> Path:
     return folder / f"step-{steps:06d}"
 
 
-def _shard(rank: int) -> str:
+def _shard_name(rank: int) -> str:
     return f"{SHARD}{rank:04d}.safetensors"
 
 
@@ -445,10 +452,10 @@ def _is_checkpoint(place: Path) -> bool:
 
 
 def _has(folder: Path, steps: int, rank: int) -> bool:
-    return (_place(folder, steps) / _shard(rank)).is_file()
+    return (_place(folder, steps) / _shard_name(rank)).is_file()
 
 
-def _complete(folder: Path) -> list[int]:
+def _complete_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints that have an index, ascending."""
     return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
 

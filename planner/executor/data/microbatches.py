@@ -56,8 +56,9 @@ def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
         source = TextFiles(data.text, tokenizer, arch.vocabulary)
     else:
         source = Items(data.text, tokenizer, arch.vocabulary)
-    steps = max(len(s.paths) for s in plan.schedules)
-    return Text(source, arch.sequence, w.microbatch_samples, steps, data.buffer, plan.seed)
+    microbatches = max(len(s.paths) for s in plan.schedules)
+    samples = w.microbatch_samples
+    return Text(source, arch.sequence, samples, microbatches, data.buffer, plan.seed)
 
 
 class Text:

@@ -70,7 +70,7 @@ class TextFiles:
         self.says = f"{len(self._paths)} files, {size} bytes, {tokenizer.says}"
 
     def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
-        """Pieces of about ten thousand bytes, up to the end of a line if there is one."""
+        """Pieces of about 64 KiB, up to the end of a line if there is one."""
         first, offset = begin
         for number in range(first, len(self._paths)):
             with self._paths[number].open("rb") as file:

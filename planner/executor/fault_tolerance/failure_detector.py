@@ -30,6 +30,8 @@ LATENCIES = 25.0
 """Smallest default timeout, as a multiple of the plan's longest latency."""
 TICK_S = 0.25
 PING_S = 1.0
+TOGETHER_S = 2.5
+"""Devices whose silence began within so long were lost together."""
 PING, FAREWELL = b"\1", b"\0"
 RECONNECT_S = 1.0
 """Timeout for reconnecting to the store."""
@@ -276,8 +278,9 @@ class FailureDetector(threading.Thread):
             for line in self._heartbeats.values():  # of two to one device, the one that was heard
                 silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
         longest_s = max(silent.values(), default=0.0)
-        # one device, a whole site, or this device is cut off
-        together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
+        # one device, a whole site that fell silent at the same time, or this device is cut off
+        apart_s = min(TOGETHER_S, self.heartbeat_timeout_s / 2)
+        together = [n for n, silent_s in silent.items() if silent_s > longest_s - apart_s]
         alone = 1 < len(together) == len(silent)
         self._judge(together, longest_s, f"to {self.device!r} ", alone)
 

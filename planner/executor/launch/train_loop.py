@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,8 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
     if rebalancing is not None:
         segments = rebalancing.segments()
     steps: list[StepRecord] = []
+    # heartbeat connections of past segments; ranks that are ahead no longer read the last ones
+    held: list[ExitStack] = []
     with evaluation or nullcontext():
         for part, segment in enumerate(segments):
             if segment.move is not None:
@@ -66,18 +69,23 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
                 # estimates of peers are of the plan before
                 pipeline = context.pipeline_of(segment.plan, ranks.rank, context.compute)
             if part:
+                held.append(ExitStack())
                 worker = Worker(
                     segment.plan,
-                    ranks,
+                    replace(ranks, held=held[-1]),
                     context.compute,
                     pipeline=pipeline,
                     time_scale=context.time_scale,
                     start=context.start_of(segment.plan),
                     before=worker,
                 )
+                for past in held[:-2]:
+                    past.close()
             after = None if rebalancing is None else rebalancing.after
             done = _steps(context, worker, segment, part, evaluation, after)
             steps = [*steps, *done] if config.record is not None else done
+    for last in held[-2:]:
+        ranks.held.callback(last.close)
     if config.record is not None:
         path = Path(str(config.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)

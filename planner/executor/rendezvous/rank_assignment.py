@@ -100,7 +100,7 @@ def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
     if address_of(interface) is None:
         raise RankAssignmentError(
             f"device {plan.cluster.network.ids[rank]!r}: the plan has it listen on {interface}, "
-            f"which this machine has not, or without an address; name another in {INTERFACE}"
+            f"which this machine does not have, or without an address; name another in {INTERFACE}"
         )
     os.environ[INTERFACE] = interface
 

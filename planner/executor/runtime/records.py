@@ -72,6 +72,8 @@ class StepRecord:
             "ops": self.ops,
             "messages": self.messages,
             "routes": self.routes,
+            "norm": self.norm,
+            "loss_scale": self.loss_scale,
         }
 
 

@@ -142,4 +142,4 @@ class Rebalancing:
             return None, str(error)
         fits = moved.taker != self._ranks.rank or self._fits(moved.plan)
         answers = self._ranks.all_gather(f"rebalance/{segment.begin}/fits", "fits" if fits else "")
-        return (moved, "") if answers[moved.taker] else (None, "it has not the memory")
+        return (moved, "") if answers[moved.taker] else (None, "its memory is too small")
