@@ -111,6 +111,12 @@ def test_the_executors_core_imports_no_option(name: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("planner.executor.comm.")])
+def test_communication_does_not_know_the_step(name: str) -> None:
+    """What a rank sends and receives is below what it computes."""
+    assert not [target for target in GRAPH[name] if target.startswith("planner.executor.runtime")]
+
+
 def test_executor_takes_timeline_router_and_moves_alone() -> None:
     """It carries out plans; what they cost is none of its business."""
     used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))

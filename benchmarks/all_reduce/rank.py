@@ -17,12 +17,12 @@ from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.device_backend import backend_of
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import NEAR, connections_to
 from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
-from planner.executor.runtime.device_backend import backend_of
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from common import PLANS
 
-from planner.executor.runtime.device_backend import HOST, CudaStreams, GpuBackend, HostBackend
+from planner.executor.comm.device_backend import HOST, CudaStreams, GpuBackend, HostBackend
 from planner.training_plan.file import load_plan
 from tests.executor.devices import train_in_threads
 

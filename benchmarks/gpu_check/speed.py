@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from common import PEAK_FLOPS, local_steps, peak_flops, plan_path, step_flops, write_result
 
-from planner.executor.runtime.clipping import squares
+from planner.executor.comm.clipping import squares
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan

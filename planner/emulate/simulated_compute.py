@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan

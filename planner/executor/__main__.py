@@ -11,7 +11,6 @@ import json
 import os
 from pathlib import Path
 
-from planner.executor.comm.aggregator import Aggregator
 from planner.executor.elastic.elastic import ElasticRun
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
@@ -22,6 +21,7 @@ from planner.executor.launch.setup import RankContext, set_up
 from planner.executor.launch.train_loop import TrainResult, train
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import WAIT_S, own_name
+from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import device_reports
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule

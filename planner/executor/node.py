@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.comm.device_identity import cores
 from planner.executor.elastic.store_monitor import LOOK_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
 from planner.executor.launch.arguments import parse_arguments
@@ -26,7 +27,6 @@ from planner.executor.launch.process import allow_descriptors, exit_now
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.rank_assignment import NODE, heartbeat_timeout_s, rank_of
 from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
-from planner.executor.runtime.device_identity import cores
 from planner.training_plan.file import load_plan
 from planner.utils.argument_parser import OneLineParser
 

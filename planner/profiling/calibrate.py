@@ -24,13 +24,13 @@ from planner.executor.comm.connections import (
     receive_into,
     send_all,
 )
+from planner.executor.comm.device_backend import HOST, DeviceBackend
+from planner.executor.comm.device_identity import cores, gpu_of, machine
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.device_backend import HOST, DeviceBackend
-from planner.executor.runtime.device_identity import cores, gpu_of, machine
-from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule

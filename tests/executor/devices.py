@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.connections import Connection
+from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.p2p import Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.device_backend import DeviceBackend
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from planner.executor.comm.aggregator import Aggregator
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import join
+from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.stage_module import StageModule

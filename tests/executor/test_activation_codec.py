@@ -14,8 +14,8 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.runtime.activation_codec import ActivationCodec  # noqa: E402
-from planner.executor.runtime.device_backend import HOST  # noqa: E402
 
 CODECS = [codec for codec in BoundaryCodec if codec is not BoundaryCodec.NONE]
 

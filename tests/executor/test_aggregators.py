@@ -87,7 +87,7 @@ def test_a_tied_matrix_counts_once() -> None:
     """The helper's vector is as long as those of the devices that it sums for."""
     import torch
 
-    from planner.executor.comm.aggregator import Aggregator
+    from planner.executor.runtime.aggregator import Aggregator
     from planner.executor.runtime.optimizer import OptimizerConfig
     from planner.executor.runtime.stage_module import StageModule
 

@@ -19,11 +19,11 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from planner.executor.comm.device_backend import HOST, DeviceBackend, GpuBackend, HostBackend  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
+from planner.executor.comm.p2p_schedule import P2PSchedule  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
-from planner.executor.runtime.device_backend import HOST, DeviceBackend, GpuBackend, HostBackend  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.p2p_schedule import P2PSchedule  # noqa: E402
 from planner.executor.runtime.pipeline import run_operations  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule  # noqa: E402

@@ -33,6 +33,7 @@ from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.connections import ConnectionLost  # noqa: E402
+from planner.executor.comm.device_backend import HOST, GpuBackend  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
     DeviceCollectives,
     Library,
@@ -45,7 +46,6 @@ from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
 from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
-from planner.executor.runtime.device_backend import HOST, GpuBackend  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402

@@ -20,10 +20,10 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.comm.losses import LossCollector  # noqa: E402
 from planner.executor.launch.local import run_local, threads  # noqa: E402
 from planner.executor.runtime.device_report import peak_flops  # noqa: E402
 from planner.executor.runtime.evaluate import EvaluationResult  # noqa: E402
-from planner.executor.runtime.losses import LossCollector  # noqa: E402
 from planner.executor.runtime.progress import Progress  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
@@ -95,7 +95,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
             return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
 
         ranks: Any = SimpleNamespace(rank=0, all_gather=all_gather)
-        monkeypatch.setattr("planner.executor.runtime.device_identity.machine", lambda: "m")
+        monkeypatch.setattr("planner.executor.comm.device_identity.machine", lambda: "m")
         return peak_flops(plan, ranks, torch.device("cuda", 0))
 
     h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"

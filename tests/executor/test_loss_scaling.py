@@ -23,8 +23,8 @@ from tests.executor.test_train import NORMS, STEPS, TOLERANCE, execute, expected
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.comm.clipping import NormClipper  # noqa: E402
 from planner.executor.comm.codec import WireFormat, decode, encode  # noqa: E402
-from planner.executor.runtime.clipping import NormClipper  # noqa: E402
 from planner.executor.runtime.loss_scaler import LossScaler  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402

@@ -17,10 +17,10 @@ from torch import Tensor  # noqa: E402
 
 from planner.executor.comm.connections import ConnectionLost  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
+from planner.executor.comm.p2p_schedule import Message, P2PSchedule  # noqa: E402
 from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.rendezvous.connect import _ready  # noqa: E402
-from planner.executor.runtime.p2p_schedule import Message, P2PSchedule  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16

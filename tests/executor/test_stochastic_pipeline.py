@@ -20,10 +20,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.comm.p2p_schedule import Message  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
-from planner.executor.runtime.device_backend import HOST  # noqa: E402
-from planner.executor.runtime.p2p_schedule import Message  # noqa: E402
 from planner.executor.runtime.pipeline import PipelineLinks  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingMessage  # noqa: E402

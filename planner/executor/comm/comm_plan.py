@@ -9,10 +9,10 @@ import numpy as np
 
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.chunking import chunking_of
+from planner.executor.comm.clipping import NormClipper
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.connections import ChannelKind, duplex_of
 from planner.executor.comm.time_scale import TimeScale
-from planner.executor.runtime.clipping import NormClipper
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import StageAveraging, within

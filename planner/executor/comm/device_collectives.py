@@ -27,11 +27,11 @@ from torch.distributed.distributed_c10d import (
 
 from planner.executor.comm.codec import LEVELS, WireFormat
 from planner.executor.comm.connections import ConnectionLost
+from planner.executor.comm.device_backend import DeviceBackend
+from planner.executor.comm.device_identity import gpu_of, machine, network
 from planner.executor.comm.group_roles import ranges_of
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
 from planner.executor.rendezvous.process_group import TIMEOUT, WATCHED, ProcessGroup
-from planner.executor.runtime.device_backend import DeviceBackend
-from planner.executor.runtime.device_identity import gpu_of, machine, network
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.model import TrainingPlan
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
+from planner.executor.comm.device_backend import HOST, DeviceBackend
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.device_backend import HOST, DeviceBackend
-from planner.executor.runtime.p2p_schedule import Message
 
 EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
 

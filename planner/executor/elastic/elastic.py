@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from planner.executor.checkpoint.checkpoint import CheckpointManager
-from planner.executor.comm.aggregator import Aggregator
+from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.comm.connections import ConnectionLost, ConnectionReset
 from planner.executor.elastic.commit import CommitProtocol
 from planner.executor.elastic.membership import (
@@ -32,10 +32,10 @@ from planner.executor.elastic.membership import (
     Membership,
 )
 from planner.executor.elastic.membership_events import event_line, membership_events
-from planner.executor.elastic.state_transfer import transfer_state
 from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import ring
+from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, head_ranks
 from planner.executor.runtime.progress import Progress

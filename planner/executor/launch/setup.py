@@ -14,8 +14,8 @@ import torch
 
 from planner.emulate.simulated_compute import CommonStart, SimulatedCompute
 from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
-from planner.executor.comm.aggregator import Aggregator
 from planner.executor.comm.comm_plan import averaging_of, tied_of
+from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import DeviceCollectives, Library, open_collectives
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.data.consistency import require_same_data
@@ -27,7 +27,7 @@ from planner.executor.rendezvous.file_digest import require_same_files
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import WAIT_S, heartbeat_timeout_s, join
 from planner.executor.rendezvous.store import BEGUN, StoreAddress
-from planner.executor.runtime.device_backend import HOST
+from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
 from planner.executor.runtime.flops_counter import FlopsCounter

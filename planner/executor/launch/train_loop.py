@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from planner.emulate.simulated_compute import SimulatedCompute
-from planner.executor.elastic.state_transfer import transfer_state
+from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.launch.setup import RankContext
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.records import StepRecord, write_records

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from planner.executor.comm.aggregator import Aggregator
+from planner.executor.comm.device_identity import gpu_of
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.device_identity import gpu_of
+from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.memory import MemoryNeed
 from planner.executor.runtime.stage_module import StageModule
 from planner.executor.runtime.worker import Worker

@@ -20,12 +20,12 @@ from torch import Tensor
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.comm.p2p_schedule import P2PSchedule
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.p2p_schedule import P2PSchedule
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_module import StageModule

@@ -15,8 +15,8 @@ import torch
 
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.codec import WireFormat, message_length
+from planner.executor.comm.device_identity import gpu_of, machine
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.device_identity import gpu_of, machine
 from planner.executor.runtime.stage_module import has_head
 from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring

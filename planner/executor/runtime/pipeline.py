@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.connections import Connection
+from planner.executor.comm.device_backend import DeviceBackend, Mark
 from planner.executor.comm.p2p import ExpectedMessage, ReceivedMessage, Receiver, Sender
+from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.device_backend import DeviceBackend, Mark
-from planner.executor.runtime.p2p_schedule import Message, P2PSchedule
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import Operations, StageRuntime
 from planner.training_plan.model import TrainingPlan

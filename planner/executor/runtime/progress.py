@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from planner.executor.comm.losses import LossCollector
 from planner.executor.runtime.evaluate import EvaluationResult
 from planner.executor.runtime.flops_counter import FlopsCounter, summary
-from planner.executor.runtime.losses import LossCollector
 from planner.executor.runtime.records import StepRecord
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.comm.p2p_schedule import Message
 from planner.utils.atomic_write import write_text
 
 Record = tuple[int, int, str, float, float]

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from planner.executor.comm.device_backend import HOST, DeviceBackend, backend_of
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
-from planner.executor.runtime.device_backend import HOST, DeviceBackend, backend_of
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
-from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.precision import TORCH, LowPrecisionModule, set_precision
 from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.training_plan.choices import Wiring

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from planner.executor.comm.device_backend import HOST, DeviceBackend
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.device_backend import HOST, DeviceBackend
-from planner.executor.runtime.p2p_schedule import Message
 from planner.training_plan.schedule import Schedule
 
 

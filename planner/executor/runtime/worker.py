@@ -20,6 +20,7 @@ from planner.executor.comm.connections import (
     channels_of,
 )
 from planner.executor.comm.device_collectives import DeviceCollectives
+from planner.executor.comm.losses import LossCollector, LossSender
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.ready_hint import ReadyHint
 from planner.executor.comm.tcp_tuning import (
@@ -31,7 +32,6 @@ from planner.executor.comm.time_scale import TimeScale
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.losses import LossCollector, LossSender
 from planner.executor.runtime.outer_averaging import OuterAveraging
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord

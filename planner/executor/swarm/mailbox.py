@@ -15,8 +15,8 @@ from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into
 from planner.executor.comm.p2p import WorkerThread
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.swarm.routing_messages import (
     KINDS,
     MessageFormat,

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from planner.executor.runtime.p2p_schedule import Message
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.runtime.pipeline import PipelineLinks, head_ranks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime

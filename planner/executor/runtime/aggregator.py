@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from planner.executor.comm.p2p_schedule import Message
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.p2p_schedule import Message
 from planner.executor.runtime.stage_module import require_executable, tied_values
 from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.model import TrainingPlan
