@@ -1,1 +1,1 @@
-"""Checkpoints, and resharding them for another layout."""
+"""Checkpoints, resharding them for another layout, and state that a device takes from another."""

@@ -1,1 +1,1 @@
-"""Communication: P2P messages, sharded all-reduce, codecs and tuning of connections."""
+"""Communication: P2P messages, averaging, losses, norms, codecs, and the device they leave from."""
