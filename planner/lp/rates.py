@@ -187,7 +187,9 @@ def solve_rates(
             method="highs",
         )
         if solution.status != 0:
-            return ReducerRates(0.0, 0.0, np.zeros(n))
+            # all rates 0 satisfy it: the solver has failed, and proves nothing
+            rates = start * min(1.0, max_scale(limits.problem, computes, start))
+            return ReducerRates(float(rates.sum()), at_most, rates)
         rates = np.maximum(solution.x[:n], 0.0)
     # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
     y = np.maximum(-solution.ineqlin.marginals, 0.0)

@@ -82,7 +82,7 @@ def adaptive_group(
 ) -> AveragingGroup:
     """Shares with the highest rate of averaging over all members (eq. 6).
 
-    Equal shares of all aggregating members, if these are no slower in the simulator, which counts
+    Equal shares of all aggregating members, if these are faster in the simulator, which counts
     latency too.
 
     References

@@ -128,7 +128,10 @@ def search_jointly(
     larger = replace(problem, workload=workload)
     portion = stop.portion(LARGER_MICROBATCHES_SHARE)
     larger_result = _Search(larger, portion, bound, baselines).result()
-    return min(result, larger_result, key=lambda result: result.objective or math.inf)
+    return min(
+        (result, larger_result),
+        key=lambda found: math.inf if found.objective is None else found.objective,
+    )
 
 
 def _constraints(problem: PlanningProblem, devices: int) -> Constraints:

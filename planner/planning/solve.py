@@ -355,13 +355,13 @@ def _best_shape(
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
-    best_index = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
+    best_index = min(range(len(planned)), key=lambda k: _value(planned[k][1]))
     winner, best = planned[best_index]
     again = best
     if not interrupted and run.check() is None:
         rest = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
         again = _plan_shape(winner, shape_of(winner), rest, ranked)
-    if (again.objective or math.inf) < (best.objective or math.inf):
+    if _value(again) < _value(best):
         best = again
         planned[best_index] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
@@ -412,3 +412,8 @@ def _least_of_shapes(
     instead = least_bounded.plan.replace(alternatives=runners_up(least_bounded.plan, table))
     several = tuple(table) if problem.request.stages == "auto" else ()
     return _with_certificates(replace(least_bounded, plan=instead, candidates=several), parts)
+
+
+def _value(result: Result[TrainingPlan]) -> float:
+    """The objective; infinite if nothing was found."""
+    return math.inf if result.objective is None else result.objective

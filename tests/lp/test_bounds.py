@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.lp.contributor_search import ContributorSearch
 from planner.lp.dedloc_lp import solve_relaxed
 from planner.lp.dedloc_lp_rows import RelaxedSolution
 from planner.lp.knapsack import knapsack
-from planner.lp.rates import best_rates
+from planner.lp.rates import best_rates, satisfies_links
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, WrongBoundError
@@ -100,6 +101,19 @@ def test_dual_bound_of_the_rates_is_valid(seed: int) -> None:
         found = best_rates(BandwidthLimits(problem), computes)
         assert found.bound * SLACK + 1e-12 >= max_total_rate(problem, computes)
         assert found.total <= found.bound * SLACK + 1e-12
+
+
+def test_a_solver_that_fails_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound is still one, and its rates can be had."""
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: SimpleNamespace(status=4))
+    for seed in range(40):
+        problem = problem_of(seed)
+        limits = BandwidthLimits(problem)
+        for computes in sets_of(problem.contributors):
+            found = best_rates(limits, computes)
+            assert found.bound * SLACK + 1e-12 >= max_total_rate(problem, computes)
+            assert found.total <= found.bound * SLACK + 1e-12
+            assert satisfies_links(limits, computes, found.rates)
 
 
 def test_closed_results_pass_the_checker_and_edited_bounds_do_not() -> None:
