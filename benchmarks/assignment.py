@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from planner.search.result import Result
 from planner.search.stop import MaxIterations, MaxRuntime
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_picture, write_text
+from planner.utils.processors import cores
 
 OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
 """Proven optima of the five cases, for comparison only."""
@@ -301,7 +301,7 @@ def _heading(seeds: Sequence[int]) -> str:
         f"# Assignment benchmark, {datetime.date.today()}\n\n"
         "Command: `python -m benchmarks.assignment`\n\n"
         f"Seeds {', '.join(map(str, seeds))}; Python {platform.python_version()}, {versions}; "
-        f"{len(os.sched_getaffinity(0))} cores available.\n"
+        f"{cores()} cores available.\n"
     )
 
 

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cores() -> int:
-    from planner.executor.comm.device_identity import cores
+    from planner.utils.processors import cores
 
     return cores()
 

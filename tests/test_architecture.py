@@ -37,7 +37,7 @@ MAY_IMPORT = {
         *("huggingface", "profiling", "emulate"),
     },
     "huggingface": {"utils", "workload", "training_plan", "executor"},
-    "profiling": {"workload", "training_plan", "executor"},
+    "profiling": {"utils", "workload", "training_plan", "executor"},
     "probe": {"utils", "network", "executor"},
     "emulate": {
         *("utils", "network", "workload", "search", "training_plan", "simulator", "executor"),

@@ -29,6 +29,7 @@ from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
+from planner.utils.processors import cores
 
 LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""
@@ -67,7 +68,7 @@ class Row:
 def local_pace(ranks: int, values: int) -> Chunking:
     """The pace that a plan for one machine would have."""
     network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
-    crowd = max(1.0, ranks / len(os.sched_getaffinity(0)))
+    crowd = max(1.0, ranks / cores())
     group = AveragingGroup.equal(tuple(range(ranks)))
     return chunking_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
 

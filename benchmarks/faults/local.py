@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from planner.executor.comm.device_identity import cores
 from planner.executor.launch.local import run_local, threads
+from planner.utils.processors import cores
 
 
 def main(argv: list[str]) -> int:

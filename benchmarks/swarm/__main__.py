@@ -18,6 +18,7 @@ from benchmarks.swarm.wiring import flow, shares, table_2
 from planner.emulate.namespaces import require_linux_root
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.atomic_write import write_text
+from planner.utils.processors import cores
 
 PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
 """Tables 1, 2 and 5, Figure 7, and what the paper has no table of."""
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         f"# SWARM's tables, simulated{' and executed' * runs}, {today}",
         "",
         f"Python {platform.python_version()}, {packages}, planner {version('planner')}; "
-        f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores; load "
+        f"{platform.system()} on {platform.machine()}, {cores()} cores; load "
         f"{before} before.",
         "",
         f"Regenerate with `{command}`. The paper: M. Ryabinin et al., “SWARM Parallelism” (2023). "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
+
+from planner.utils.processors import cores
 
 LIBRARIES = ("planner", "numpy", "scipy", "numba", "ortools")
 
@@ -16,5 +17,5 @@ def describe_environment(before: str, libraries: Iterable[str] = LIBRARIES) -> s
     packages = ", ".join(f"{name} {version(name)}" for name in libraries)
     return (
         f"Python {platform.python_version()}, {packages}; {platform.system()} {kernel} on "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before."
+        f"{platform.machine()}, {cores()} cores; load {before} before."
     )

@@ -77,7 +77,6 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     plan = load_plan(config.plan)
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
-    from planner.executor.comm.device_identity import cores
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.launch.local import run_local, threads
     from planner.executor.rendezvous.address import named_address
@@ -85,6 +84,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     from planner.executor.runtime.stage_module import require_executable
     from planner.huggingface.export import Export
     from planner.huggingface.weights import require_weights
+    from planner.utils.processors import cores
 
     # report once what every rank would reject
     config.validate_for_plan(plan)

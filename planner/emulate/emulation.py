@@ -18,6 +18,7 @@ from planner.emulate.processors import ProcessorUsage
 from planner.emulate.ranks import RunSettings, run_ranks
 from planner.simulator.host_prediction import executable_workload, require_memory
 from planner.training_plan.model import TrainingPlan
+from planner.utils.processors import cores
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
 
@@ -146,7 +147,7 @@ def emulate(
     report_line: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
     """Run a plan on its emulated network and compare it with the prediction."""
-    load, processors_here = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    load, processors_here = os.getloadavg()[0], cores()
     if load > MAX_BUSY * processors_here:
         report_line(
             f"warning: the load average is {load:.1f} on {processors_here} processors already, so "

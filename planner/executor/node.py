@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.comm.device_identity import cores
 from planner.executor.elastic.store_monitor import LOOK_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
 from planner.executor.launch.arguments import parse_arguments
@@ -29,6 +28,7 @@ from planner.executor.rendezvous.rank_assignment import NODE, heartbeat_timeout_
 from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
 from planner.training_plan.file import load_plan
 from planner.utils.argument_parser import OneLineParser
+from planner.utils.processors import cores
 
 WHO = "planner.executor.node"
 RESTARTS = 3

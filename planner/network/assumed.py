@@ -41,16 +41,13 @@ def assumed_sentences(name: str) -> list[str]:
     text = read_text(path, error=NetworkError)
     if ASSUMED_COLUMN not in text:
         return []
+    marked = _marked_in_json(text, path) if kind == ".json" else _marked_in_csv(text)
+    network = Network.load(path)
     sentences = []
     for word, (factor, unit) in FORMS.items():
-        if kind == ".json":
-            data = parse_json(text, path, error=NetworkError)
-            pairs = assumed_in_json(data, word) if isinstance(data, dict) else set()
-        else:
-            pairs = _assumed_in_csv(text, word)
+        pairs = marked[word]
         if not pairs:
             continue
-        network = Network.load(path)
         known = [(network.index_of(a), network.index_of(b)) for a, b in sorted(pairs)]
         array = network.latency_s if word == "latency" else network.bandwidth_bytes_per_s
         values: NDArray[np.float64] = np.unique([array[pair] for pair in known]) * factor
@@ -64,9 +61,20 @@ def assumed_sentences(name: str) -> list[str]:
     return sentences
 
 
-def _assumed_in_csv(text: str, word: str) -> set[Pair]:
+def _marked_in_json(text: str, path: Path) -> dict[str, set[Pair]]:
+    data = parse_json(text, path, error=NetworkError)
+    return {
+        word: assumed_in_json(data, word) if isinstance(data, dict) else set() for word in FORMS
+    }
+
+
+def _marked_in_csv(text: str) -> dict[str, set[Pair]]:
     table = parse_csv(text, error=NetworkError)
     source, destination = end_columns(table.columns)
     if source is None or destination is None:
-        return set()
-    return {(row[source], row[destination]) for _, row in table.rows if is_assumed(row, word)}
+        return {word: set() for word in FORMS}
+    rows = [row for _, row in table.rows]
+    return {
+        word: {(row[source], row[destination]) for row in rows if is_assumed(row, word)}
+        for word in FORMS
+    }

@@ -31,7 +31,7 @@ from planner.planning.shape import layers_of, microbatches_of
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
-from planner.search.result import Result
+from planner.search.result import Result, objective_or_inf
 from planner.search.stop import (
     EFFORT_LIMIT,
     INTERRUPTED,
@@ -128,10 +128,7 @@ def search_jointly(
     larger = replace(problem, workload=workload)
     portion = stop.portion(LARGER_MICROBATCHES_SHARE)
     larger_result = _Search(larger, portion, bound, baselines).result()
-    return min(
-        (result, larger_result),
-        key=lambda found: math.inf if found.objective is None else found.objective,
-    )
+    return min(result, larger_result, key=objective_or_inf)
 
 
 def _constraints(problem: PlanningProblem, devices: int) -> Constraints:

@@ -30,7 +30,7 @@ from planner.problems import ProblemError
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
-from planner.search.result import Result
+from planner.search.result import Result, objective_or_inf
 from planner.search.stop import (
     StoppingCriterion,
     StopRun,
@@ -355,13 +355,13 @@ def _best_shape(
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
-    best_index = min(range(len(planned)), key=lambda k: _value(planned[k][1]))
+    best_index = min(range(len(planned)), key=lambda k: objective_or_inf(planned[k][1]))
     winner, best = planned[best_index]
     again = best
     if not interrupted and run.check() is None:
         rest = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
         again = _plan_shape(winner, shape_of(winner), rest, ranked)
-    if _value(again) < _value(best):
+    if objective_or_inf(again) < objective_or_inf(best):
         best = again
         planned[best_index] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
@@ -412,8 +412,3 @@ def _least_of_shapes(
     instead = least_bounded.plan.replace(alternatives=runners_up(least_bounded.plan, table))
     several = tuple(table) if problem.request.stages == "auto" else ()
     return _with_certificates(replace(least_bounded, plan=instead, candidates=several), parts)
-
-
-def _value(result: Result[TrainingPlan]) -> float:
-    """The objective; infinite if nothing was found."""
-    return math.inf if result.objective is None else result.objective

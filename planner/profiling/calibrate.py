@@ -25,7 +25,7 @@ from planner.executor.comm.connections import (
     send_all,
 )
 from planner.executor.comm.device_backend import HOST, DeviceBackend
-from planner.executor.comm.device_identity import cores, gpu_of, machine
+from planner.executor.comm.device_identity import gpu_of, machine
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
@@ -37,6 +37,7 @@ from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
+from planner.utils.processors import cores
 from planner.workload.calibration import Calibration
 from planner.workload.compute_times import FIELDS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -173,3 +174,8 @@ class Result(Generic[PlanT]):
             f" method={self.method} seed={self.seed}"
             f" time={self.runtime_s:.2f}s stopped by: {self.stop_reason}"
         )
+
+
+def objective_or_inf(result: Result[Any]) -> float:
+    """The objective of a minimisation; infinite if nothing was found."""
+    return math.inf if result.objective is None else result.objective

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed.distributed_c10d import Store
 
+from planner.executor.launch.setup import make_pipeline
 from planner.executor.rendezvous.process_group import ProcessGroup
 from planner.executor.rendezvous.rank_assignment import join
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.stage_module import StageModule
-from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
-from planner.executor.swarm.microbatch_queue import QueuePipeline
-from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, router_of
-from planner.training_plan.choices import Wiring
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
@@ -33,13 +30,13 @@ def main(words: Sequence[str]) -> int:
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
+    queue = ranks.store if chunking == "own" else None
     if ranks.rank not in plan.stage_of:
-        help_others(plan, ranks, Path(out), int(steps), chunking)
+        help_others(plan, ranks, Path(out), int(steps), queue)
         return 0
     stage_module = StageModule(plan, ranks.rank, torch.device("cpu"), optimizing)
-    worker = Worker(
-        plan, ranks, stage_module, pipeline=pipeline_of(plan, ranks, stage_module, chunking)
-    )
+    pipeline = make_pipeline(plan, ranks.rank, stage_module, queue=queue)
+    worker = Worker(plan, ranks, stage_module, pipeline=pipeline)
     gradients: list[np.ndarray] = []
     step = stage_module.optimizer.step
 
@@ -88,25 +85,13 @@ def _overflow_in(step: int, stage_module: StageModule) -> None:
     stage_module.unscale = unscale_overflown  # type: ignore[method-assign]
 
 
-def pipeline_of(
-    plan: TrainingPlan, ranks: ProcessGroup, compute: StageRuntime, chunking: str
-) -> Pipeline:
-    """As a run has it."""
-    if chunking == "own":
-        return QueuePipeline(plan, ranks.rank, compute, ranks.store)
-    if plan.wiring is Wiring.STOCHASTIC:
-        return StochasticPipeline(plan, ranks.rank, compute, router_of(plan, ranks.rank))
-    return FixedPipeline(plan, ranks.rank, compute)
-
-
 def help_others(
-    plan: TrainingPlan, ranks: ProcessGroup, out: Path, steps: int, chunking: str
+    plan: TrainingPlan, ranks: ProcessGroup, out: Path, steps: int, queue: Store | None
 ) -> None:
     """A rank without a stage; what it summed last is where a learner's gradients are."""
     aggregator = Aggregator(plan, ranks.rank)
-    worker = Worker(
-        plan, ranks, aggregator, pipeline=pipeline_of(plan, ranks, aggregator, chunking)
-    )
+    pipeline = make_pipeline(plan, ranks.rank, aggregator, queue=queue)
+    worker = Worker(plan, ranks, aggregator, pipeline=pipeline)
     records = list(worker.steps(steps))
     losses = worker.losses
     np.savez(

@@ -69,7 +69,7 @@ def collectives_of(members: Sequence[int]) -> dict[int, DeviceCollectives]:
     def opened(place: int) -> DeviceCollectives:
         prefixed = PrefixStore("g", store)
         group = ProcessGroupGloo(prefixed, place, n, timedelta(seconds=LONG_S))
-        return DeviceCollectives({tuple(members): group}, members[place], HOST)
+        return DeviceCollectives({tuple(members): group}, HOST)
 
     return dict(zip(members, in_threads(n, opened), strict=True))
 
@@ -147,7 +147,7 @@ def test_hierarchical_averaging_brings_the_vector_along(sizes: tuple[int, ...]) 
 def test_what_collectives_cover() -> None:
     """Groups of one machine whose members have one role, in formats that a library can add."""
     group = AveragingGroup.equal((0, 2))
-    collectives = DeviceCollectives({(0, 2): None}, 0, HOST)
+    collectives = DeviceCollectives({(0, 2): None}, HOST)
     assert collectives.covers(group, WireFormat.FP32)
     assert collectives.covers(replace(group, phase=Phase.SPREAD), WireFormat.BF16)
     assert not collectives.covers(group, WireFormat.INT8)
@@ -193,7 +193,7 @@ def test_who_is_to_blame(error: Exception, raised: type[Exception], line: str) -
             raise error
 
     names = {3: "a", 5: "b"}.__getitem__
-    collectives = DeviceCollectives({(3, 5): Broken()}, 3, HOST, names, "nccl")
+    collectives = DeviceCollectives({(3, 5): Broken()}, HOST, names, "nccl")
     with pytest.raises(raised, match=line):
         collectives.run(torch.zeros(2), AveragingGroup.equal((3, 5)), WireFormat.FP32, 1.0)
 

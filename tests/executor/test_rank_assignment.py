@@ -119,6 +119,15 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
     assert settings("--data", "here") == settings("--data", "there")
 
 
+def test_what_is_switched_off_conflicts_with_nothing() -> None:
+    """And reaches a rank as it was given."""
+    words = ["plan.json", "--devices", "a", "--no-compile", "--impose", "--rest", "2"]
+    config = parse_arguments(words, None)
+    config.validate()
+    assert config.to_arguments() == words
+    assert parse_arguments(config.to_arguments(), None) == config
+
+
 @pytest.mark.parametrize(
     ("mine", "first", "said"),
     [

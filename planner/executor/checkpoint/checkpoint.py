@@ -345,9 +345,7 @@ def _resharded(
 
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
-            tensors[key if key in (SCALE, GROWTH_TRACKER) else f"{kind}{slash}{names[name]}"] = (
-                tensor
-            )
+            tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
     for key in () if stage_module.outer is None else stage_module.outer.state():
         if key in tensors:
             continue

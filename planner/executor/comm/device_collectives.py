@@ -65,12 +65,11 @@ class DeviceCollectives:
     def __init__(
         self,
         groups: Mapping[tuple[int, ...], Any],
-        rank: int,
         backend: DeviceBackend,
         name: Callable[[int], str] = str,
         library: str = "",
     ) -> None:
-        self._groups, self._rank, self._backend = groups, rank, backend
+        self._groups, self._backend = groups, backend
         self._name, self._library = name, library
 
     def covers(self, group: AveragingGroup, wire: WireFormat) -> bool:
@@ -165,7 +164,7 @@ def open_collectives(
                 library, prefixed, members.index(ranks.rank), len(members)
             )
     KEPT.extend(groups.values())
-    opened = DeviceCollectives(groups, ranks.rank, backend, ranks.name, library)
+    opened = DeviceCollectives(groups, backend, ranks.name, library)
     for members in groups:  # connect now rather than in the first step
         values = torch.zeros(len(members), device=device)
         opened.run(values, AveragingGroup.equal(members), WireFormat.FP32, 1.0)

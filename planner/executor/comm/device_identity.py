@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -27,11 +26,6 @@ def network() -> str:
     with suppress(OSError):
         return str(NETWORK.readlink())
     return ""
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_of(device: torch.device) -> tuple[str, str]:

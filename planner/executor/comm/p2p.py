@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
 from planner.executor.comm.device_backend import HOST, DeviceBackend
-from planner.executor.comm.p2p_schedule import Message
+from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
 EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
@@ -185,6 +185,19 @@ class ExpectedMessage(NamedTuple):
 
     serial: int
     message: Message
+
+
+def expected_messages(
+    traffic: Sequence[P2PSchedule],
+) -> dict[int, Iterator[ExpectedMessage]]:
+    """By source, its messages to this rank in steps with these schedules, in order."""
+
+    def messages(source: int) -> Iterator[ExpectedMessage]:
+        for serial, step in enumerate(traffic):
+            for message in step.incoming.get(source, ()):
+                yield ExpectedMessage(serial, message)
+
+    return {source: messages(source) for step in traffic for source in step.incoming}
 
 
 class Receiver:

@@ -33,7 +33,7 @@ from planner.executor.elastic.membership import (
 )
 from planner.executor.elastic.membership_events import event_line, membership_events
 from planner.executor.fault_tolerance.shutdown import RunAborted
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.process_group import ProcessGroup, close_older
 from planner.executor.rendezvous.rank_assignment import ring
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
@@ -239,9 +239,7 @@ class ElasticRun:
         self._heartbeats = {}
         self._heartbeats = ring(self.ranks)
         detector.watch_only(self._heartbeats)
-        for previous in self._held[:-2]:
-            previous.close()
-        del self._held[:-2]
+        close_older(self._held)
 
     def _hand_over(self, now: Generation) -> None:
         """Transfer state to joining devices from others of their stage."""

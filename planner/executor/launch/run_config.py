@@ -254,10 +254,8 @@ class RunConfig:
             value = getattr(self, option.name)
             if option.default is MISSING or value == option.default:
                 continue
-            if option.name == "compile" and not value:
-                words.append("--no-compile")
-            else:
-                words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
+            word = flag(f"no_{option.name}" if value is False else option.name)
+            words += [word] if isinstance(value, bool) else [word, str(value)]
         return words
 
     def optimizer_config(self) -> OptimizerConfig:
@@ -331,8 +329,8 @@ class RunConfig:
         return json.dumps(shared, default=str)
 
     def _given(self, name: str) -> bool:
-        (default,) = (f.default for f in fields(self) if f.name == name)
-        return bool(getattr(self, name) != default)
+        value = getattr(self, name)
+        return value is not False and value != getattr(type(self), name)
 
 
 def add_options(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:

@@ -6,11 +6,11 @@ import importlib.util
 import os
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch.distributed.distributed_c10d import Store
 
 from planner.emulate.simulated_compute import CommonStart, SimulatedCompute
 from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
@@ -37,6 +37,7 @@ from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.stage_module import StageModule, require_executable
 from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, router_of
 from planner.huggingface.export import Export
@@ -129,15 +130,40 @@ class RankContext:
 
     def pipeline_of(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> Pipeline:
         """How a rank of a plan runs its operations."""
-        if self.config.own_pace:
-            return QueuePipeline(plan, rank, compute, self.ranks.store)
-        if plan.wiring is Wiring.STOCHASTIC:
-            return StochasticPipeline(plan, rank, compute, router_of(plan, rank, self.config.speed))
-        return FixedPipeline(plan, rank, compute)
+        queue = self.ranks.store if self.config.own_pace else None
+        return make_pipeline(plan, rank, compute, queue=queue, speed=self.config.speed)
 
-    def start_of(self, plan: TrainingPlan) -> Callable[[str], None] | None:
-        """What lets all ranks start a step together; None for a barrier."""
-        return None if self.time_scale is None else CommonStart(plan, self.ranks, self.time_scale)
+    def worker_of(
+        self, plan: TrainingPlan, ranks: ProcessGroup, pipeline: Pipeline, before: Worker | None
+    ) -> Worker:
+        """The worker of this rank of a plan."""
+        scale = self.time_scale
+        return Worker(
+            plan,
+            ranks,
+            self.compute,
+            pipeline=pipeline,
+            time_scale=scale,
+            start=None if scale is None else CommonStart(plan, ranks, scale),
+            before=before,
+            collectives=self.collectives,
+        )
+
+
+def make_pipeline(
+    plan: TrainingPlan,
+    rank: int,
+    compute: StageRuntime,
+    *,
+    queue: Store | None = None,
+    speed: float = 1.0,
+) -> Pipeline:
+    """How a rank runs its operations; from a queue of microbatches if a store for it is given."""
+    if queue is not None:
+        return QueuePipeline(plan, rank, compute, queue)
+    if plan.wiring is Wiring.STOCHASTIC:
+        return StochasticPipeline(plan, rank, compute, router_of(plan, rank, speed))
+    return FixedPipeline(plan, rank, compute)
 
 
 def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> RankContext:

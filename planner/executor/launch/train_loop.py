@@ -11,6 +11,7 @@ from typing import NamedTuple
 from planner.emulate.simulated_compute import SimulatedCompute
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.launch.setup import RankContext
+from planner.executor.rendezvous.process_group import close_older
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.records import StepRecord, write_records
 from planner.executor.runtime.worker import Worker
@@ -39,15 +40,7 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks, held_out = context.config, context.ranks, context.held_out
     pipeline = context.pipeline_of(plan, ranks.rank, context.compute)
-    worker = Worker(
-        plan,
-        ranks,
-        context.compute,
-        pipeline=pipeline,
-        time_scale=context.time_scale,
-        start=context.start_of(plan),
-        collectives=context.collectives,
-    )
+    worker = context.worker_of(plan, ranks, pipeline, before=None)
     evaluation = None
     if held_out is not None:
         # without steps to do, evaluate once
@@ -60,7 +53,7 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
     if rebalancing is not None:
         segments = rebalancing.segments()
     steps: list[StepRecord] = []
-    # heartbeat connections of past segments; ranks that are ahead no longer read the last ones
+    # heartbeat connections of segments
     held: list[ExitStack] = []
     with evaluation or nullcontext():
         for part, segment in enumerate(segments):
@@ -70,21 +63,13 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
                 pipeline = context.pipeline_of(segment.plan, ranks.rank, context.compute)
             if part:
                 held.append(ExitStack())
-                worker = Worker(
-                    segment.plan,
-                    replace(ranks, held=held[-1]),
-                    context.compute,
-                    pipeline=pipeline,
-                    time_scale=context.time_scale,
-                    start=context.start_of(segment.plan),
-                    before=worker,
-                )
-                for past in held[:-2]:
-                    past.close()
+                own = replace(ranks, held=held[-1])
+                worker = context.worker_of(segment.plan, own, pipeline, before=worker)
+                close_older(held)
             after = None if rebalancing is None else rebalancing.after
             done = _steps(context, worker, segment, part, evaluation, after)
             steps = [*steps, *done] if config.record is not None else done
-    for last in held[-2:]:
+    for last in held:
         ranks.held.callback(last.close)
     if config.record is not None:
         path = Path(str(config.record).replace("{rank}", str(ranks.rank)))

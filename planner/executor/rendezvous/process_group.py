@@ -124,3 +124,10 @@ class ProcessGroup:
         with suppress(DistError):
             self.store.wait(["parted/all"], PARTING)
         self.held.close()
+
+
+def close_older(held: list[ExitStack]) -> None:
+    """Close what was held before the last two: ranks that are behind may still read from those."""
+    for past in held[:-2]:
+        past.close()
+    del held[:-2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
-from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
+from planner.executor.comm.p2p import Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import P2PSchedule
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
@@ -133,9 +133,10 @@ class Evaluation:
         channels = channels_of(opened, ChannelKind.PIPELINE, self._ranks.rank)
         failure = self._held.enter_context(self._ranks.failing())
         if self._stage_module is not None:
-            self._receiver = Receiver(
-                channels.of, self._expected(), self._stage_module.buffer, failure
-            )
+            # all schedules in turn, each with all batches, at every evaluation
+            rounds = [traffic for traffic in self._traffic for _ in range(self._batches)]
+            expected = expected_messages(rounds * len(self._after))
+            self._receiver = Receiver(channels.of, expected, self._stage_module.buffer, failure)
             rates, backend = self._wiring.rates(), self._stage_module.backend
             self._sender = Sender(channels.to, failure, rates, backend=backend)
         return self
@@ -185,18 +186,6 @@ class Evaluation:
             self._serial += 1
             total += forward.loss()
         return total
-
-    def _expected(self) -> dict[int, Iterator[ExpectedMessage]]:
-        """By source, all messages of all evaluations."""
-        rounds = len(self._after) * len(self._schedules) * self._batches
-
-        def messages(source: int) -> Iterator[ExpectedMessage]:
-            for serial in range(rounds):
-                traffic = self._traffic[serial // self._batches % len(self._schedules)]
-                for message in traffic.incoming.get(source, ()):
-                    yield ExpectedMessage(serial, message)
-
-        return {d: messages(d) for d in {d for t in self._traffic for d in t.incoming}}
 
 
 def forward_only(schedule: Schedule) -> Schedule:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.connections import Connection
 from planner.executor.comm.device_backend import DeviceBackend, Mark
-from planner.executor.comm.p2p import ExpectedMessage, ReceivedMessage, Receiver, Sender
+from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.records import StepRecord
@@ -66,9 +66,8 @@ class FixedPipeline:
     def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
         """See `Pipeline`."""
         self._sender = links.sender
-        self._receiver = Receiver(
-            links.incoming, self._expected(walk), self._compute.buffer, links.failure
-        )
+        expected = expected_messages([self._traffic[k] for k in walk])
+        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.failure)
 
     def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
         """See `Pipeline`."""
@@ -86,17 +85,6 @@ class FixedPipeline:
 
     def finish(self) -> None:
         """Does nothing: all messages have been received."""
-
-    def _expected(self, walk: Sequence[int]) -> dict[int, Iterator[ExpectedMessage]]:
-        """Messages of each source to this rank, in order."""
-
-        def messages(source: int) -> Iterator[ExpectedMessage]:
-            for serial, k in enumerate(walk):
-                for message in self._traffic[k].incoming.get(source, ()):
-                    yield ExpectedMessage(serial, message)
-
-        used = [self._traffic[k] for k in set(walk)]
-        return {source: messages(source) for traffic in used for source in traffic.incoming}
 
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
