@@ -156,6 +156,18 @@ GPUS: dict[str, Gpu] = {
         "NVIDIA RTX A6000 data sheet, half of the figure with sparsity",
         "49140 MiB in nvidia-smi (48.0 GiB), less the driver's part",
     ),
+    "RTXA5000": Gpu(
+        *(111.1e12, 27.8e12, 23.5 * GIB),
+        24,
+        "NVIDIA RTX A5000 data sheet, half of the figure with sparsity",
+        "24564 MiB in nvidia-smi (24.0 GiB), less the driver's part",
+    ),
+    "RTX6000ADA": Gpu(
+        *(364.2e12, 91.1e12, 44.4 * GIB),
+        48,
+        "NVIDIA RTX 6000 Ada data sheet, a quarter of the FP8 figure with sparsity",
+        f"{REPORTED}, 44.43 GiB, github.com/DINGYANB/MTVCrafter/issues/21",
+    ),
     "L4": Gpu(
         *(121e12, 30.3e12, 22.0 * GIB),
         24,
@@ -206,17 +218,41 @@ GPUS: dict[str, Gpu] = {
         "NVIDIA HGX B200 data sheet, an eighth, without sparsity",
         REPORTED,
     ),
+    "RTX3060": Gpu(
+        *(25.5e12, 12.7e12, 11.7 * GIB),
+        12,
+        "GA102 white paper's rate of a tensor core: 112 cores at 1.777 GHz",
+        f"{REPORTED}, 11.75 GiB, github.com/Kunhao-Liu/StyleGaussian/issues/12",
+    ),
+    "RTX3080": Gpu(
+        *(59.5e12, 29.8e12, 9.75 * GIB),
+        10,
+        "NVIDIA GA102 white paper, FP32 accumulate",
+        f"{REPORTED}, 9.78 GiB, github.com/zai-org/CogVideo/issues/34",
+    ),
     "RTX3090": Gpu(
         *(71e12, 35.6e12, 23.6 * GIB),
         24,
         "NVIDIA GA102 white paper, FP32 accumulate",
         f"{REPORTED} of the RTX 4090",
     ),
+    "RTX4080": Gpu(
+        *(97.5e12, 48.7e12, 15.6 * GIB),
+        16,
+        "NVIDIA Ada white paper, FP32 accumulate",
+        "16376 MiB in nvidia-smi (16.0 GiB), less the driver's part",
+    ),
     "RTX4090": Gpu(
         *(165.2e12, 82.6e12, 23.64 * GIB),
         24,
         "NVIDIA Ada white paper, FP32 accumulate",
         f"{REPORTED}, github.com/ali-vilab/VGen/issues/104",
+    ),
+    "RTX5080": Gpu(
+        *(112.6e12, 56.3e12, 15.4 * GIB),
+        16,
+        "NVIDIA RTX Blackwell white paper, FP32 accumulate",
+        "16303 MiB in nvidia-smi (15.9 GiB), less the driver's part",
     ),
     "RTX5090": Gpu(
         *(209.5e12, 104.8e12, 31.37 * GIB),
@@ -240,6 +276,8 @@ CALLED = {
     "NVIDIA A40": "A40",
     "NVIDIA L40S": "L40S",
     "NVIDIA RTX A6000": "RTXA6000",
+    "NVIDIA RTX A5000": "RTXA5000",
+    "NVIDIA RTX 6000 Ada Generation": "RTX6000ADA",
     "NVIDIA L4": "L4",
     "NVIDIA A100-SXM4-40GB": "A100",
     "NVIDIA A100-PCIE-40GB": "A100",
@@ -249,13 +287,17 @@ CALLED = {
     "NVIDIA H100 PCIe": "H100-PCIE",
     "NVIDIA H200": "H200",
     "NVIDIA B200": "B200",
+    "NVIDIA GeForce RTX 3060": "RTX3060",
+    "NVIDIA GeForce RTX 3080": "RTX3080",
     "NVIDIA GeForce RTX 3090": "RTX3090",
+    "NVIDIA GeForce RTX 4080": "RTX4080",
     "NVIDIA GeForce RTX 4090": "RTX4090",
+    "NVIDIA GeForce RTX 5080": "RTX5080",
     "NVIDIA GeForce RTX 5090": "RTX5090",
 }
 """Names in the table by driver name; other GPUs of a family have other peaks."""
 
-VENDOR = re.compile(r"(nvidia)?(tesla|geforce|quadro)?")
+VENDOR = re.compile(r"(nvidia)?(tesla|geforce|quadro)?(rtx)?")
 SXM = re.compile(r"sxm\d?")
 """The board whose figures are in the table, for GPUs sold on several."""
 
