@@ -309,8 +309,8 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     _require_quantities(args)
     network = load_network(args.network)
     if args.complete:
-        every, network = network.ids, network.complete()
-        dropped = [name for name in every if name not in network.ids]
+        all_ids, network = network.ids, network.complete()
+        dropped = [name for name in all_ids if name not in network.ids]
         if dropped:
             why = "left out, since some of their pairs were not measured"
             say(f"planner {args.command}: {why}: {joined(dropped)}")
@@ -384,9 +384,9 @@ def _require_quantities(args: argparse.Namespace) -> None:
 
 def _inside(args: argparse.Namespace) -> Link | None:
     """Return the link between devices of one region: from the options, else from the network."""
-    known = intra_link(args.network)
-    latency = None if known is None else known.latency_s
-    bandwidth = None if known is None else known.bandwidth_bytes_per_s
+    catalogued = intra_link(args.network)
+    latency = None if catalogued is None else catalogued.latency_s
+    bandwidth = None if catalogued is None else catalogued.bandwidth_bytes_per_s
     if args.intra_latency_ms is not None:
         latency = args.intra_latency_ms * 1e-3
     if args.intra_bandwidth_gbps is not None:
@@ -454,8 +454,8 @@ def stop_of(
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
         MaxRuntime(args.seconds)  # validates the value
-        left = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
-        rules.append(Deadline(time.perf_counter() + (left or 0.0)))
+        limit_s = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
+        rules.append(Deadline(time.perf_counter() + (limit_s or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
     compiles = "" if compiled_ahead() else ": compiling for the first time, about a minute"

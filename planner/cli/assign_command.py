@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     network = cluster_of(args).network
     pipelines = args.pipelines
     if pipelines is None and args.stages is not None and args.stages > 0:
-        pipelines, left = divmod(len(network), args.stages)
-        if left:
+        pipelines, remainder = divmod(len(network), args.stages)
+        if remainder:
             raise ProblemError(
                 f"{counted(len(network), 'device')} do not divide into {args.stages} equal stages; "
                 "give "

@@ -170,20 +170,20 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             "no selected method solves the selected instances; choose --methods from --list"
         )
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     began = time.perf_counter()
-    rows, whole, resumed_rows = _run(args, tasks)
+    rows, complete, resumed_rows = _run(args, tasks)
     summary = summarise(rows, load_table(args.best_known))
     print(terminal(summary))
     total_s = sum(row.seconds for row in rows)
     _write(
         args,
         summary,
-        _describe_run(args, before, time.perf_counter() - began, resumed_rows, total_s),
+        _describe_run(args, load_before, time.perf_counter() - began, resumed_rows, total_s),
     )
-    if not whole:
+    if not complete:
         print(f"interrupted; --resume continues from {_rows_path(args)}", file=sys.stderr)
-    return 0 if whole else INTERRUPTED
+    return 0 if complete else INTERRUPTED
 
 
 def _record(args: argparse.Namespace, instances: Sequence[BenchInstance]) -> int:
@@ -226,9 +226,9 @@ def _write_instances(folder: Path, instances: Sequence[BenchInstance]) -> int:
 def _chosen(options: argparse.Namespace) -> list[BenchMethod]:
     """Return the selected built-in methods, followed by the user's own."""
     selected = options.methods
-    known = {method.name for method in METHODS}
+    method_names = {method.name for method in METHODS}
     for name in selected or ():
-        if name and name not in known:
+        if name and name not in method_names:
             raise ValueError(f"--methods: unknown method {name!r}; --list shows all methods")
     mine = [method for method in METHODS if selected is None or method.name in selected]
     return mine + [foreign_method(reference) for reference in options.method]
@@ -299,13 +299,13 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
         # keep a backup in case --resume was forgotten
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
-    there = len(rows)
+    existing = len(rows)
     store = None
     if options.keep is not None:
         store = SolutionStore(options.keep)
         store.require_own(task.instance for task in tasks)
-    progress = BenchProgress(len(todo), there)
-    whole = True
+    progress = BenchProgress(len(todo), existing)
+    complete = True
     try:
         for done in run_tasks(todo, options.jobs):
             append_row(path, done.row)
@@ -315,9 +315,9 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Bench
             rows[row.instance, row.method, row.seed, row.effort] = row
             progress.step(done)
     except Interrupted:
-        whole = False
+        complete = False
     progress.end()
-    return [rows[_key(task)] for task in tasks if _key(task) in rows], whole, there
+    return [rows[_key(task)] for task in tasks if _key(task) in rows], complete, existing
 
 
 def _key(task: Task) -> tuple[str, str, int, float]:
@@ -340,32 +340,32 @@ def _still_valid(
 
 
 def _describe_run(
-    options: argparse.Namespace, before: str, seconds: float, resumed_rows: int, total_s: float
+    options: argparse.Namespace, load_before: str, seconds: float, resumed_rows: int, total_s: float
 ) -> list[str]:
     """Describe the run in paragraphs: host, command, effort, seeds and duration."""
-    words = ["planner", "bench"]
-    words += ["--quick"] * options.quick
+    command = ["planner", "bench"]
+    command += ["--quick"] * options.quick
     if options.only:
-        words += ["--only", *options.only]
+        command += ["--only", *options.only]
     for name in ("methods", "seeds"):
         if getattr(options, name) is not None:
-            words += [f"--{name}", *map(str, getattr(options, name))]
+            command += [f"--{name}", *map(str, getattr(options, name))]
     for reference in options.method:
-        words += ["--method", reference]
+        command += ["--method", reference]
     for folder in options.solutions:
-        words += ["--solutions", _name_of(folder)]
+        command += ["--solutions", _name_of(folder)]
     for name in ("effort", "seconds"):
         if getattr(options, name) is not None:
-            words += [f"--{name}", f"{getattr(options, name):g}"]
-    words += ["--jobs", str(options.jobs)]
+            command += [f"--{name}", f"{getattr(options, name):g}"]
+    command += ["--jobs", str(options.jobs)]
     for name in ("json", "html", "markdown"):
         if getattr(options, name) is not None:
-            words += [f"--{name}", Path(getattr(options, name)).name]
+            command += [f"--{name}", Path(getattr(options, name)).name]
     effort, seeds = _effort(options), options.seeds or SEEDS
     resumed = f", {resumed_rows} rows kept from before" if resumed_rows else ""
     return [
-        describe_environment(before),
-        f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
+        describe_environment(load_before),
+        f"Regenerate with `{shlex.join(command)}`. Effort {effort:g} a run, seeds "
         f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
         f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
         f"seconds of all rows together: {total_s:.0f}.",

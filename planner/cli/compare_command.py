@@ -51,7 +51,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "bound_s": None if step is None else step.bound,
         "step_usd": None if plan.cost is None else plan.cost.step_usd,
         "tokens_per_s": tokens_per_s(plan),
-        "free_memory_bytes": min(each.reserve_bytes for each in memory(plan)),
+        "free_memory_bytes": min(stage.reserve_bytes for stage in memory(plan)),
         "network": plan.cluster.network.content_hash[:12],
         "workload": plan.workload.name,
         "devices": len(plan.cluster),

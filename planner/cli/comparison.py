@@ -11,20 +11,20 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.request import Objective
 
 
-def add_baselines(problem: PlanningProblem, known: Baselines, data: dict[str, Any]) -> None:
+def add_baselines(problem: PlanningProblem, baselines: Baselines, data: dict[str, Any]) -> None:
     """Add the two baselines to ``data``: ranks by region, and the fastest region alone."""
     data |= {"ranks_by_region": None, "one_region": None}
     if problem.request.objective == Objective.COST:
         data["ranks_by_region_refused"] = "not searched with --objective cost"
         return
-    if known.ranks is None:
-        data["ranks_by_region_refused"] = _short(known.ranks_refused)
+    if baselines.ranks is None:
+        data["ranks_by_region_refused"] = _short(baselines.ranks_refused)
     else:
-        outermost = str(known.ranks.best[0])
-        data["ranks_by_region"] = {"outermost": outermost, **_decided(known.ranks)}
-    region = known.region
+        outermost = str(baselines.ranks.best[0])
+        data["ranks_by_region"] = {"outermost": outermost, **_decided(baselines.ranks)}
+    region = baselines.region
     if region is None:
-        data["one_region_refused"] = _short(known.region_refused)
+        data["one_region_refused"] = _short(baselines.region_refused)
     elif region.plan.devices < len(problem.cluster):  # otherwise both baselines are the same
         data["one_region"] = {"name": region.name, **_decided(region)}
 

@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
 
     from planner.cli.main import parser  # imported here: that module imports this one
 
-    every = parser()
-    _mark(every, shtab.FILE)
-    words = " ".join(list_networks()), " ".join(PRESETS)
-    preamble = PREAMBLE[args.shell] % words
-    text = shtab.complete(every, shell=args.shell, preamble=preamble)
+    main_parser = parser()
+    _mark(main_parser, shtab.FILE)
+    names = " ".join(list_networks()), " ".join(PRESETS)
+    preamble = PREAMBLE[args.shell] % names
+    text = shtab.complete(main_parser, shell=args.shell, preamble=preamble)
     show(args.json, {"shell": args.shell, "script": text}, [text])
     return 0
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
+def _validate_executor_options(text: str, plan: TrainingPlan, target: str) -> None:
     """Reject executor options that every rank would reject, before they are sent to nodes.
 
     Paths are not checked, since they refer to the nodes' file systems. Without PyTorch the options
@@ -98,20 +98,20 @@ def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
     except ImportError:
         return
     try:
-        words = shlex.split(text)
+        options = shlex.split(text)
     except ValueError:
         return  # the format reports it
-    if not words or not words[0].startswith("-"):
+    if not options or not options[0].startswith("-"):
         return
     output = io.StringIO()
     # ranks are started by planner.executor.node, otherwise by torchrun
-    by_node = to == "nodes" or (to == "slurm" and ELASTIC in words)
+    by_node = target == "nodes" or (target == "slurm" and ELASTIC in options)
     node_args = None
     try:
         with redirect_stderr(output), redirect_stdout(output):
             if by_node:
-                node_args, words = own_options(words)
-            config = parse_arguments(["plan.json", "--devices", "", *words], None)
+                node_args, options = own_options(options)
+            config = parse_arguments(["plan.json", "--devices", "", *options], None)
     except SystemExit as end:
         why = output.getvalue().partition(": ")[2].partition("; see ")[0]
         raise ValueError(
@@ -120,7 +120,7 @@ def _validate_executor_options(text: str, plan: TrainingPlan, to: str) -> None:
     if config.devices != ("",) or config.bind is not None:
         name = "bind" if config.bind is not None else "devices"
         raise ValueError(f"--executor-options: --{name} differs from host to host; leave it out")
-    if config.elastic and to == "torchrun":
+    if config.elastic and target == "torchrun":
         raise ValueError(
             "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
             "fails; take --to nodes"

@@ -114,9 +114,9 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     began = time.perf_counter()
-    words = list(sys.argv[1:] if argv is None else argv)
-    selected = [word for word in words[:1] if word in COMMANDS]
-    args = parser(selected or COMMANDS).parse_args(words)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    selected = [argument for argument in arguments[:1] if argument in COMMANDS]
+    args = parser(selected or COMMANDS).parse_args(arguments)
     args.began = began
     PROGRESS.begin(began, quiet=args.quiet)
     _configure_logging(verbose=args.verbose)
@@ -144,8 +144,8 @@ def _run(args: argparse.Namespace) -> int:
             code = int(args.run(args))
         sys.stdout.flush()
         # the best result so far was written, but the command did not complete
-        ended = INTERRUPTS.requested and code in (0, INTERRUPTED)
-        return 128 + INTERRUPTS.number if ended else code
+        interrupted = INTERRUPTS.requested and code in (0, INTERRUPTED)
+        return 128 + INTERRUPTS.number if interrupted else code
     except ValueError as error:
         say(f"planner {args.command}: {error}")
         return BAD_INPUT

@@ -137,8 +137,8 @@ def _lines(result: Measured) -> list[str]:
         if one_way:
             remedies.append("--both-ways copies them from the other direction")
         remedies += [
-            f"{option} assumes a {word}"
-            for word, option, array in (
+            f"{option} assumes a {quantity}"
+            for quantity, option, array in (
                 ("latency", "--latency-ms", result.network.latency_s),
                 ("bandwidth", "--bandwidth-gbps", result.network.bandwidth_bytes_per_s),
             )

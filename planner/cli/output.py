@@ -30,13 +30,13 @@ def show(as_json: bool, data: Any, lines: Sequence[str]) -> None:
     print(json.dumps(data, allow_nan=False, indent=1) if as_json else "\n".join(lines))
 
 
-def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+def wrapped(text: str, first: str = "", indent: str = "") -> list[str]:
     """Wrap a text to `WIDTH` columns, with a prefix for the first line and for the others."""
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=first,
-        subsequent_indent=rest,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -44,7 +44,7 @@ def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
 
 def all_wrapped(lines: Iterable[str]) -> list[str]:
     """Wrap each line to `WIDTH` columns, with an indent on continuation lines."""
-    return [part for line in lines for part in wrapped(line, rest="  ")]
+    return [wrapped_line for line in lines for wrapped_line in wrapped(line, indent="  ")]
 
 
 def say(line: str) -> None:

@@ -97,7 +97,7 @@ def _words(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[float]:
     try:
-        values = [float(part) for part in text.split(",")]
+        values = [float(number) for number in text.split(",")]
     except ValueError:
         values = [-1.0]
     if not all(value >= 0 for value in values):
@@ -148,9 +148,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _outputs(folder: Path) -> list[Output]:
     """Return the files to write; plan files that an earlier table does not list are protected."""
-    known = _plans_of(folder)
-    others = [path for path in folder.glob("plan-*.json") if path.name not in known]
-    numbered = [path for path in others if path.stem.removeprefix("plan-").isdecimal()]
+    listed = _plans_of(folder)
+    unlisted = [path for path in folder.glob("plan-*.json") if path.name not in listed]
+    numbered = [path for path in unlisted if path.stem.removeprefix("plan-").isdecimal()]
     return [
         Output("--out", folder / TABLE, [".csv"], ",".join(FIRST)),
         Output("--out", folder / PICTURE, [".png"], MADE),
@@ -176,12 +176,12 @@ def _write(folder: Path, points: Sequence[FrontPoint]) -> None:
     """Write plans, table and chart, then delete plans of an earlier front."""
     from planner.training_plan.file import save_plan
 
-    before, rows = _plans_of(folder), _rows(points)
+    previous, rows = _plans_of(folder), _rows(points)
     for row, point in zip(rows, points, strict=True):
         if row["plan"]:
             save_plan(point.plan, folder / row["plan"])
     write_text(folder / TABLE, _table(rows))
-    for name in before - {row["plan"] for row in rows}:
+    for name in previous - {row["plan"] for row in rows}:
         (folder / name).unlink(missing_ok=True)
     _draw(points, folder / PICTURE)
 
@@ -282,11 +282,11 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
 
 def _kind(point: FrontPoint) -> str:
     plan = point.plan
-    words = [f"every {plan.sync.every_steps} steps" if plan.sync.every_steps > 1 else "every step"]
+    traits = [f"every {plan.sync.every_steps} steps" if plan.sync.every_steps > 1 else "every step"]
     if point.request.within is not None:
-        words.append(f"each {point.request.within} every step")
+        traits.append(f"each {point.request.within} every step")
     if plan.codec is not Codec.NONE:
-        words.append(f"{plan.codec} gradients")
+        traits.append(f"{plan.codec} gradients")
     if plan.workload.boundary_codec is not BoundaryCodec.NONE:
-        words.append(f"{plan.workload.boundary_codec} boundaries")
-    return "averages " + ", ".join(words)
+        traits.append(f"{plan.workload.boundary_codec} boundaries")
+    return "averages " + ", ".join(traits)

@@ -163,7 +163,7 @@ def _incumbent_file(out: Path, request: PathsRequest) -> IncumbentFile:
     problem = request.problem or request.free
     assert problem is not None
 
-    def whole(incumbent: object) -> bool:
+    def is_complete(incumbent: object) -> bool:
         # decomposed searches also report solutions of single waves
         return (
             isinstance(incumbent, IncumbentPaths)
@@ -176,7 +176,7 @@ def _incumbent_file(out: Path, request: PathsRequest) -> IncumbentFile:
         answer = PathsAnswer.on(request, incumbent.problem, incumbent.path_plan())
         return _text({"format": FORMAT, **answer.data()})
 
-    return IncumbentFile(out, whole, text)
+    return IncumbentFile(out, is_complete, text)
 
 
 def _request(args: argparse.Namespace) -> PathsRequest:
@@ -220,21 +220,21 @@ def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]
         activation_bytes=[b * samples for b in workload.activation_bytes(layers)],
         gradient_bytes=workload.gradient_bytes(layers, 0),
     )
-    each = fields["microbatches_per_start"]
-    if each is None:
-        each, left = divmod(workload.batch_samples, samples * stage_sizes[0])
-        if left or each == 0:
+    per_start = fields["microbatches_per_start"]
+    if per_start is None:
+        per_start, remainder = divmod(workload.batch_samples, samples * stage_sizes[0])
+        if remainder or per_start == 0:
             raise ProblemError(
                 f"a batch of {workload.batch_samples} samples does not divide into microbatches of "
                 f"{samples} from {stage_sizes[0]} start devices; give --batch-samples "
-                f"{max(each, 1) * samples * stage_sizes[0]}, or --microbatches-per-start"
+                f"{max(per_start, 1) * samples * stage_sizes[0]}, or --microbatches-per-start"
             )
     free = ArrangedPathProblem.from_workload(
         cluster,
         workload,
         stage_sizes,
         path_stages=fields["path_stages"],
-        microbatches_per_start=each,
+        microbatches_per_start=per_start,
         memory=fields["memory"],
         max_swaps=1 if fields["max_swaps"] is None else fields["max_swaps"],
         live_memory=fields["live_memory"] is not False,

@@ -451,7 +451,7 @@ def run(args: argparse.Namespace) -> int:
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []
 
-    def run_part(doing: str, words: str, do: Callable[[], None]) -> None:
+    def run_part(doing: str, description: str, do: Callable[[], None]) -> None:
         PROGRESS.show(doing)
         try:
             if INTERRUPTS.requested:
@@ -459,13 +459,13 @@ def run(args: argparse.Namespace) -> int:
             with INTERRUPTS.may_raise(), time_left.cut():
                 do()
         except TimeLimitReached:
-            data["no_time_for"].append(words)
-            data["not_done"].append(f"{words}: {time_left.more()}")
+            data["no_time_for"].append(description)
+            data["not_done"].append(f"{description}: {time_left.more()}")
         except KeyboardInterrupt:
-            data["not_done"].append(f"{words}: interrupted")
+            data["not_done"].append(f"{description}: interrupted")
         except OSError as error:
             write_errors.append(error)
-            data["not_done"].append(f"{words}: {error.strerror}")
+            data["not_done"].append(f"{description}: {error.strerror}")
 
     def time_share(of_rest: float) -> float:
         left = math.inf if time_left.left_s is None else time_left.left_s
@@ -512,14 +512,14 @@ def _search_s(
     args: argparse.Namespace, time_left: TimeLeft, devices: int, random_count: int
 ) -> float | None:
     """Return the search's time limit, which leaves time for the rest of the command."""
-    left = time_left.left_s
-    if left is None:
+    left_s = time_left.left_s
+    if left_s is None:
         return None
-    after = SAVING_S[0] + SAVING_S[1] * devices
+    after_s = SAVING_S[0] + SAVING_S[1] * devices
     if random_count:
-        after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MAX_COMPARING_S)
-    after += _drawing_s(args, devices)
-    return max(left - after, MIN_SEARCH * left)
+        after_s += min(COMPARING_S[0] + COMPARING_S[1] * devices, MAX_COMPARING_S)
+    after_s += _drawing_s(args, devices)
+    return max(left_s - after_s, MIN_SEARCH * left_s)
 
 
 def _drawing_s(args: argparse.Namespace, devices: int) -> float:

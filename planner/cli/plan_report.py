@@ -55,12 +55,12 @@ def plan_data(
 ) -> dict[str, Any]:
     """Return everything that is printed of a plan, JSON-ready."""
     request, ids = problem.request, plan.cluster.network.ids
-    parts = {part: asdict(certificate) for part, certificate in plan.certificates.items()}
+    certificates = {part: asdict(certificate) for part, certificate in plan.certificates.items()}
     busy = {d for schedule in plan.schedules for path in schedule.paths for d in path}
     data: dict[str, Any] = {
         "content_hash": plan.content_hash,
-        **parts,
-        "certificates": parts,
+        **certificates,
+        "certificates": certificates,
         "predicted": asdict(plan.predicted),
         **headline(plan),
         "workload": plan.workload.name,
@@ -118,17 +118,17 @@ def _left_out(plan: TrainingPlan, problem: PlanningProblem) -> list[dict[str, An
     """Group the devices that the plan does not use by the reason."""
     cluster, reasons = problem.full_cluster or problem.cluster, dict[str, list[str]]()
     smallest = min((stage.need_bytes for stage in memory(plan)), default=0.0)
-    word = "cheaper" if problem.request.objective == "cost" else "faster"
+    adverb = "cheaper" if problem.request.objective == "cost" else "faster"
     where = {name: d for d, name in enumerate(cluster.network.ids)}
     for name in plan.left_out:
         d = where[name]
-        have = float(cluster.memory_bytes[d])
+        available = float(cluster.memory_bytes[d])
         if not np.asarray(cluster.devices.can_compute)[d]:
             why = "cannot compute, and as aggregators they would not make averaging faster"
-        elif have < smallest:
-            why = f"their memory, {have / 1e9:.3g} GB, does not hold a stage of this plan"
+        elif available < smallest:
+            why = f"their memory, {available / 1e9:.3g} GB, does not hold a stage of this plan"
         else:
-            why = f"no {word} plan that uses them was found"
+            why = f"no {adverb} plan that uses them was found"
         reasons.setdefault(why, []).append(name)
     return [{"devices": names, "why": why} for why, names in reasons.items()]
 
@@ -180,8 +180,8 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         yield f"Gradients are averaged within regions in every step; {regions} regions per stage."
     levels = [j for j, rounds in enumerate(plan.averaging) if is_hierarchical(rounds)]
     if levels and not plan.two_frequency:
-        own = [str(j) for j in levels if j < len(plan.stage_layers)]
-        who = f"Stage {', '.join(own)}" if own else "Embedding and head"
+        affected = [str(j) for j in levels if j < len(plan.stage_layers)]
+        who = f"Stage {', '.join(affected)}" if affected else "Embedding and head"
         who = "Every stage" if len(levels) == len(plan.averaging) else who
         yield f"{who} averages in two levels: within sites, then between them."
     if plan.wiring is Wiring.STOCHASTIC:
@@ -204,16 +204,16 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     """Format `plan_data` as text, most important first."""
     sizes = [len(stage["devices"]) for stage in data["stages"]]
     shape = f"{counted(len(sizes), 'stage')} x {counted(sizes[0], 'pipeline')}"
-    words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
+    facts = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
     out = [name for group in data["left_out"] for name in group["devices"]]
     for names, consequence in (
         (data["averaging_only"], "to average only"),
         (data["without_microbatches"], "without microbatches"),
         (out, "left out"),
     ):
-        words += [f"{len(names)} {consequence}"] * bool(names)
+        facts += [f"{len(names)} {consequence}"] * bool(names)
     where = f" on {data['network']}" if data["network"] else ""
-    title = f"{data['workload']}{where}: {counted(data['devices'], 'device')}, {', '.join(words)}"
+    title = f"{data['workload']}{where}: {counted(data['devices'], 'device')}, {', '.join(facts)}"
     undone = [f"not {item}" for item in data["not_done"]]
     return [
         *wrapped(title),
@@ -243,14 +243,14 @@ def ratio(step_s: float, own_s: float) -> str:
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:
     """Format a heading and aligned rows; return nothing without rows."""
-    every = [(label, text) for label, text in rows if text]
-    if not every:
+    filled = [(label, text) for label, text in rows if text]
+    if not filled:
         return []
-    fitting = [len(label) for label, _ in every if len(label) <= LONGEST_LABEL]
-    bullets = all(label == "-" for label, _ in every)
+    fitting = [len(label) for label, _ in filled if len(label) <= LONGEST_LABEL]
+    bullets = all(label == "-" for label, _ in filled)
     width = 2 if bullets else max([LABEL, *(length + 2 for length in fitting)])
     lines = ["", title] if title else [""]
-    for label, text in every:
+    for label, text in filled:
         if len(label) > LONGEST_LABEL:
             lines += wrapped(label)
             label = ""
@@ -261,13 +261,15 @@ def _section(title: str, rows: Iterable[Row]) -> list[str]:
 def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     predicted, tokens = data["predicted"], data["tokens_per_step"]
     samples = f"{data['samples_per_step']:,.6g} samples"
-    parts = f"{data['microbatches']:,} microbatch{'es' * (data['microbatches'] != 1)}"
+    microbatches = f"{data['microbatches']:,} microbatch{'es' * (data['microbatches'] != 1)}"
     batch = (
-        f"{samples} of {data['sequence']:,} tokens, {parts}" if tokens else f"{samples}, {parts}"
+        f"{samples} of {data['sequence']:,} tokens, {microbatches}"
+        if tokens
+        else f"{samples}, {microbatches}"
     )
-    of = f"{tokens:,.0f} tokens ({batch})" if tokens else batch
+    amount = f"{tokens:,.0f} tokens ({batch})" if tokens else batch
     mean = " in the mean" if "sync" in data else ""
-    yield "step time", f"{seconds(predicted['step_s'])}{mean} for {of}"
+    yield "step time", f"{seconds(predicted['step_s'])}{mean} for {amount}"
     mfu = (
         "MFU not known: give gpu or peak_tflops for every device in the devices file"
         if data["mfu"] is None
@@ -313,13 +315,13 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         if sync["within_regions"]:
             between, without = (" between regions", "averaging within regions only")
         outer = f", then {sync['outer']}" if sync["outer"] else ""
-        others = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
+        intervals = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
         yield (
             "averaging",
             f"every {counted(sync['every_steps'], 'step')}{between}{outer}. A step takes "
             + f"{seconds(sync['step_alone_s'])} {without}, {seconds(sync['step_that_averages_s'])} "
             + f"with averaging{between}."
-            + f" Step time with averaging every {others}." * bool(others),
+            + f" Step time with averaging every {intervals}." * bool(intervals),
         )
     if link := data["fullest_link"]:
         step = "a step that averages" if "sync" in data else "a step"
@@ -346,16 +348,16 @@ def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
-    parts, own = data["certificates"], data["predicted"]["step_s"]
+    certificates, step_s = data["certificates"], data["predicted"]["step_s"]
     long_run = data.get("long_run_bound_s")
     if long_run is not None:
-        gap = max(1 - long_run / own, 0.0)
+        gap = max(1 - long_run / step_s, 0.0)
         yield (
             "lower bound",
             f"{seconds(long_run)}: no plan is faster over many steps (gap {gap:.1%})",
         )
     for part, unit in (("step", "s"), ("cost", "$")):
-        if (entry := parts.get(part)) is None:
+        if (entry := certificates.get(part)) is None:
             continue
         if entry["bound"] is not None and (
             unit == "$" or long_run is None or entry["bound"] < long_run * (1 - SAME)
@@ -381,7 +383,7 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             f"{entry['runtime_s']:.1f} s",
         )
     for part, label in (("assignment", "assignment cost"), ("paths", "paths")):
-        if (entry := parts.get(part)) is None:
+        if (entry := certificates.get(part)) is None:
             continue
         bound = "no bound" if entry["bound"] is None else f"bound {seconds(entry['bound'])}"
         gap = "" if entry["gap"] is None else f", gap {entry['gap']:.1%}"
@@ -467,14 +469,14 @@ def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
             yield _change(alternative["taken"], alternative["instead"]), alternative["outcome"]
 
 
-def _change(taken: str, instead: str) -> str:
+def _change(chosen: str, instead: str) -> str:
     """Describe what an alternative changes in the plan, such as ``3 stages instead of 2``."""
-    number, _, unit = taken.partition(" ")
+    number, _, unit = chosen.partition(" ")
     if unit in ("stage", "stages"):
         return f"{counted(int(instead), 'stage')} instead of {number}"
     if unit == "without a stage":
         return f"all devices, none of {number} left out" if number != "1" else "all devices"
-    if taken.endswith("recomputation"):
+    if chosen.endswith("recomputation"):
         return "no recomputation" if instead == "none" else f"recomputation {instead}"
     return "equal shares" if instead == "equal" else instead
 

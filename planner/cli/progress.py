@@ -29,26 +29,26 @@ class Progress:
         self._began = self._shown = began
         self._there, self._quiet = False, quiet
 
-    def start(self, words: str) -> None:
+    def start(self, text: str) -> None:
         """Show a message and keep its clock running on a terminal until `clear`."""
-        self._words = words
+        self._words = text
         if self._ended is None and sys.stderr.isatty():
             self._ended = threading.Event()
             threading.Thread(target=self._tick, args=(self._ended,), daemon=True).start()
 
-    def phase(self, words: str) -> None:
+    def phase(self, text: str) -> None:
         """Start a long phase; in a log, its line is printed at once."""
         if sys.stderr.isatty():
-            self.start(words)
+            self.start(text)
             return
         with self._lock:
-            self._words, self._shown = words, -math.inf
+            self._words, self._shown = text, -math.inf
             self._write()
 
-    def show(self, words: str) -> None:
+    def show(self, text: str) -> None:
         """Update the message, unless the last update is too recent."""
         with self._lock:
-            self._words = words
+            self._words = text
             self._write()
 
     def clear_line(self) -> None:
@@ -69,10 +69,10 @@ class Progress:
             print(CLEAR, end="", file=sys.stderr, flush=True)
             self._there = False
 
-    def _tick(self, ended: threading.Event) -> None:
-        while not ended.wait(TERMINAL_S):
+    def _tick(self, stopped: threading.Event) -> None:
+        while not stopped.wait(TERMINAL_S):
             with self._lock:
-                if not ended.is_set():
+                if not stopped.is_set():
                     self._write()
 
     def _write(self) -> None:

@@ -63,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(done: int, of: int) -> None:
-    PROGRESS.show(f"sensitivity: {done} of {of}")
+def _progress(done: int, total: int) -> None:
+    PROGRESS.show(f"sensitivity: {done} of {total}")

@@ -173,7 +173,7 @@ class _EventPrinter:
         calibration: Path,
         predicted: list[float] | None,
         as_json: bool,
-        of: int,
+        steps: int,
         advice: str = "",
     ) -> None:
         self.done: list[dict[str, Any]] = []
@@ -181,12 +181,12 @@ class _EventPrinter:
         self.evaluated: list[dict[str, Any]] = []
         self.changes: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
-        self._predicted, self._as_json, self._of = predicted, as_json, of
+        self._predicted, self._as_json, self._of = predicted, as_json, steps
         self._doing = ""
         work = workload.architecture
         tokens = samples(plan) * (0 if work is None else work.sequence)
         self._say(
-            f"training {workload.name}: {of} steps of {tokens:,.0f} tokens; planned on "
+            f"training {workload.name}: {steps} steps of {tokens:,.0f} tokens; planned on "
             f"{plan.network_name or 'its network'}: {plan.predicted.step_s:.3f} s a step"
         )
         if advice:

@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         ],
     }
     unlimited = args.links == LinkModel.UNLIMITED
-    every = plan.sync.every_steps
-    of_steps = f" (mean of {every} steps, one of which averages)" if every > 1 else ""
+    interval = plan.sync.every_steps
+    of_steps = f" (mean of {interval} steps, one of which averages)" if interval > 1 else ""
     lines = [
         f"step time {mean.step_s:.4f} s{of_steps}; on an idle network: pipeline "
         f"{mean.pipeline_s:.4f} s, "
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.network is not None and any(limit is not None for limit in limits):
         lines.append("upload and download limits of the devices are those of the plan")
     if not unlimited:
-        lines += timeline_lines(timeline, cluster, data, every)
+        lines += timeline_lines(timeline, cluster, data, interval)
         if plan.cost is not None:
             request = PlanRequest(prices=plan.cost.prices)
             on_mean = plan.replace(cluster=cluster, predicted=mean)

@@ -20,16 +20,16 @@ MAX_INTERVALS = 4
 
 def sync_data(plan: TrainingPlan) -> dict[str, Any]:
     """Return a plan's averaging interval, and its step time with shorter intervals; JSON-ready."""
-    every, outer = plan.sync.every_steps, plan.sync.outer
+    interval, outer = plan.sync.every_steps, plan.sync.outer
     alone_s, averages_s = steps_by_averaging_s(plan)
-    other = [h for h in INTERVALS if h < every][-MAX_INTERVALS:]
-    words = None
+    other = [h for h in INTERVALS if h < interval][-MAX_INTERVALS:]
+    optimizer = None
     if outer is not None:
-        words = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"
+        optimizer = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"
     return {
-        "every_steps": every,
+        "every_steps": interval,
         "within_regions": plan.two_frequency,
-        "outer": words,
+        "outer": optimizer,
         "step_alone_s": alone_s,
         "step_that_averages_s": averages_s,
         "instead": {str(h): Sync(h).mean_s(alone_s, averages_s) for h in other},
@@ -105,13 +105,13 @@ def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
 
 
 def timeline_lines(
-    timeline: Timeline, cluster: Cluster, data: dict[str, Any], every: int
+    timeline: Timeline, cluster: Cluster, data: dict[str, Any], interval: int
 ) -> list[str]:
     """Format `timeline_data` and add it to ``data``; one step in ``every`` averages."""
     data |= timeline_data(timeline, cluster)
     lines = []
     if fullest := data["fullest_link"]:
-        step = "a step" if every == 1 else "a step that averages"
+        step = "a step" if interval == 1 else "a step that averages"
         busy, name = fullest["busy_s"], fullest["name"]
         lines.append(f"{'bottleneck':<24}{busy:10.4f} s of messages {step}: {name}")
     return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]

@@ -54,13 +54,13 @@ class TimeLeft:
         most_s = OVER * self.seconds + OVER_S - self.spent_s
         if most_s <= 0:
             raise TimeLimitReached
-        before = signal.signal(signal.SIGALRM, _ring)
+        previous_handler = signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, most_s)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGALRM, previous_handler)
 
     def more(self) -> str:
         """Return the reason and remedy for a part that was skipped."""

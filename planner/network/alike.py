@@ -25,10 +25,10 @@ def alike_devices(
         classes = buckets.setdefault(sums[i].tobytes(), [])
         for members in classes:
             j = members[0]
-            others = np.ones(n, dtype=bool)
-            others[[i, j]] = False
+            is_other = np.ones(n, dtype=bool)
+            is_other[[i, j]] = False
             if all(
-                view[i, j] == view[j, i] and np.array_equal(view[i, others], view[j, others])
+                view[i, j] == view[j, i] and np.array_equal(view[i, is_other], view[j, is_other])
                 for view in views
             ):
                 members.append(i)

@@ -20,15 +20,15 @@ FORMS = {"latency": (1e3, "ms"), "bandwidth": (8e-9, "Gb/s")}
 """Factor from SI and unit in messages, by the word of the mark."""
 
 
-def is_assumed(row: Mapping[str, Any], word: str) -> bool:
+def is_assumed(row: Mapping[str, Any], quantity: str) -> bool:
     """Whether a row of a CSV file says that its latency or bandwidth was assumed."""
-    return word in str(row.get(ASSUMED_COLUMN, "")).split()
+    return quantity in str(row.get(ASSUMED_COLUMN, "")).split()
 
 
-def assumed_in_json(data: Mapping[str, Any], word: str) -> set[Pair]:
+def assumed_in_json(data: Mapping[str, Any], quantity: str) -> set[Pair]:
     """Pairs of a JSON network whose latency or bandwidth was assumed."""
     marks = data.get(ASSUMED_COLUMN)
-    pairs = marks.get(word, []) if isinstance(marks, dict) else []
+    pairs = marks.get(quantity, []) if isinstance(marks, dict) else []
     return {(str(pair[0]), str(pair[1])) for pair in pairs if len(pair) == 2}
 
 
@@ -44,19 +44,20 @@ def assumed_sentences(name: str) -> list[str]:
     marked = _marked_in_json(text, path) if kind == ".json" else _marked_in_csv(text)
     network = Network.load(path)
     sentences = []
-    for word, (factor, unit) in FORMS.items():
-        pairs = marked[word]
+    for quantity, (factor, unit) in FORMS.items():
+        pairs = marked[quantity]
         if not pairs:
             continue
-        known = [(network.index_of(a), network.index_of(b)) for a, b in sorted(pairs)]
-        array = network.latency_s if word == "latency" else network.bandwidth_bytes_per_s
-        values: NDArray[np.float64] = np.unique([array[pair] for pair in known]) * factor
+        indices = [(network.index_of(a), network.index_of(b)) for a, b in sorted(pairs)]
+        array = network.latency_s if quantity == "latency" else network.bandwidth_bytes_per_s
+        values: NDArray[np.float64] = np.unique([array[pair] for pair in indices]) * factor
         low, high = float(values[0]), float(values[-1])
         amount = f"{low:.4g} {unit}" if low == high else f"{low:.4g} to {high:.4g} {unit}"
         n = len(network)
-        verb = "has" if len(known) == 1 else "have"
+        verb = "has" if len(indices) == 1 else "have"
         sentences.append(
-            f"{len(known)} of {n * (n - 1)} pairs in {name} {verb} an assumed {word} of {amount}"
+            f"{len(indices)} of {n * (n - 1)} pairs in {name} {verb} an assumed {quantity} of "
+            f"{amount}"
         )
     return sentences
 
@@ -64,7 +65,8 @@ def assumed_sentences(name: str) -> list[str]:
 def _marked_in_json(text: str, path: Path) -> dict[str, set[Pair]]:
     data = parse_json(text, path, error=NetworkError)
     return {
-        word: assumed_in_json(data, word) if isinstance(data, dict) else set() for word in FORMS
+        quantity: assumed_in_json(data, quantity) if isinstance(data, dict) else set()
+        for quantity in FORMS
     }
 
 
@@ -72,9 +74,9 @@ def _marked_in_csv(text: str) -> dict[str, set[Pair]]:
     table = parse_csv(text, error=NetworkError)
     source, destination = end_columns(table.columns)
     if source is None or destination is None:
-        return {word: set() for word in FORMS}
+        return {quantity: set() for quantity in FORMS}
     rows = [row for _, row in table.rows]
     return {
-        word: {(row[source], row[destination]) for row in rows if is_assumed(row, word)}
-        for word in FORMS
+        quantity: {(row[source], row[destination]) for row in rows if is_assumed(row, quantity)}
+        for quantity in FORMS
     }

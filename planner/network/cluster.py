@@ -145,20 +145,20 @@ class Devices:
             return "Devices(not valid yet)"
 
     def _words(self) -> list[str]:
-        words = [quantity_range(self.flops, "FLOP/s"), quantity_range(self.memory_bytes, "B")]
+        parts = [quantity_range(self.flops, "FLOP/s"), quantity_range(self.memory_bytes, "B")]
         for name in ("upload", "download"):
             rates = getattr(self, f"{name}_bytes_per_s")
             if rates is not None:
-                words.append(f"{name} {quantity_range(np.asarray(rates, dtype=float) * 8, 'b/s')}")
+                parts.append(f"{name} {quantity_range(np.asarray(rates, dtype=float) * 8, 'b/s')}")
         if self.sites is not None:
-            words.append(counted(len(set(self.sites)), "site"))
+            parts.append(counted(len(set(self.sites)), "site"))
         for name in ("compute", "aggregate"):
             can = np.asarray(getattr(self, f"can_{name}"), dtype=bool)
             if not can.all():
-                words.append(f"{int((~can).sum())} cannot {name}")
+                parts.append(f"{int((~can).sum())} cannot {name}")
         if self.usd_per_hour is not None:
-            words.append(quantity_range(self.usd_per_hour, "$/h"))
-        return words
+            parts.append(quantity_range(self.usd_per_hour, "$/h"))
+        return parts
 
     def broadcast(self, n: int) -> Devices:
         """A validated copy with every field as an array of ``n``.
@@ -345,9 +345,9 @@ class Cluster:
 
     def lacking_words(self, devices: Sequence[int]) -> str:
         """Names the first of some devices and its GPU."""
-        first, others = devices[0], len(devices) - 1
+        first, more_count = devices[0], len(devices) - 1
         assert self.devices.gpus is not None
-        more = f" (and {others} more)" if others else ""
+        more = f" (and {more_count} more)" if more_count else ""
         return f"device {self.network.ids[first]!r}{more} has a {self.devices.gpus[first]}"
 
     @property
@@ -391,17 +391,19 @@ class Cluster:
             for name in (f.name for f in fields_of(mine) if "site" not in f.name)
         }
         if mine.sites is not None:
-            there = [mine.sites[d] for d in index]
-            fields["sites"] = there
+            sites = [mine.sites[d] for d in index]
+            fields["sites"] = sites
             for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
                 rates = getattr(mine, name) or {}
-                fields[name] = {site: rate for site, rate in rates.items() if site in there}
-        part = Cluster(self.network.subset(index), Devices(**fields))
+                fields[name] = {site: rate for site, rate in rates.items() if site in sites}
+        cluster = Cluster(self.network.subset(index), Devices(**fields))
         names = ("upload_bytes_per_s", "download_bytes_per_s")
-        for name, whole, own in zip(names, device_limits(self), device_limits(part), strict=True):
-            if not np.array_equal(whole[index], own):
-                fields[name] = whole[index]
-        return Cluster(part.network, Devices(**fields))
+        for name, limits, default_limits in zip(
+            names, device_limits(self), device_limits(cluster), strict=True
+        ):
+            if not np.array_equal(limits[index], default_limits):
+                fields[name] = limits[index]
+        return Cluster(cluster.network, Devices(**fields))
 
     def limited_network(self) -> Network:
         """The network in which no pair gets more than its devices' limits allow.

@@ -150,32 +150,32 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
         if unknown:
             reason = f"column {unknown[0]!r} is unknown{did_you_mean(unknown[0], _COLUMNS)}"
         raise NetworkError(f"{reason}; columns are {', '.join(_COLUMNS)}")
-    seen: set[str] = set()
+    names_seen: set[str] = set()
     for line, cells in table.rows:
         row = dict(cells)
         fields: dict[str, Any] = {"line": line}
         gpu = row.pop("gpu", "")
         if gpu:
-            known = find_gpu(gpu)
-            if known is None:
+            gpu_name = find_gpu(gpu)
+            if gpu_name is None:
                 raise NetworkError(f"line {line}: gpu {unknown_gpu(gpu)}")
-            fields["peak_flops"] = GPUS[known].peak(dtype)
+            fields["peak_flops"] = GPUS[gpu_name].peak(dtype)
             fields["flops"] = fields["peak_flops"] * utilization
-            fields["memory_bytes"] = GPUS[known].memory_bytes
-            fields["gpu_usd_per_hour"] = GPUS[known].usd_per_hour
-            fields["gpu"] = known
+            fields["memory_bytes"] = GPUS[gpu_name].memory_bytes
+            fields["gpu_usd_per_hour"] = GPUS[gpu_name].usd_per_hour
+            fields["gpu"] = gpu_name
         for column, value in row.items():
             if value:
                 field, read = _COLUMNS[column]
                 fields[field] = read(value, column, line)
         _see_to_peak(fields, bool(row.get("peak_tflops")), line)
         name = fields.get("name", "")
-        if not name or name in seen:
+        if not name or name in names_seen:
             reason = "name is empty" if not name else f"{name!r} is listed twice"
             raise NetworkError(f"line {line}: {reason}; give each device or region one row")
-        seen.add(name)
+        names_seen.add(name)
         yield DeviceRow(**fields)
-    if not seen:
+    if not names_seen:
         raise NetworkError("no rows; give one per device or region")
 
 
@@ -190,13 +190,13 @@ def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
         del fields["peak_flops"]
 
 
-def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], float | int]:
+def _number(factor: float, integer: bool = False) -> Callable[[str, str, int], float | int]:
     def read(value: str, column: str, line: int) -> float | int:
         number = number_in(value)
-        if whole and not value.isdecimal():
+        if integer and not value.isdecimal():
             number = math.nan
         if not 0 < number < 1e300:
-            kind = "a whole number" if whole else "a number"
+            kind = "a whole number" if integer else "a number"
             remedy = number_remedy(value, f"give {kind} > 0, or nothing")
             raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
         if not in_safe_range(number * factor):
@@ -204,7 +204,7 @@ def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], flo
                 f"line {line}: {column} is {value!r}; in SI units it must be {SMALLEST:g} to "
                 f"{LARGEST:g}"
             )
-        return int(value) if whole else number * factor
+        return int(value) if integer else number * factor
 
     return read
 
@@ -228,7 +228,7 @@ _MBPS = _number(MBIT)
 _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "name": ("name", _text),
     "gpu": ("gpu", _text),
-    "count": ("count", _number(1, whole=True)),
+    "count": ("count", _number(1, integer=True)),
     "memory_gb": ("memory_bytes", _number(1e9)),
     "tflops": ("flops", _number(1e12)),
     "peak_tflops": ("peak_flops", _number(1e12)),
@@ -283,19 +283,19 @@ def _places(row: DeviceRow, network: Network) -> list[str]:
     """The network's devices that a row names."""
     if row.name in network.ids:
         return [row.name]
-    there = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
-    if not there:
+    ids = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
+    if not ids:
         hint = did_you_mean(row.name, [*network.ids, *network.regions])
         raise NetworkError(
             f"line {row.line}: {row.name!r} is no device and no region of the network{hint}; name "
             "one of " + ", ".join(network.ids[:8]) + (", ..." if len(network) > 8 else "")
         )
-    if row.count not in (None, len(there)):
+    if row.count not in (None, len(ids)):
         raise NetworkError(
-            f"line {row.line}: count of {row.name!r} is {row.count}, the network has {len(there)} "
+            f"line {row.line}: count of {row.name!r} is {row.count}, the network has {len(ids)} "
             "devices there; leave count out"
         )
-    return there
+    return ids
 
 
 def _devices(
@@ -360,10 +360,10 @@ def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
     columns = (np.asarray(usual, dtype=object).tolist(), np.asarray(full.flops).tolist())
     peaks = []
     for row, peak, flops in zip(rows, *columns, strict=True):
-        known = row.peak_flops or (None if row.flops is not None else peak)
-        peaks.append(known or ((row.flops or flops) if row.can_compute is False else None))
-    known = [peak for peak in peaks if peak is not None]
-    return known if len(known) == len(peaks) else None
+        peak_flops = row.peak_flops or (None if row.flops is not None else peak)
+        peaks.append(peak_flops or ((row.flops or flops) if row.can_compute is False else None))
+    peak_flops = [peak for peak in peaks if peak is not None]
+    return peak_flops if len(peak_flops) == len(peaks) else None
 
 
 def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> list[float] | None:
@@ -407,10 +407,10 @@ def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:
                 f"line {row.line}: {row.name!r} has {column}, a limit of its site, but no site; "
                 "name the site"
             )
-        known = getattr(first.setdefault(row.site, row), field)
-        if known != value:
+        first_value = getattr(first.setdefault(row.site, row), field)
+        if first_value != value:
             raise NetworkError(
                 f"line {row.line}: {column} of site {row.site!r} is {value / MBIT:g}, in line "
-                f"{first[row.site].line} {known / MBIT:g}; give one"
+                f"{first[row.site].line} {first_value / MBIT:g}; give one"
             )
     return {site: getattr(row, field) for site, row in first.items()} or None

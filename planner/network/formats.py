@@ -185,7 +185,7 @@ def require_unique(names: Sequence[str]) -> None:
     for k, name in enumerate(names):
         if name in names[:k]:
             raise NetworkError(f"column {printable(name)!r} is named twice; keep one of them")
-        other = next((known for known in names[:k] if known.lower() == name.lower()), None)
+        other = next((earlier for earlier in names[:k] if earlier.lower() == name.lower()), None)
         if other is not None and name.lower() in (*ENDS, *UNITS):
             raise NetworkError(
                 f"columns {other!r} and {name!r} differ in capitals alone; keep one of them"
@@ -198,37 +198,37 @@ def end_columns(names: Sequence[str]) -> tuple[str | None, str | None]:
     def column(end: str) -> str | None:
         if end in names:
             return end
-        others = [name for name in names if "_".join(name.lower().split()) in OTHER_NAMES[end]]
-        return others[0] if len(others) == 1 else None
+        synonyms = [name for name in names if "_".join(name.lower().split()) in OTHER_NAMES[end]]
+        return synonyms[0] if len(synonyms) == 1 else None
 
     return column(ENDS[0]), column(ENDS[1])
 
 
-def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
+def misnamed(names: Sequence[str], expected: Iterable[str]) -> str:
     """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
-        plain = "_".join(name.lower().split())
-        meant = next((w for w in wanted if plain in OTHER_NAMES.get(w, ())), None)
+        normalized = "_".join(name.lower().split())
+        meant = next((w for w in expected if normalized in OTHER_NAMES.get(w, ())), None)
         if name not in (*ENDS, *UNITS) and (
-            meant or (meant := closest_match(plain, wanted, ALIKE))
+            meant or (meant := closest_match(normalized, expected, ALIKE))
         ):
             return f" (rename {name!r} to {meant!r})"
     return ""
 
 
-def _one_of(names: Sequence[str], known: Mapping[str, float], label: str) -> str:
-    present = [c for c in known if c in names]
+def _one_of(names: Sequence[str], factors: Mapping[str, float], label: str) -> str:
+    present = [c for c in factors if c in names]
     if not present:
         shown = ", ".join(map(printable, names)) or "nothing at all"
         raise NetworkError(
-            f"has no column of {label}, such as {list(known)[1]}, found {shown}"
-            f"{misnamed(names, known)}; measure it, or assume one, such as planner networks FILE "
+            f"has no column of {label}, such as {list(factors)[1]}, found {shown}"
+            f"{misnamed(names, factors)}; measure it, or assume one, such as planner networks FILE "
             f"{ASSUMED[label]} --out net.csv"
         )
     if len(present) != 1:
         raise NetworkError(
             f"exactly one {label} column is needed, found {present or 'none'}; "
-            f"name it one of {', '.join(known)}"
+            f"name it one of {', '.join(factors)}"
         )
     return present[0]
 
@@ -280,7 +280,9 @@ def to_csv_text(network: Matrices, assumed: Mapping[str, Any] | None = None) -> 
                 pair = (network.latency_s[i, j], network.bandwidth_bytes_per_s[i, j])
                 cells = ["" if np.isnan(x) else repr(float(x)) for x in pair]
                 if assumed is not None:
-                    cells.append(" ".join(word for word, which in assumed.items() if which[i, j]))
+                    cells.append(
+                        " ".join(quantity for quantity, which in assumed.items() if which[i, j])
+                    )
                 writer.writerow([source, destination, *cells])
     return out.getvalue()
 
@@ -346,8 +348,8 @@ def to_json_text(network: Matrices, assumed: Mapping[str, Any] | None = None) ->
     data, ids = to_dict(network), network.ids
     if assumed is not None:
         data[ASSUMED_COLUMN] = {
-            word: [[ids[i], ids[j]] for i, j in np.argwhere(which)]
-            for word, which in assumed.items()
+            quantity: [[ids[i], ids[j]] for i, j in np.argwhere(which)]
+            for quantity, which in assumed.items()
         }
     return json.dumps(data, allow_nan=False) + "\n"
 
@@ -370,15 +372,15 @@ def from_networkx(graph: Any) -> Matrices:
     if not place:
         raise NetworkError("the graph has no nodes; add one per device")
     arrays = np.full((2, len(place), len(place)), np.nan)
-    seen: set[tuple[int, int]] = set()
+    pairs_seen: set[tuple[int, int]] = set()
     for u, v, data in graph.edges(data=True):
         if u == v:
             continue
         where = f"edge {str(u)!r} to {str(v)!r}"
         names = [str(key) for key in data]
         values = []
-        for known, label in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
-            column = _one_of(names, known, label)
+        for columns, label in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
+            column = _one_of(names, columns, label)
             value = data[column]
             if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
                 raise NetworkError(
@@ -388,9 +390,9 @@ def from_networkx(graph: Any) -> Matrices:
         ends = [(place[u], place[v])]
         if not graph.is_directed():
             ends.append((place[v], place[u]))
-        if seen & set(ends):
+        if pairs_seen & set(ends):
             raise NetworkError(f"{where} is given twice; keep one of the edges")
-        seen.update(ends)
+        pairs_seen.update(ends)
         for i, j in ends:
             arrays[:, i, j] = values
     regions = [name_of(graph.nodes[node].get("region", node)) for node in place]

@@ -308,24 +308,24 @@ def find_gpu(name: str) -> str | None:
     Case, blanks, dashes, vendor and memory are ignored: ``RTX 4090`` is ``RTX4090``, ``H100-80GB``
     is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
     """
-    plain = _plain(name)
+    normalized = _plain(name)
     known = {_plain(key): key for key in GPUS}
     known |= {_plain(called): key for called, key in CALLED.items()}
     for key, gpu in GPUS.items():
         units = ("G", "GB", "GiB")
         known |= {_plain(f"{_family(key)}{gpu.sold_gb}{unit}"): key for unit in units}
-    if plain in known:
-        return known[plain]
-    without = SXM.sub("", plain)
-    several = [key for key in GPUS if _plain(_family(key)) == without]
-    return known.get(without) if len(several) < 2 else None
+    if normalized in known:
+        return known[normalized]
+    without_board = SXM.sub("", normalized)
+    several = [key for key in GPUS if _plain(_family(key)) == without_board]
+    return known.get(without_board) if len(several) < 2 else None
 
 
 def unknown_gpu(name: object) -> str:
     """Message for an unknown GPU, with the closest name and a remedy."""
-    plain = {_plain(key): key for key in GPUS}
-    near = closest_match(_plain(str(name)), plain)
-    hint = "" if near is None else f" (did you mean {plain[near]!r}?)"
+    normalized = {_plain(key): key for key in GPUS}
+    closest = closest_match(_plain(str(name)), normalized)
+    hint = "" if closest is None else f" (did you mean {normalized[closest]!r}?)"
     return (
         f"{short_repr(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or "
         "leave gpu empty and give tflops and memory_gb in a devices file"

@@ -51,8 +51,8 @@ def cluster_html(
     """
     kinds = Counter(zip(regions, *figures.values(), strict=True))
     rows = [
-        [escape(region), str(many), *map(quantity, values, figures)]
-        for (region, *values), many in list(kinds.items())[:MAX_KINDS]
+        [escape(region), str(device_count), *map(quantity, values, figures)]
+        for (region, *values), device_count in list(kinds.items())[:MAX_KINDS]
     ]
     truncation = f"{MAX_KINDS} of {len(kinds)} kinds" if len(kinds) > MAX_KINDS else ""
     heads = ["region", "devices", "attained", "memory"]
@@ -62,10 +62,10 @@ def cluster_html(
 def _between(network: Matrices, sources: list[int], targets: list[int]) -> str:
     """Text of a cell; on the diagonal, between devices of the region."""
     pairs = np.ix_(sources, targets)
-    own = sources == targets
+    is_self = sources == targets
     off = (
         ~np.eye(len(sources), dtype=bool)
-        if own
+        if is_self
         else np.ones((len(sources), len(targets)), dtype=bool)
     )
     if not off.any():

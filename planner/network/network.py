@@ -344,14 +344,14 @@ class Network:
 
     def missing_words(self) -> str:
         """Number of missing pairs and the devices most affected; empty if none is missing."""
-        left = missing = self.missing_pairs()
+        uncovered = missing = self.missing_pairs()
         if not missing:
             return ""
         devices: list[int] = []
-        while left:
-            counts = np.bincount(np.ravel(left), minlength=len(self))
+        while uncovered:
+            counts = np.bincount(np.ravel(uncovered), minlength=len(self))
             devices.append(int(counts.argmax()))
-            left = [pair for pair in left if devices[-1] not in pair]
+            uncovered = [pair for pair in uncovered if devices[-1] not in pair]
         names = ", ".join(repr(self.ids[d]) for d in devices[:MAX_NAMES])
         names += ", ..." if len(devices) > MAX_NAMES else ""
         i, j = missing[0]
@@ -378,7 +378,7 @@ class Network:
         missing = set(self.missing_pairs())
         arrays = {"latency": self.latency_s, "bandwidth": self.bandwidth_bytes_per_s}
         assumed = " ".join(
-            formats.ASSUMED[word] for word, array in arrays.items() if np.isnan(array).any()
+            formats.ASSUMED[quantity] for quantity, array in arrays.items() if np.isnan(array).any()
         )
         command = f"planner networks {name}"
         if all((j, i) in missing for i, j in missing):
@@ -520,10 +520,10 @@ class Network:
             ("intra_latency_s", latency, intra_latency_s),
             ("intra_bandwidth_bytes_per_s", bandwidth, intra_bandwidth_bytes_per_s),
         ):
-            of = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(regions, inside)
+            links = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(regions, inside)
             per_device = np.array(
                 [
-                    real(f"{field} of region {r!r}", of.get(r), 0, error=NetworkError)
+                    real(f"{field} of region {r!r}", links.get(r), 0, error=NetworkError)
                     for r in regions
                 ]
             )
@@ -633,4 +633,4 @@ def _minimum_cover(pairs: set[tuple[int, int]]) -> set[int]:
                 lower[k] = upper[k] = 0.0
             else:
                 cover = candidate
-    return {node for node, taken in zip(nodes, lower, strict=True) if taken}
+    return {node for node, is_covered in zip(nodes, lower, strict=True) if is_covered}

@@ -54,12 +54,12 @@ class Prices:
             object.__setattr__(self, name, real(f"prices.{name}", getattr(self, name), 0))
         rules = []
         for k, rule in enumerate(sequence("prices.rules", self.rules)):
-            parts = sequence(f"prices.rules[{k}]", rule)
-            if len(parts) != 3 or not all(isinstance(region, str) for region in parts[:2]):
+            entries = sequence(f"prices.rules[{k}]", rule)
+            if len(entries) != 3 or not all(isinstance(region, str) for region in entries[:2]):
                 raise ValueError(
                     f"prices.rules[{k}] must be two regions and a price, found {rule!r}; correct it"
                 )
-            rules.append((parts[0], parts[1], real(f"prices.rules[{k}] price", parts[2], 0)))
+            rules.append((entries[0], entries[1], real(f"prices.rules[{k}] price", entries[2], 0)))
         object.__setattr__(self, "rules", tuple(rules))
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class Prices:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, regions: Iterable[str] | None = None, **others: float
+        cls, path: str | Path, *, regions: Iterable[str] | None = None, **fields: float
     ) -> Prices:
         """Load prices from a CSV file with columns ``from,to,usd_per_gb``.
 
@@ -80,7 +80,7 @@ class Prices:
             The file.
         regions
             Regions of the network, which rows must name; None for any.
-        others
+        fields
             Fields of `Prices` for other regions.
 
         Returns
@@ -100,7 +100,7 @@ class Prices:
                 f"{path}: must have the columns {', '.join(COLUMNS)}, found "
                 f"{', '.join(map(printable, header)) or 'none'}; correct the header"
             )
-        known = None if regions is None else {*regions, ANY}
+        allowed = None if regions is None else {*regions, ANY}
         rules = []
         lines: dict[tuple[str, str], int] = {}
         for line, row in table.rows:
@@ -117,11 +117,11 @@ class Prices:
                     f"{path}, line {line}: from and to must name regions, or be {ANY!r}; correct it"
                 )
             for region in (source, target):
-                if known is not None and region not in known:
+                if allowed is not None and region not in allowed:
                     raise NetworkError(
                         f"{path}, line {line}: {region!r} is no region of the network"
-                        f"{did_you_mean(region, known)}; name one of {joined(sorted(known))}, or "
-                        "take the row out"
+                        f"{did_you_mean(region, allowed)}; name one of "
+                        f"{joined(sorted(allowed))}, or take the row out"
                     )
             if lines.setdefault((source, target), line) != line:
                 raise NetworkError(
@@ -129,7 +129,7 @@ class Prices:
                     f"{lines[source, target]} already; keep one"
                 )
             rules.append((source, target, value))
-        return cls(rules=tuple(rules), **others)
+        return cls(rules=tuple(rules), **fields)
 
     def usd_per_byte(self, network: Network) -> Floats:
         """Dollars per byte from one device to another.

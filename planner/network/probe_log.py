@@ -109,8 +109,8 @@ class LinkFinding:
 
 
 def _three(values: Any) -> tuple[float, float, float]:
-    least, middle, most = (float(x) for x in values)
-    return least, middle, most
+    lowest, middle, highest = (float(x) for x in values)
+    return lowest, middle, highest
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,15 @@ class ProbeLog:
     @property
     def names(self) -> tuple[str, ...]:
         """Devices with findings, in the order of the probe."""
-        known = {name for pair in self.findings for name in pair}
-        begun = self.about.get("devices")
-        first = [name for name in begun if isinstance(name, str)] if isinstance(begun, list) else []
+        measured = {name for pair in self.findings for name in pair}
+        declared = self.about.get("devices")
+        first = (
+            [name for name in declared if isinstance(name, str)]
+            if isinstance(declared, list)
+            else []
+        )
         later = [name for pair in self.findings for name in pair if name != ALL]
-        return tuple(dict.fromkeys([*(name for name in first if name in known), *later]))
+        return tuple(dict.fromkeys([*(name for name in first if name in measured), *later]))
 
     def network(self) -> Network:
         """The network of half the median round-trip times and rates of one flow; NaN if missing."""

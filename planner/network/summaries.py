@@ -24,8 +24,8 @@ PERCENTILE = re.compile(r"\bp\d\d(\.\d+)?\b|\b\d+(\.\d+)?(st|nd|rd|th)?[ _-]*per
 
 def refuse_summary(name: str, label: str) -> None:
     """Refuse a summary over all devices in place of a device."""
-    words = set(re.findall(r"[^\W_]+", PERCENTILE.sub("percentile", name.lower())))
-    if words & SUMMARIES and words <= SUMMARIES | BESIDE:
+    name_words = set(re.findall(r"[^\W_]+", PERCENTILE.sub("percentile", name.lower())))
+    if name_words & SUMMARIES and name_words <= SUMMARIES | BESIDE:
         raise NetworkError(
             f"{label} {name!r} is a figure over all devices and no device; take it out, or rename "
             "the device"

@@ -44,12 +44,12 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
                 f"has {twice} twice, but was not measured with --bidir; give each run a file of "
                 "its own"
             )
-        there, back = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
+        forward, backward = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
         measurements = Measurements()
         flow = (server, client) if test.get("reverse") else (client, server)
-        measurements.set_bandwidth(*flow, there)
-        if back is not None:
-            measurements.set_bandwidth(*flow[::-1], _rate(back))
+        measurements.set_bandwidth(*flow, forward)
+        if backward is not None:
+            measurements.set_bandwidth(*flow[::-1], _rate(backward))
     except (KeyError, IndexError, TypeError, AttributeError):
         raise NetworkError(
             "lacks fields of an iperf3 TCP client; give the output of iperf3 --json"
@@ -57,8 +57,8 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
     return measurements
 
 
-def _rate(part: Any) -> float:
-    return real("bits_per_second", part["bits_per_second"], 0, error=NetworkError) / 8
+def _rate(summary: Any) -> float:
+    return real("bits_per_second", summary["bits_per_second"], 0, error=NetworkError) / 8
 
 
 def _first(names: Mapping[str, str], keys: tuple[str, ...]) -> str | None:

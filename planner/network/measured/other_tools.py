@@ -126,9 +126,9 @@ def without_tags(text: str) -> str:
 
 def refuse_known(text: str) -> None:
     """Raise an error that names the tool, if the text is known but cannot be read."""
-    for pattern, words in REFUSED:
+    for pattern, explanation in REFUSED:
         if pattern.search(text):
-            raise NetworkError(f"is what {words}")
+            raise NetworkError(f"is what {explanation}")
 
 
 def read_mtr_report(text: str, names: Mapping[str, str]) -> Measurements | None:

@@ -87,8 +87,8 @@ def read_measured(
             raise NetworkError(
                 f"{path}: {error}".replace(f"{path}: {path}: ", f"{path}: ")
             ) from None
-    known = [*measurements.latency_s, *measurements.bandwidth_bytes_per_s]
-    ids = sorted({name for pair in known for name in pair})
+    measured_pairs = [*measurements.latency_s, *measurements.bandwidth_bytes_per_s]
+    ids = sorted({name for pair in measured_pairs for name in pair})
     if len(ids) < 2:
         raise NetworkError("nothing was measured between two devices; give other files")
     latency = _whole(ids, "latency", measurements.latency_s, both_ways, latency_s)
@@ -124,7 +124,7 @@ def _whole(
     both_ways: bool,
     otherwise: float | None,
 ) -> _Whole:
-    tool, word = REMEDIES[label]
+    tool, quantity = REMEDIES[label]
     if not values and otherwise is None:
         raise NetworkError(
             f"no {label} was measured; give {tool} too, or assume one, such as planner networks "
@@ -139,7 +139,7 @@ def _whole(
     missing = np.isnan(array) & ~np.eye(len(ids), dtype=bool)
     if otherwise is None or not missing.any():
         return _Whole(array, int(mirrored.sum()), (), np.zeros_like(missing))
-    factor, unit = word
+    factor, unit = quantity
     message = f"{label} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
     filled = np.where(missing, otherwise, array)
     return _Whole(filled, int(mirrored.sum()), (message,), missing)
@@ -171,11 +171,11 @@ def _files(paths: Iterable[str | Path], leave_out: Iterable[Path]) -> list[Path]
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            kinds, others = (*KINDS, ".jsonl"), {path.resolve() for path in leave_out}
+            kinds, excluded = (*KINDS, ".jsonl"), {path.resolve() for path in leave_out}
             inside = sorted(
                 entry
                 for entry in path.iterdir()
-                if entry.suffix.lower() in kinds and entry.resolve() not in others
+                if entry.suffix.lower() in kinds and entry.resolve() not in excluded
             )
             if not inside:
                 raise NetworkError(f"{path}: holds no {', '.join(KINDS)} or .jsonl file")
@@ -243,7 +243,7 @@ def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None
         return read_iperf3(text, names)
     data = parse_json(text, path, error=NetworkError)
     if isinstance(data, dict) and data.get("format") == FORMAT:
-        assumed = [assumed_in_json(data, word) for word in ("latency", "bandwidth")]
+        assumed = [assumed_in_json(data, quantity) for quantity in ("latency", "bandwidth")]
         return _of_network(Network(*from_json_text(text)), *assumed).renamed(names)
     measurements = read_json_data(data, names, unit)
     return read_iperf3(text, names) if measurements is None else measurements

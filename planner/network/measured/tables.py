@@ -141,11 +141,11 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
     twice = next((name for k, name in enumerate(rows) if name in rows[:k]), None)
     if twice is not None:
         raise NetworkError(f"row {twice!r} is given twice; keep one of them")
-    known = set(columns)
-    strange = next((name for name in rows if name and name not in known), None)
+    column_names = set(columns)
+    strange = next((name for name in rows if name and name not in column_names), None)
     if strange is not None:
-        without = next((name for name in columns if name not in set(rows)), None)
-        also = "" if without is None else f", and column {without!r} has no row"
+        missing_row = next((name for name in columns if name not in set(rows)), None)
+        also = "" if missing_row is None else f", and column {missing_row!r} has no row"
         raise NetworkError(
             f"row {strange!r} has no column{also}; call each device the same along both sides"
         )
