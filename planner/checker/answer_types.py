@@ -34,13 +34,13 @@ def _violations(wrong: TypeMismatch | None) -> list[Violation]:
 
 def _dimensions(plan: Any) -> Iterator[TypeMismatch]:
     """Arrays with a wrong number of dimensions, which annotations cannot express."""
-    wanted: tuple[tuple[str, int, str], ...] = ()
+    expected: tuple[tuple[str, int, str], ...] = ()
     if isinstance(plan, AssignmentPlan):
-        wanted = (("grid", 2, "rows and columns"),)
+        expected = (("grid", 2, "rows and columns"),)
     if isinstance(plan, AveragingPlan):
         names = ("computes", "rates", "samples_per_step")
-        wanted = tuple((name, 1, "one number a peer") for name in names)
-    for name, dimensions, words in wanted:
+        expected = tuple((name, 1, "one number a peer") for name in names)
+    for name, dimensions, description in expected:
         array = getattr(plan, name)
         if getattr(array, "ndim", dimensions) != dimensions:
-            yield TypeMismatch(f".{name}", words, array)
+            yield TypeMismatch(f".{name}", description, array)

@@ -49,11 +49,12 @@ def assignment_cost_s(
     exchange = 0.0
     for group, gradient in zip(groups, gradient_bytes, strict=True):
         for d in group:
-            others = [e for e in group if e != d]
+            partners = [e for e in group if e != d]
             exchange = max(
                 exchange,
                 sum(
-                    2 * (latency[d, e] + gradient / (len(group) * bandwidth[d, e])) for e in others
+                    2 * (latency[d, e] + gradient / (len(group) * bandwidth[d, e]))
+                    for e in partners
                 ),
             )
     pipeline = 0.0
@@ -120,10 +121,11 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
         yield Violation(
             "eq. 1", "groups", f"stage sizes must be {list(problem.stage_sizes)}, found {sizes}"
         )
-    seen = sorted(d for group in plan.groups for d in group)
-    if seen != list(range(n)):
+    assigned = sorted(d for group in plan.groups for d in group)
+    if assigned != list(range(n)):
         strange = sorted(
-            {d for d in seen if seen.count(d) > 1 or not 0 <= d < n} | (set(range(n)) - set(seen))
+            {d for d in assigned if assigned.count(d) > 1 or not 0 <= d < n}
+            | (set(range(n)) - set(assigned))
         )
         yield Violation(
             "eq. 1",

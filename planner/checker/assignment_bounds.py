@@ -23,14 +23,14 @@ def recomputed_bound_s(
 ) -> float | None:
     """The bound on eq. 1 that a witness proves, computed from the problem alone."""
     sizes, n = list(stage_sizes), len(network)
-    fits = (
+    matches = (
         bool(sizes)
         and min(sizes) >= 1
         and sum(sizes) == n
         and len(activation_bytes) == len(sizes) - 1
         and len(gradient_bytes) == len(sizes)
     )
-    if not fits or witness.get("kind") != "star and forest":
+    if not matches or witness.get("kind") != "star and forest":
         return None
     latency = (network.latency_s + network.latency_s.T) / 2
     bandwidth = (network.bandwidth_bytes_per_s + network.bandwidth_bytes_per_s.T) / 2
@@ -82,8 +82,8 @@ def _forest_s(
 
     total = 0.0
     num_hops, num_needed, num_filled = 0, boundary_sizes[0], 0
-    for at in np.argsort(hop_s, kind="stable").tolist():
-        a, b = int(rows[at]), int(columns[at])
+    for edge in np.argsort(hop_s, kind="stable").tolist():
+        a, b = int(rows[edge]), int(columns[edge])
         x, y = find(a), find(b)
         num_hops -= capacity(x) + (capacity(y) if x != y else 0)
         for d, root in ((a, x), (b, y)):
@@ -95,7 +95,7 @@ def _forest_s(
             ends[x] += ends[y]
         num_hops += capacity(x)
         while num_hops >= num_needed:
-            total += float(hop_s[at])
+            total += float(hop_s[edge])
             num_filled += 1
             if num_filled == len(boundary_sizes):
                 return total

@@ -75,14 +75,14 @@ def _flows(plan: AveragingPlan, n: int) -> list[Violation]:
     wrong = []
     rates = np.array(plan.rates, dtype=float)
     total = math.fsum(rates)
-    near = TOLERANCE * max(total, 1e-300)
+    tolerance = TOLERANCE * max(total, 1e-300)
     a, g, shares = np.array(plan.a), np.array(plan.g), np.array(plan.shares)
     for i in range(n):
         sent = np.where(plan.computes, rates[i], 0.0)
-        for k in np.flatnonzero(np.abs(a[:, i] - sent) > near):
+        for k in np.flatnonzero(np.abs(a[:, i] - sent) > tolerance):
             message = f"a[{k}, {i}] is {a[k, i]:g}, expected c_k r_i = {sent[k]:g}"
             wrong.append(Violation("a = c r", f"peer {k} to {i}", message))
-        for j in np.flatnonzero(np.abs(g[i] - rates[i]) > near):
+        for j in np.flatnonzero(np.abs(g[i] - rates[i]) > tolerance):
             message = f"g[{i}, {j}] is {g[i, j]:g}, expected r_i = {rates[i]:g}"
             wrong.append(Violation("g = r", f"peer {i} to {j}", message))
         share = rates[i] / total if total > 0 else 0.0

@@ -49,23 +49,27 @@ def describe_witness(witness: Witness | None) -> str:
         count = len(entries["shapes"])
         return f"{kind}, the least of {count} shapes" if count > 1 else kind
     if isinstance(entries.get("schedules"), list):
-        parts = [describe_witness(part) for part in entries["schedules"]]
+        descriptions = [describe_witness(schedule) for schedule in entries["schedules"]]
         limits = f"at most {entries.get('max_swaps')} swaps"
         if entries.get("in_flight") is not None:
             limits += f", {entries['in_flight']} in flight"
-        return f"{kind} of {', '.join(parts)}; {limits}"
-    rest = [
+        return f"{kind} of {', '.join(descriptions)}; {limits}"
+    numbers = [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in entries.items()
         if key != "kind" and not isinstance(value, (list, dict))
     ]
-    return f"{kind} ({', '.join(rest)})" if rest else kind
+    return f"{kind} ({', '.join(numbers)})" if numbers else kind
 
 
 def bound_bases(plan: TrainingPlan) -> Iterator[BoundBasis]:
     """Yield one basis for each certificate of a valid plan."""
     for part, certificate in plan.certificates.items():
-        again = None if certificate.witness is None else recomputed_s(plan, part)
+        recomputed = None if certificate.witness is None else recomputed_s(plan, part)
         yield BoundBasis(
-            part, certificate.bound, again, certificate.basis, describe_witness(certificate.witness)
+            part,
+            certificate.bound,
+            recomputed,
+            certificate.basis,
+            describe_witness(certificate.witness),
         )

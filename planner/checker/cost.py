@@ -55,9 +55,11 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
             "cost", "cost.usd_per_billion_tokens", "is known where a sample's tokens are"
         )
     elif tokens is not None:
-        each = (devices + dollars) / tokens * 1e9
+        per_billion_usd = (devices + dollars) / tokens * 1e9
         stated = cost.usd_per_billion_tokens
-        yield from compare_stored(each, stated, "cost", "cost.usd_per_billion_tokens", unit="$")
+        yield from compare_stored(
+            per_billion_usd, stated, "cost", "cost.usd_per_billion_tokens", unit="$"
+        )
     certificate = plan.certificates.get("cost")
     if certificate is None:
         return
@@ -76,12 +78,14 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     hourly, w = plan.cluster.devices.usd_per_hour, plan.workload
     if hourly is None or plan.cost is None or plan.compute_times.source != FROM_FLOPS:
         return None
-    own = Counter(zip(plan.cluster.flops.tolist(), np.asarray(hourly).tolist(), strict=True))
+    device_kinds = Counter(
+        zip(plan.cluster.flops.tolist(), np.asarray(hourly).tolist(), strict=True)
+    )
     try:
         listed = Counter[tuple[float, float]]()
         for row in witness["devices"]:
             listed[float(row["flops"]), float(row["usd_per_hour"])] += int(row["count"])
-        if any(count > listed[kind] for kind, count in own.items()):
+        if any(count > listed[kind] for kind, count in device_kinds.items()):
             return None
         if not all(flops > 0 and price >= 0 for flops, price in listed):
             return None
@@ -123,22 +127,22 @@ def _sent_bytes(plan: TrainingPlan) -> dict[tuple[int, int], float]:
         for groups in rounds:
             for group in groups:
                 period_steps = 1 if group.phase is Phase.WITHIN else plan.sync.every_steps
-                each = averaged_bytes(plan, stage, group) / period_steps
+                pair_bytes = averaged_bytes(plan, stage, group) / period_steps
                 for i, d in enumerate(group.members):
                     for j, e in enumerate(group.members):
-                        add(d, e, float(each[i, j]))
+                        add(d, e, float(pair_bytes[i, j]))
     return sent
 
 
 def _price(prices: Prices, source: str, target: str) -> float:
     """Dollars per gigabyte: the first rule that matches, else by region and provider."""
-    fits = [
+    matching = [
         price
         for a, b, price in prices.rules
         if (a == "*" or a == source) and (b == "*" or b == target)
     ]
-    if fits:
-        return fits[0]
+    if matching:
+        return matching[0]
     if source == target:
         return 0.0
     provider, other_provider = (

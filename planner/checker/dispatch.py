@@ -60,18 +60,22 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     """
     subject = plan.plan if isinstance(plan, Result) else plan
     kind = next((kind for kind in ANSWERS if isinstance(subject, kind)), None)
-    wanted = None if kind is None else ANSWERS[kind]
+    answer_class = None if kind is None else ANSWERS[kind]
     optional = isinstance(subject, TrainingPlan) and problem_or_cluster is None
-    if wanted is not None and not optional and not isinstance(problem_or_cluster, wanted):
+    if (
+        answer_class is not None
+        and not optional
+        and not isinstance(problem_or_cluster, answer_class)
+    ):
         raise TypeError(
-            f"{type(subject).__name__} is checked against {wanted.__name__}, found "
+            f"{type(subject).__name__} is checked against {answer_class.__name__}, found "
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
     # validated by the plan's constructor
-    own = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
+    form_violations = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
     if isinstance(plan, Result):
-        return list(own or result_form(plan) or _result(plan, problem_or_cluster))
-    return list(own or _check(subject, problem_or_cluster))
+        return list(form_violations or result_form(plan) or _result(plan, problem_or_cluster))
+    return list(form_violations or _check(subject, problem_or_cluster))
 
 
 @singledispatch
@@ -118,8 +122,8 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
     for name in ("objective", "bound", "status", "witness"):
         value = getattr(result, name)
         if step is not None and value != getattr(step, name):
-            wanted = getattr(step, name)
-            yield Violation("step", f"result.{name}", f"the plan's is {wanted}, found {value}")
+            expected = getattr(step, name)
+            yield Violation("step", f"result.{name}", f"the plan's is {expected}, found {value}")
 
 
 def _side(result: Result[Any]) -> Iterator[Violation]:

@@ -153,7 +153,7 @@ def _round32(x: float) -> float:
 @allocating
 def _saturation_level(active_pairs: Any, max_rate: Any, fixed: Any, residual: float) -> float:
     """The level at which a line's pairs without fixed rates fill its residual capacity."""
-    level, before = 0.0, -1
+    level, previous = 0.0, -1
     while True:
         residual_rate, num_above, num_below = residual, 0, 0
         for p in active_pairs:
@@ -165,9 +165,9 @@ def _saturation_level(active_pairs: Any, max_rate: Any, fixed: Any, residual: fl
                     num_above += 1
         if num_above == 0:
             return math.inf
-        if num_below == before:
+        if num_below == previous:
             return level
-        before = num_below
+        previous = num_below
         level = max(residual_rate / num_above, 0.0)
 
 
@@ -239,13 +239,13 @@ def _max_min_rates(
         )
     floor = 0.0
     while len(level_heap) > 0:
-        before, line = heapq.heappop(level_heap)
+        stored_level, line = heapq.heappop(level_heap)
         if not unsaturated[line]:
             continue
         # pairs fixed since then took at most the old level: the level can only have risen
         active_pairs = active[active_ptr[line] : active_ptr[line] + num_active[line]]
         level = _saturation_level(active_pairs, max_rate, fixed, residual[line])
-        if level > before and len(level_heap) > 0 and level > level_heap[0][0]:
+        if level > stored_level and len(level_heap) > 0 and level > level_heap[0][0]:
             heapq.heappush(level_heap, (level, line))
             continue
         unsaturated[line] = False

@@ -70,8 +70,8 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if plan.schedules[0].head is not Head.LAST and stages > 1:
         return False
-    every, stage_of = list(range(stages)), plan.stage_of
-    if any([stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
+    all_stages, stage_of = list(range(stages)), plan.stage_of
+    if any([stage_of[d] for d in path] != all_stages for s in plan.schedules for path in s.paths):
         return False
     if plan.averages_for and witness.get("helped") is not True:
         return False
@@ -80,9 +80,9 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if regions:
         # with fewer regions more bytes are sent
-        own = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
+        reaches = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
         single = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
-        return max(map(len, own)) <= regions and all(
+        return max(map(len, reaches)) <= regions and all(
             is_single or _exchanges_at_once(rounds, Phase.WITHIN)
             for is_single, rounds in zip(single, plan.averaging, strict=True)
         )
@@ -178,8 +178,10 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
     k = len(trains)
     flops = _measured_flops(plan) if measured else cluster.flops
     columns = (flops, cluster.memory_bytes, up, down)
-    own = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
-    if not (_are_no_faster(own, devices.classes) if measured else own <= devices.classes):
+    plan_kinds = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
+    if not (
+        _are_no_faster(plan_kinds, devices.classes) if measured else plan_kinds <= devices.classes
+    ):
         return False
     both = np.ix_(trains, trains)
     apart = ~np.eye(k, dtype=bool)
@@ -189,22 +191,22 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
         return False
     away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
     # a device with a stage has m - 1 partners in a group, an aggregator has m
-    less = devices.back_s[1:k]
-    return not ((away[trains, : k - 1] < less).any() or (away[helps, 1:k] < less).any())
+    back_s = devices.back_s[1:k]
+    return not ((away[trains, : k - 1] < back_s).any() or (away[helps, 1:k] < back_s).any())
 
 
-def _are_no_faster(own: Counter[Kind], classes: Counter[Kind]) -> bool:
+def _are_no_faster(plan_kinds: Counter[Kind], classes: Counter[Kind]) -> bool:
     """Whether each device matches one with the same memory and links and at least its FLOP/s."""
     theirs: dict[tuple[float, ...], list[float]] = {}
-    for flops, *rest in sorted(classes.elements(), reverse=True):
-        theirs.setdefault(tuple(rest), []).append(flops)
+    for flops, *others in sorted(classes.elements(), reverse=True):
+        theirs.setdefault(tuple(others), []).append(flops)
     turn = Counter[tuple[float, ...]]()
-    for flops, *rest in sorted(own.elements(), reverse=True):
-        fastest = theirs.get(tuple(rest), [])
-        k = turn[tuple(rest)]
+    for flops, *others in sorted(plan_kinds.elements(), reverse=True):
+        fastest = theirs.get(tuple(others), [])
+        k = turn[tuple(others)]
         if k >= len(fastest) or flops > fastest[k] * (1 + PRECISION):
             return False
-        turn[tuple(rest)] += 1
+        turn[tuple(others)] += 1
     return True
 
 
@@ -331,9 +333,9 @@ class _StagePrice:
             # the exchange sends least between two regions, although averaging within regions sends
             # least with more of them: both minima are valid bounds
             slowest = 2 * vector / common.total_line_rate
-            near = np.minimum(m, common.regions)
-            inside = 2 * (m - near) * owned * w.gradient_bytes_per_parameter
-            self.averaged_bytes = 2 * (near - 1) * vector + common.every_steps * inside
+            nearby = np.minimum(m, common.regions)
+            inside = 2 * (m - nearby) * owned * w.gradient_bytes_per_parameter
+            self.averaged_bytes = 2 * (nearby - 1) * vector + common.every_steps * inside
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # on the fastest device: a first microbatch's way to this stage, the last one's way back,
         # and one's way through the last layers and back, with at least one transfer
@@ -362,17 +364,17 @@ class _StagePrice:
         self.max_live = {}
         for recompute in common.recompute_options:
             needs = stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
-            have = common.memory * (1 + MEMORY_ROUNDING) - needs.state
-            microbatch_bytes, remaining_bytes = needs.saved, have - needs.operation
-            fits = (
+            available = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+            microbatch_bytes, remaining_bytes = needs.saved, available - needs.operation
+            suffices = (
                 np.floor(remaining_bytes / microbatch_bytes)
                 if microbatch_bytes > 0
                 else np.where(remaining_bytes >= 0, math.inf, 0.0)
             )
-            self.max_live[recompute] = np.clip(fits, 0, common.microbatches)
+            self.max_live[recompute] = np.clip(suffices, 0, common.microbatches)
         some = max(live[0] for live in self.max_live.values()) >= 1
         self.fits_memory = (
-            (have >= 0).cumsum() >= common.m if some else np.zeros(len(have), dtype=bool)
+            (available >= 0).cumsum() >= common.m if some else np.zeros(len(available), dtype=bool)
         )
 
     def cost(self, limit: float, role: str) -> float:
@@ -393,10 +395,10 @@ class _StagePrice:
         if role == "ends":
             # a group of one does not average: the previous stage ends no earlier
             hop, lag, messages, feasible = 0.0, 0.0, self.output_bytes, feasible & (common.m > 1)
-        begin, each = start + hop, 3 * self.forward_flops + self.head_flops
+        begin, flops = start + hop, 3 * self.forward_flops + self.head_flops
         remaining_s = limit - begin - self.closing_s
         feasible = feasible & (
-            np.ceil(common.microbatches / common.m) * each / common.max_speed <= remaining_s
+            np.ceil(common.microbatches / common.m) * flops / common.max_speed <= remaining_s
         )
         feasible &= (
             common.microbatches * messages
@@ -407,7 +409,7 @@ class _StagePrice:
         )
         idle_s = begin + self.forward_flops / common.max_speed + self.round_latency_s
         yield self._price(
-            feasible, [(common.microbatches * each, remaining_s)], sent_bytes, limit - idle_s
+            feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - idle_s
         )
 
     def _before(self, limit: float) -> Iterator[Floats]:
@@ -464,7 +466,7 @@ class _StagePrice:
             speed = np.maximum(speed, flops / np.where(feasible, remaining_s, 1.0))
         rate = sent_bytes / np.where(feasible, sending_s, 1.0)
         feasible &= (speed <= common.highest_speeds) & (rate <= common.highest_uploads)
-        parts = zip(
+        columns = zip(
             common.devices.price,
             (
                 np.maximum(speed, common.lowest_speeds),
@@ -474,5 +476,5 @@ class _StagePrice:
             common.totals,
             strict=True,
         )
-        price = sum(weight * need / all_of_it for weight, need, all_of_it in parts if weight > 0)
+        price = sum(weight * need / all_of_it for weight, need, all_of_it in columns if weight > 0)
         return np.where(feasible, price, math.inf)

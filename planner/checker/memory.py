@@ -51,17 +51,19 @@ def stage_memory(
         copied = owned + head + (w.tied_parameters if first and runs_head else 0)
         state += compute * copied
     tokens = samples * arch.sequence
-    again = activations * samples if recomputes else 0.0
-    operations = [compute * (tokens * _gradients(w) + _matrix(w)) + again]
+    recomputed = activations * samples if recomputes else 0.0
+    operations = [compute * (tokens * _gradients(w) + _matrix(w)) + recomputed]
     if first:
         # the stage's activations are freed by then
         freed = 0.0 if recomputes else activations * samples
         table = arch.vocabulary * arch.hidden
         operations.append(4.0 * table + 20.0 * tokens * arch.hidden - freed)
     if runs_head:
-        words = tokens * arch.vocabulary
-        plain = compute * (words + arch.vocabulary * arch.hidden)
-        operations.append(max(12.0 * words, plain) + 2.0 * compute * tokens * arch.hidden)
+        logit_count = tokens * arch.vocabulary
+        head_values = compute * (logit_count + arch.vocabulary * arch.hidden)
+        operations.append(
+            max(12.0 * logit_count, head_values) + 2.0 * compute * tokens * arch.hidden
+        )
     largest = max(operations)
     if arch.window is not None and arch.window < arch.sequence:
         largest += compute * float(arch.sequence) ** 2

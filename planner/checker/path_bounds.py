@@ -55,11 +55,11 @@ def _turnover_s(problem: PathProblem, device: int) -> float | None:
 def _span_s(count: int, memory: int, work: tuple[float, float, float], chain_s: float) -> float:
     """Least time in which one device begins and ends ``count`` microbatches."""
     f, h, b = work
-    before = _earliest_begins_s(count, memory, f, b, chain_s)
+    head_s = _earliest_begins_s(count, memory, f, b, chain_s)
     # the same with time reversed: B begins and F ends
-    behind = _earliest_begins_s(count, memory, b, f, chain_s)
+    tail_s = _earliest_begins_s(count, memory, b, f, chain_s)
     # begin and end order may differ: pair the longest waits before with the shortest after
-    pairs = zip(sorted(before), sorted(behind, reverse=True), strict=True)
+    pairs = zip(sorted(head_s), sorted(tail_s, reverse=True), strict=True)
     return max(max(a + chain_s + c for a, c in pairs), count * (f + h + b))
 
 
@@ -83,15 +83,15 @@ def _earliest_begins_s(
         for r in range(j - memory + 1):
             rules.append((("end", r), ("begin", j), (j - memory - r) * (first_s + last_s)))
     rules.sort(key=lambda rule: (rule[0][1], rule[0][0]))
-    at = {(event, j): 0.0 for event in ("begin", "end") for j in range(count)}
+    time_s = {(event, j): 0.0 for event in ("begin", "end") for j in range(count)}
     changed = True
     while changed:
         changed = False
         for earlier, later, seconds in rules:
-            if at[earlier] + seconds > at[later]:
-                at[later] = at[earlier] + seconds
+            if time_s[earlier] + seconds > time_s[later]:
+                time_s[later] = time_s[earlier] + seconds
                 changed = True
-    return [at["begin", j] for j in range(count)]
+    return [time_s["begin", j] for j in range(count)]
 
 
 def _shortest_path_s(problem: PathProblem, start: int) -> float:
@@ -99,37 +99,45 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
 
     Enumerated by blocks: one stage, or two neighbouring stages in reverse order.
     """
-    round_trip_s = _both_ways_s(problem)
+    round_trip_s = _both_outward_and_return_s(problem)
     busy: list[float] = (problem.forward_s + problem.backward_s).tolist()
     room = problem.memory.tolist()
     usable = [[d for d in group if room[d] > 0] for group in problem.stage_devices]
     cap = problem.max_total_swaps
-    most = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
+    max_swaps = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
 
     @cache
-    def rest(at: int, top: int, left: int, swaps: int) -> float:
+    def remaining_s(device: int, top: int, stages_left: int, swaps: int) -> float:
         """Least seconds after device ``at`` with ``left`` more stages, all above ``top``."""
-        if left == 0:
-            return round_trip_s(at, start)
+        if stages_left == 0:
+            return round_trip_s(device, start)
         best = math.inf
         for s in range(top + 1, len(usable)):
             for d in usable[s]:
-                best = min(best, round_trip_s(at, d) + busy[d] + rest(d, s, left - 1, swaps))
-            if left < 2 or swaps == 0 or s + 1 == len(usable):
+                best = min(
+                    best,
+                    round_trip_s(device, d) + busy[d] + remaining_s(d, s, stages_left - 1, swaps),
+                )
+            if stages_left < 2 or swaps == 0 or s + 1 == len(usable):
                 continue
             for high in usable[s + 1]:
                 for low in usable[s]:
                     block = (
-                        round_trip_s(at, high) + busy[high] + round_trip_s(high, low) + busy[low]
+                        round_trip_s(device, high)
+                        + busy[high]
+                        + round_trip_s(high, low)
+                        + busy[low]
                     )
-                    best = min(best, block + rest(low, s + 1, left - 2, swaps - 1))
+                    best = min(best, block + remaining_s(low, s + 1, stages_left - 2, swaps - 1))
         return best
 
-    own = busy[start] + float(problem.head_s[start])
-    return own + rest(start, 0, problem.path_stages - 1, most)
+    start_s = busy[start] + float(problem.head_s[start])
+    return start_s + remaining_s(start, 0, problem.path_stages - 1, max_swaps)
 
 
-def _both_ways_s(problem: PathProblem | ArrangedPathProblem) -> Callable[[int, int], float]:
+def _both_outward_and_return_s(
+    problem: PathProblem | ArrangedPathProblem,
+) -> Callable[[int, int], float]:
     """Round-trip transfer seconds between two devices, 0 on the same device."""
     seconds = problem.transfer_s.tolist()
     return lambda u, v: 0.0 if u == v else float(seconds[u][v] + seconds[v][u])
@@ -144,14 +152,14 @@ def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
     visits = _fewest_visits(problem, stage)
     if visits == 0:
         return None
-    out, home = _ways_s(problem)
+    out, return_s = _outward_and_return_s(problem)
     f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
     head = min(float(problem.head_s[s]) for s in problem.stage_devices[0])
     ends = []
     for d in problem.stage_devices[stage]:
         busy = f[d] + b[d]
         for v in range(1, min(_paths_through(problem, d), visits) + 1):
-            ends.append(out(d) + max(v * busy, busy + head) + home(d))
+            ends.append(out(d) + max(v * busy, busy + head) + return_s(d))
     ends.sort()
     return ends[visits - 1] if len(ends) >= visits else None
 
@@ -172,30 +180,32 @@ def _paths_through(problem: PathProblem, device: int) -> int:
     return room
 
 
-def _ways_s(problem: PathProblem) -> tuple[Callable[[int], float], Callable[[int], float]]:
+def _outward_and_return_s(
+    problem: PathProblem,
+) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Least seconds before F can begin on a device, and after B has ended there."""
     starts, hops = problem.stage_devices[0], problem.path_stages - 1
     hop = problem.transfer_s.tolist()
     f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
-    every = range(len(hop))
+    devices = range(len(hop))
 
     @cache
     def out(d: int, hops: int) -> float:
         """Least seconds before F can begin on a device, over at most ``hops`` transfers."""
         best = min(f[s] + hop[s][d] for s in starts)
         if hops > 1:
-            best = min(best, min(out(v, hops - 1) + f[v] + hop[v][d] for v in every))
+            best = min(best, min(out(v, hops - 1) + f[v] + hop[v][d] for v in devices))
         return float(best)
 
     @cache
-    def home(d: int, hops: int) -> float:
+    def return_s(d: int, hops: int) -> float:
         """Least seconds after B has ended on a device."""
         best = min(hop[d][s] + b[s] for s in starts)
         if hops > 1:
-            best = min(best, min(hop[d][v] + b[v] + home(v, hops - 1) for v in every))
+            best = min(best, min(hop[d][v] + b[v] + return_s(v, hops - 1) for v in devices))
         return float(best)
 
-    return lambda d: out(d, hops), lambda d: home(d, hops)
+    return lambda d: out(d, hops), lambda d: return_s(d, hops)
 
 
 def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> float | None:
@@ -218,20 +228,20 @@ def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> flo
         return None
     if messages == 0:
         return None
-    before, home = _ways_s(problem)
+    outward_s, return_s = _outward_and_return_s(problem)
     stage_of = {d: s for s, devices in enumerate(problem.stage_devices) for d in devices}
     ends = []
-    for own in group:
+    for source in group:
         for other in range(len(problem.transfer_s)):
-            u, v = (own, other) if out else (other, own)
+            u, v = (source, other) if out else (other, source)
             if stage_of[u] == stage_of[v]:
                 continue
-            begins = (0.0 if u in starts else before(u)) + float(problem.forward_s[u])
-            ending = float(problem.backward_s[v]) + (0.0 if v in starts else home(v))
+            begins = (0.0 if u in starts else outward_s(u)) + float(problem.forward_s[u])
+            ending = float(problem.backward_s[v]) + (0.0 if v in starts else return_s(v))
             busy = float(problem.link_s[u][v])
-            rest = float(problem.transfer_s[u][v]) - busy + ending
-            most = 2 * min(_paths_through(problem, u), _paths_through(problem, v))
-            ends += [begins + k * busy + rest for k in range(1, min(most, messages) + 1)]
+            slack_s = float(problem.transfer_s[u][v]) - busy + ending
+            max_uses = 2 * min(_paths_through(problem, u), _paths_through(problem, v))
+            ends += [begins + k * busy + slack_s for k in range(1, min(max_uses, messages) + 1)]
     ends.sort()
     return ends[messages - 1] if len(ends) >= messages else None
 
@@ -248,9 +258,9 @@ def _work_s(problem: ArrangedPathProblem) -> float:
 
 def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
     """Turnover of the slowest start device if those with the least turnover are chosen."""
-    n, each = len(problem.transfer_s), problem.microbatches_per_start
-    wanted = problem.stage_sizes[0]
-    round_trip_s = _both_ways_s(problem)
+    n, per_start = len(problem.transfer_s), problem.microbatches_per_start
+    count = problem.stage_sizes[0]
+    round_trip_s = _both_outward_and_return_s(problem)
     later = [
         min((float(row[d]) for row in (problem.forward_s + problem.backward_s)[1:]), default=0.0)
         for d in range(n)
@@ -258,7 +268,7 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
     spans = []
     for start in range(n):
         memory = int(problem.memory[0, start])
-        if memory < (1 if problem.live_memory else each):
+        if memory < (1 if problem.live_memory else per_start):
             continue
         f, h, b = (
             float(x)
@@ -269,9 +279,11 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
             )
         )
         chain = f + h + b + _closed_walk_s(round_trip_s, later, start, problem.path_stages - 1)
-        spans.append(_span_s(each, memory if problem.live_memory else each, (f, h, b), chain))
+        spans.append(
+            _span_s(per_start, memory if problem.live_memory else per_start, (f, h, b), chain)
+        )
     spans.sort()
-    return spans[wanted - 1] if len(spans) >= wanted else None
+    return spans[count - 1] if len(spans) >= count else None
 
 
 def _closed_walk_s(
@@ -280,16 +292,16 @@ def _closed_walk_s(
     """Least seconds of a closed walk over ``devices`` other devices, repetitions allowed."""
 
     @cache
-    def rest(at: int, left: int) -> float:
-        if left == 0:
-            return round_trip_s(at, start)
+    def remaining_s(device: int, stages_left: int) -> float:
+        if stages_left == 0:
+            return round_trip_s(device, start)
         return min(
             (
-                round_trip_s(at, d) + busy[d] + rest(d, left - 1)
+                round_trip_s(device, d) + busy[d] + remaining_s(d, stages_left - 1)
                 for d in range(len(busy))
-                if d not in (at, start)
+                if d not in (device, start)
             ),
             default=math.inf,
         )
 
-    return rest(start, devices)
+    return remaining_s(start, devices)

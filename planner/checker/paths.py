@@ -24,9 +24,9 @@ def check_paths(plan: PathPlan, problem: PathProblem) -> list[Violation]:
 def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> list[Violation]:
     """Check that every device holds one stage and that stages have the required sizes."""
     wrong = []
-    held = sorted(d for group in plan.groups for d in group)
-    if held != list(range(len(problem))):
-        wrong.append(Violation("groups", "groups", f"each device once, found {held}"))
+    assigned = sorted(d for group in plan.groups for d in group)
+    if assigned != list(range(len(problem))):
+        wrong.append(Violation("groups", "groups", f"each device once, found {assigned}"))
     sizes = tuple(len(group) for group in plan.groups)
     if sizes != problem.stage_sizes:
         stage_sizes = problem.stage_sizes
@@ -108,12 +108,12 @@ def even_visits_violations(
     """CC3: every stage but the first has the floor or ceiling of the mean visits."""
     visits = Counter(stage_of[d] for path in paths for d in path)
     del visits[0]
-    others = stages - 1
+    other_stages = stages - 1
     total = visits.total()
     for s in range(1, stages):
         # integers: |visits - total / others| < 1
-        if abs(visits[s] * others - total) >= others:
-            low, high = total // others, -(-total // others)
+        if abs(visits[s] * other_stages - total) >= other_stages:
+            low, high = total // other_stages, -(-total // other_stages)
             yield Violation(
                 "CC3", f"stage {s}", f"must be visited {low} to {high} times, found {visits[s]}"
             )
@@ -154,32 +154,34 @@ def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
             yield Violation("timeline", f"ops of microbatch {op.microbatch}", f"{key} is twice")
             return
         by_key[key] = op
-    wanted = 0
+    expected_live = 0
     for b, path in enumerate(plan.paths):
         chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
-        wanted += len(chain)
-        ready, at = 0.0, path[0]
+        expected_live += len(chain)
+        ready, device = 0.0, path[0]
         for kind, d in chain:
             op_or_none = by_key.get((b, kind, d))
             where = f"{kind} of microbatch {b} on device {d}"
             if op_or_none is None:
                 yield Violation("timeline", where, "is missing")
                 return
-            begins = ready + float(problem.transfer_s[at, d])
+            begins = ready + float(problem.transfer_s[device, d])
             if op_or_none.start_s < begins - slack:
                 yield Violation(
                     "timeline",
                     where,
                     f"cannot start before {begins:.9g} s, found {op_or_none.start_s:.9g} s",
                 )
-            takes = op_or_none.end_s - op_or_none.start_s
-            if abs(takes - float(seconds[kind][d])) > slack:
+            duration_s = op_or_none.end_s - op_or_none.start_s
+            if abs(duration_s - float(seconds[kind][d])) > slack:
                 yield Violation(
-                    "timeline", where, f"takes {seconds[kind][d]:.9g} s, found {takes:.9g} s"
+                    "timeline", where, f"takes {seconds[kind][d]:.9g} s, found {duration_s:.9g} s"
                 )
-            ready, at = op_or_none.end_s, d
-    if wanted != len(plan.ops):
-        yield Violation("timeline", "ops", f"expected {wanted} operations, found {len(plan.ops)}")
+            ready, device = op_or_none.end_s, d
+    if expected_live != len(plan.ops):
+        yield Violation(
+            "timeline", "ops", f"expected {expected_live} operations, found {len(plan.ops)}"
+        )
     yield from _collisions(plan, problem, slack)
     if problem.link_s is not None:
         yield from _queues(plan, problem.link_s.tolist(), problem.transfer_s.tolist(), slack)
@@ -211,9 +213,9 @@ def _queues(
     sent: dict[tuple[int, int], list[tuple[float, PathOp]]] = defaultdict(list)
     for b, path in enumerate(plan.paths):
         stops = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
-        for (kind, u), (then, v) in pairwise(stops):
+        for (kind, u), (next_kind, v) in pairwise(stops):
             if u != v:
-                sent[u, v].append((ops[b, kind, u].end_s, ops[b, then, v]))
+                sent[u, v].append((ops[b, kind, u].end_s, ops[b, next_kind, v]))
     for (u, v), messages in sorted(sent.items()):
         free = 0.0
         for handed_over, op in _in_turn(messages, slack):
@@ -251,11 +253,11 @@ def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator
             elif op.device == d and op.kind == "B":
                 # half-open intervals: an end frees memory for a start at the same time
                 events.append((op.end_s - slack, -1))
-        live = most = 0
+        live = peak = 0
         for _, change in sorted(events):
             live += change
-            most = max(most, live)
-        if most > room:
+            peak = max(peak, live)
+        if peak > room:
             yield Violation(
-                "TC1", f"device {d}", f"may hold {room} microbatches at a time, found {most}"
+                "TC1", f"device {d}", f"may hold {room} microbatches at a time, found {peak}"
             )

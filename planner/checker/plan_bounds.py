@@ -47,8 +47,8 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
 
     ``in_flight`` and ``max_swaps`` are limits of the request; the bound holds within them.
     """
-    parts, in_flight, swaps = (witness.get(k) for k in ("schedules", "in_flight", "max_swaps"))
-    if not isinstance(parts, list) or len(parts) != len(plan.schedules):
+    schedules, in_flight, swaps = (witness.get(k) for k in ("schedules", "in_flight", "max_swaps"))
+    if not isinstance(schedules, list) or len(schedules) != len(plan.schedules):
         return None
     if not isinstance(swaps, int) or not (in_flight is None or isinstance(in_flight, int)):
         return None
@@ -63,9 +63,9 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
             if swaps_made is None or swaps_made > allowed:
                 return None
     total = 0.0
-    for k, part in enumerate(parts):
+    for k, schedule in enumerate(schedules):
         problem = _path_problem(plan, k, in_flight, swaps)
-        proven = None if problem is None else recomputed_bound_s(part, problem)
+        proven = None if problem is None else recomputed_bound_s(schedule, problem)
         if proven is None:
             return None
         total += proven * plan.cycle.count(k) / len(plan.cycle)
@@ -108,9 +108,9 @@ def _room(plan: TrainingPlan, d: int) -> int:
     """Microbatches that fit into a device's memory beside its stage."""
     w, j = plan.workload, plan.stage_of[d]
     needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0, recomputes=plan.recompute[j])
-    left = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
-    most = len(plan.schedules[0].paths)
-    return most if needs.saved == 0 else max(0, min(most, int(left // needs.saved)))
+    free = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
+    microbatches = len(plan.schedules[0].paths)
+    return microbatches if needs.saved == 0 else max(0, min(microbatches, int(free // needs.saved)))
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
@@ -135,11 +135,13 @@ def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
         if certificate.witness is None or certificate.bound is None:
             continue
         where = f"certificates.{part}.bound"
-        again = recomputed_s(plan, part)
-        if again is None:
+        recomputed = recomputed_s(plan, part)
+        if recomputed is None:
             kind = certificate.witness.get("kind")
             yield Violation("bound", where, f"its witness of kind {kind!r} proves nothing here")
-        elif certificate.bound > again * (1 + EXCESS):
+        elif certificate.bound > recomputed * (1 + EXCESS):
             yield Violation(
-                "bound", where, f"its witness proves {again:.9g} s, found {certificate.bound:.9g} s"
+                "bound",
+                where,
+                f"its witness proves {recomputed:.9g} s, found {certificate.bound:.9g} s",
             )

@@ -78,13 +78,13 @@ def largest_message_bytes(plan: TrainingPlan) -> float:
 
 def most_live(schedule: Schedule) -> int:
     """Most microbatches between their F and B, by device."""
-    most = 0
+    peak = 0
     for ops in schedule.order:
         live = 0
         for kind, _ in ops:
             live += (kind == "F") - (kind == "B")
-            most = max(most, live)
-    return most
+            peak = max(peak, live)
+    return peak
 
 
 def stage_parameters(plan: TrainingPlan, stage: int) -> int:
@@ -142,6 +142,6 @@ def averaged_parts(group: AveragingGroup) -> Floats:
     """
     start, stop = group.slice
     share = np.array(group.shares) * (stop - start)
-    gives = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
+    contributes = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
     gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
-    return np.asarray(np.outer(gives, share) + np.outer(share, gets))
+    return np.asarray(np.outer(contributes, share) + np.outer(share, gets))

@@ -40,22 +40,22 @@ def mean_rate_bound(problem: RebalancingProblem) -> float:
 
     With one kind of peers, greedily to the slowest stage; with several, fractionally.
     """
-    there = problem.serving.sum(axis=0).astype(float)
+    serving = problem.serving.sum(axis=0).astype(float)
     begin_s, total = 0.0, 0.0
     events = zip(problem.time_s, problem.kind, problem.change, strict=True)
     for time_s, kind, change in events:
-        total += (float(time_s) - begin_s) * _best_rate(problem, there)
+        total += (float(time_s) - begin_s) * _best_rate(problem, serving)
         begin_s = float(time_s)
-        there[kind] += change
-    return (total + (problem.end_s - begin_s) * _best_rate(problem, there)) / problem.end_s
+        serving[kind] += change
+    return (total + (problem.end_s - begin_s) * _best_rate(problem, serving)) / problem.end_s
 
 
-def _best_rate(problem: RebalancingProblem, there: NDArray[np.float64]) -> float:
+def _best_rate(problem: RebalancingProblem, serving: NDArray[np.float64]) -> float:
     if len(problem.speed) > 1:
-        return float(there @ problem.speed / problem.work_s.sum())
+        return float(serving @ problem.speed / problem.work_s.sum())
     # each stage has at least its floored share of N - S peers; assign the rest greedily
     stages = len(problem.work_s)
-    peers = int(there[0])
+    peers = int(serving[0])
     if peers < stages:
         return 0.0
     low = np.floor((peers - stages) * problem.work_s / problem.work_s.sum()).astype(int)
@@ -67,14 +67,14 @@ def _best_rate(problem: RebalancingProblem, there: NDArray[np.float64]) -> float
 
 def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violation]:
     stages, kinds = problem.serving.shape
-    before = 0.0
+    previous = 0.0
     for k, move in enumerate(plan.moves):
         where = f"moves[{k}]"
-        if not (math.isfinite(move.time_s) and before <= move.time_s <= problem.end_s):
-            message = f"must be {before:g} to {problem.end_s:g} s, found {move.time_s}"
+        if not (math.isfinite(move.time_s) and previous <= move.time_s <= problem.end_s):
+            message = f"must be {previous:g} to {problem.end_s:g} s, found {move.time_s}"
             yield Violation("time", where, message)
             return
-        before = move.time_s
+        previous = move.time_s
         if not (0 <= move.source < stages and 0 <= move.target < stages):
             yield Violation("stages", where, f"must be 0 to {stages - 1}, found {move}")
         elif move.source == move.target or move.number < 1:
@@ -99,7 +99,10 @@ class _TraceSimulation:
 
     def run(self, plan: RebalancingPlan) -> list[Violation]:
         problem = self.problem
-        moves = {time_s: list(of) for time_s, of in groupby(plan.moves, lambda m: m.time_s)}
+        moves = {
+            time_s: list(moves_then)
+            for time_s, moves_then in groupby(plan.moves, lambda m: m.time_s)
+        }
         events: dict[float, list[tuple[int, int]]] = {}
         for time_s, kind, change in zip(
             problem.time_s.tolist(), problem.kind.tolist(), problem.change.tolist(), strict=True
@@ -149,7 +152,7 @@ class _TraceSimulation:
         """Advance to ``time_s``; peers whose downloads end before begin to serve."""
         while True:
             first_s = min(
-                (r for stage in self.peers for of in stage for r in of if r > -math.inf),
+                (r for stage in self.peers for peers in stage for r in peers if r > -math.inf),
                 default=math.inf,
             )
             stop_s = min(first_s, time_s)
@@ -158,15 +161,15 @@ class _TraceSimulation:
             if first_s > time_s:
                 return
             for stage in self.peers:
-                for of in stage:
+                for peers in stage:
                     # stable sort: ready peers join the serving ones, the rest keep their order
-                    of.sort(key=lambda r: 0 if r <= stop_s else 1)
-                    of[:] = [-math.inf if r <= stop_s else r for r in of]
+                    peers.sort(key=lambda r: 0 if r <= stop_s else 1)
+                    peers[:] = [-math.inf if r <= stop_s else r for r in peers]
 
     def _rate(self) -> float:
         speed: list[float] = self.problem.speed.tolist()
         rates: list[float] = [
-            sum(speed[k] * sum(r == -math.inf for r in of) for k, of in enumerate(stage))
+            sum(speed[k] * sum(r == -math.inf for r in peers) for k, peers in enumerate(stage))
             / float(work)
             for stage, work in zip(self.peers, self.problem.work_s, strict=True)
         ]

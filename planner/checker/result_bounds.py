@@ -35,13 +35,13 @@ def bound_violations(
     """Report a bound that claims more than its witness proves."""
     if bound is None or witness is None:
         return
-    again = recomputed_bound(witness, problem)
-    if again is None:
+    recomputed = recomputed_bound(witness, problem)
+    if recomputed is None:
         yield Violation("bound", "result.witness", f"{witness!r} proves nothing here")
         return
     maximised = isinstance(problem, AveragingProblem)
-    excess = again - bound if maximised else bound - again
-    if not excess <= EXCESS * abs(again):
+    excess = recomputed - bound if maximised else bound - recomputed
+    if not excess <= EXCESS * abs(recomputed):
         yield Violation(
-            "bound", "result.bound", f"its witness proves {again:.9g}, found {bound:.9g}"
+            "bound", "result.bound", f"its witness proves {recomputed:.9g}, found {bound:.9g}"
         )

@@ -26,22 +26,22 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
         return None
     if plan.averages_for:  # aggregators only affect averaging
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
-    own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
+    plan_shape = ([list(span) for span in plan.stage_layers], plan.workload.microbatch_samples)
     plan_recompute = plan.recompute
     bounds: list[float] = []
-    seen = False
+    has_plan_shape = False
     try:
         for shape in witness["shapes"]:
             layers = [[int(a), int(b)] for a, b in shape["layers"]]
             samples = int(shape["microbatch_samples"])
             recompute = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
-            seen |= (layers, samples) == own and all(
+            has_plan_shape |= (layers, samples) == plan_shape and all(
                 not claimed or mine for claimed, mine in zip(recompute, plan_recompute, strict=True)
             )
             bounds.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
-    return min(bounds) if seen else None
+    return min(bounds) if has_plan_shape else None
 
 
 def _is_straight(plan: TrainingPlan) -> bool:
@@ -71,13 +71,15 @@ def _shape_bound_s(
         raise ValueError("recompute")
     if plan.sync.delayed:
         raise ValueError("delayed averaging")
-    every = plan.sync.every_steps
+    interval = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
     averages = _one_step_s(plan, layers, samples, recompute, shares)
-    if every == 1:
+    if interval == 1:
         return averages
     # without averaging, devices of a stage end independently, as with unknown shares
-    return (averages + (every - 1) * _one_step_s(plan, layers, samples, recompute, None)) / every
+    return (
+        averages + (interval - 1) * _one_step_s(plan, layers, samples, recompute, None)
+    ) / interval
 
 
 def _one_step_s(
@@ -104,9 +106,11 @@ def _one_step_s(
     least = math.inf
     # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
-        home = [_home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)]
-        ends_s = [home[q] + slowest_member[q] for q in range(stages)]
-        ends_s += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
+        return_s = [
+            _home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)
+        ]
+        ends_s = [return_s[q] + slowest_member[q] for q in range(stages)]
+        ends_s += [min(return_s[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
         if shares is not None and stages > 1:
             ends_s.append(_link_s(plan, layers, samples, fewest) + min(slowest_member))
         least = min(least, max(ends_s))
@@ -151,9 +155,9 @@ def _home_s(
         first = names.index(f"F{m}" if m >= begin else f"B{m}")
         if m >= begin:
             queue += forward[m] + (head if m == head_stage else 0.0)
-        before = sum(seconds for _, seconds in chain[:first])
+        before_s = sum(seconds for _, seconds in chain[:first])
         after = chain[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
-        longest = max(longest, before + count * queue + sum(seconds for _, seconds in after))
+        longest = max(longest, before_s + count * queue + sum(seconds for _, seconds in after))
     return longest
 
 
@@ -173,10 +177,10 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 def _shares(plan: TrainingPlan) -> str | None:
     """``"equal"``, ``"any"`` or ``"helped"`` for one round of all; None otherwise."""
     # entries after the stages' own average what two stages share
-    own = plan.averaging[: len(plan.stage_layers)]
-    if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in own):
+    averaging = plan.averaging[: len(plan.stage_layers)]
+    if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in averaging):
         return None
-    groups = [rounds[0][0] for rounds in own]
+    groups = [rounds[0][0] for rounds in averaging]
     if not all(group.contributes == group.receives for group in groups):
         return None
     if plan.averages_for:
@@ -201,10 +205,10 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
 
 def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares: str) -> float:
     """Least seconds of a round for device ``d`` in a group of ``members``."""
-    network, others = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
-    away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in others)
-    out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in others), reverse=True)
-    into = sorted((float(network.bandwidth_bytes_per_s[e, d]) for e in others), reverse=True)
+    network, other_devices = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
+    away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in other_devices)
+    out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in other_devices), reverse=True)
+    into = sorted((float(network.bandwidth_bytes_per_s[e, d]) for e in other_devices), reverse=True)
     upload, download = plan.cluster.upload_bytes_per_s, plan.cluster.download_bytes_per_s
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])

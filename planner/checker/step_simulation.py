@@ -45,26 +45,28 @@ def simulated_times(plan: TrainingPlan) -> StepTimes | None:
     """Simulated times of a plan; None on a deadlock."""
     simulation = _StepSimulation(plan)
     alone = {k: simulation.run([k], True) for k in set(plan.cycle)}
-    each = len(plan.cycle)
+    cycle_steps = len(plan.cycle)
     several = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
     if any(times is None for times in alone.values()):
         return None
-    runs, every = [alone[k] for k in plan.cycle], plan.sync.every_steps
+    runs, interval = [alone[k] for k in plan.cycle], plan.sync.every_steps
     if plan.sync.delayed:
-        num_averaging = 2 if every > 1 else 1
+        num_averaging = 2 if interval > 1 else 1
         step = _delayed_step_s(simulation, num_averaging)
     else:
         num_averaging, chained = 1, simulation.run(several, True)
-        step = None if chained is None else _third_pass_s(chained, each)
+        step = None if chained is None else _third_pass_s(chained, cycle_steps)
     if step is None:
         return None
-    if every > num_averaging:
+    if interval > num_averaging:
         rare = _without_global_averaging(simulation).run(several, True)
         assert rare is not None
-        step = (num_averaging * step + (every - num_averaging) * _third_pass_s(rare, each)) / every
+        step = (
+            num_averaging * step + (interval - num_averaging) * _third_pass_s(rare, cycle_steps)
+        ) / interval
     return StepTimes(
-        math.fsum(float(run.pipeline_end_s[0]) for run in runs if run) / each,
-        math.fsum(simulation.longest_averaging_s(run) for run in runs if run) / each,
+        math.fsum(float(run.pipeline_end_s[0]) for run in runs if run) / cycle_steps,
+        math.fsum(simulation.longest_averaging_s(run) for run in runs if run) / cycle_steps,
         step,
     )
 
@@ -108,10 +110,10 @@ def _without_global_averaging(simulation: _StepSimulation) -> _StepSimulation:
     return _StepSimulation(simulation.plan.replace(averaging=inner))
 
 
-def _third_pass_s(run: RunTimes, each: int) -> float:
+def _third_pass_s(run: RunTimes, cycle_steps: int) -> float:
     """Mean time between step ends in the last of three passes; one more step follows."""
     ends = run.step_end
-    return float(ends[3 * each - 1] - ends[2 * each - 1]) / each
+    return float(ends[3 * cycle_steps - 1] - ends[2 * cycle_steps - 1]) / cycle_steps
 
 
 def _delayed_step_s(simulation: _StepSimulation, num_averaging: int) -> float | None:
@@ -120,12 +122,12 @@ def _delayed_step_s(simulation: _StepSimulation, num_averaging: int) -> float | 
     Measured over the fourth to sixth pass; one more step follows.
     """
     cycle = simulation.plan.cycle
-    each = len(cycle) if len(cycle) % num_averaging == 0 else num_averaging * len(cycle)
-    walk = [cycle[t % len(cycle)] for t in range(6 * each + 1)]
+    period = len(cycle) if len(cycle) % num_averaging == 0 else num_averaging * len(cycle)
+    walk = [cycle[t % len(cycle)] for t in range(6 * period + 1)]
     run = simulation.run(walk, [num_averaging == 1 or t % 2 == 1 for t in range(len(walk))])
     if run is None:
         return None
-    return float(run.step_end[6 * each - 1] - run.step_end[3 * each - 1]) / (3 * each)
+    return float(run.step_end[6 * period - 1] - run.step_end[3 * period - 1]) / (3 * period)
 
 
 class _StepSimulation:
@@ -287,9 +289,11 @@ class _StepSimulation:
             used: list[tuple[str, int | str]] = [("up", i), ("down", j)]
             if sites is not None and sites[i] != sites[j]:
                 used += [("site up", sites[i]), ("site down", sites[j])]
-            known = [self.line_of[name] for name in used if name in self.line_of]
-            lines[p, : len(known)] = known
-            max_rate[p] = min([float(self.rate[i, j]), *(self.capacity[line] for line in known)])
+            line_indices = [self.line_of[name] for name in used if name in self.line_of]
+            lines[p, : len(line_indices)] = line_indices
+            max_rate[p] = min(
+                [float(self.rate[i, j]), *(self.capacity[line] for line in line_indices)]
+            )
         pairs = np.array(list(self.pairs), dtype=np.int64).reshape(-1, 2)
         latency = self.latency[pairs[:, 0], pairs[:, 1]]
         return CheckerLinks(np.asarray(latency), max_rate, lines, np.array(self.capacity))
@@ -297,47 +301,50 @@ class _StepSimulation:
     def _rounds(self) -> CheckerRounds:
         from planner.checker.event_loop import CheckerRounds
 
-        of: list[list[int]] = [[] for _ in range(self.n)]
+        rounds_of: list[list[int]] = [[] for _ in range(self.n)]
         alone, round_trip_s = [], []
         loads: list[dict[int, float]] = []
         for g, (stage, _, group) in enumerate(self.groups):
             for d in group.members:
-                of[d].append(g)
+                rounds_of[d].append(g)
             sent = averaged_bytes(self.plan, stage, group)
             pairs = np.ix_(group.members, group.members)
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, or have finished the step in both stages that share a
             # matrix, so that no pipeline message is in these queues
             alone.append(float((sent / self.rate[pairs])[off].max(initial=0.0)))
-            parts = averaged_parts(group)
-            there = (self.latency[pairs] + self.latency[pairs].T)[off & (parts + parts.T > 0)]
-            round_trip_s.append(float(there.max(initial=0.0)))
+            fractions = averaged_parts(group)
+            latency_s = (self.latency[pairs] + self.latency[pairs].T)[
+                off & (fractions + fractions.T > 0)
+            ]
+            round_trip_s.append(float(latency_s.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
         members = [len(group.members) for _, _, group in self.groups]
         stages = self.plan.assignment.groups
-        every = sorted(d for group in stages for d in group)
+        all_members = sorted(d for group in stages for d in group)
         to_sum_s, from_sum_s = np.full(self.n, -1.0), np.zeros(self.n)
         precision = self.plan.workload.precision
         scales_loss = Dtype.FP16 in (precision.compute, precision.messages)
         if (self.plan.clip is not None or scales_loss) and len(stages) > 1:
             # each stage's first device sends its part to the most central device
             round_trips = [
-                max(self.latency[i, j] + self.latency[j, i] for j in every if i != j) for i in every
+                max(self.latency[i, j] + self.latency[j, i] for j in all_members if i != j)
+                for i in all_members
             ]
-            root = every[round_trips.index(min(round_trips))]
-            for d in every:
-                of[d].append(len(members))
+            root = all_members[round_trips.index(min(round_trips))]
+            for d in all_members:
+                rounds_of[d].append(len(members))
                 from_sum_s[d] = 0.0 if d == root else self.latency[root, d]
             for d in (*(group[0] for group in stages), root):
                 to_sum_s[d] = 0.0 if d == root else self.latency[d, root]
-            members.append(len(every))
+            members.append(len(all_members))
             alone.append(0.0)
             loads.append({})
             round_trip_s.append(0.0)
         return CheckerRounds(
             np.array(members, dtype=np.int64),
-            _ends(of),
-            np.array([g for groups in of for g in groups], dtype=np.int64),
+            _ends(rounds_of),
+            np.array([g for groups in rounds_of for g in groups], dtype=np.int64),
             np.array(alone, dtype=np.float64),
             np.array(round_trip_s, dtype=np.float64),
             _ends(loads),
@@ -354,9 +361,9 @@ class _StepSimulation:
             load["up", d], load["down", d] = float(out), float(into)
         sites = self.plan.cluster.devices.sites
         if sites is not None:
-            at = np.array([sites[d] for d in members])
-            for site in set(at.tolist()):
-                inside = at == site
+            site_of = np.array([sites[d] for d in members])
+            for site in set(site_of.tolist()):
+                inside = site_of == site
                 load["site up", site] = float(sent[inside][:, ~inside].sum())
                 load["site down", site] = float(sent[~inside][:, inside].sum())
         return {
@@ -367,4 +374,4 @@ class _StepSimulation:
 
 
 def _ends(lists: Sequence[Any]) -> NDArray[np.int64]:
-    return np.cumsum([0, *(len(part) for part in lists)]).astype(np.int64)
+    return np.cumsum([0, *(len(items) for items in lists)]).astype(np.int64)

@@ -53,7 +53,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
 
 def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     """Check that the plan's devices are a subset of the cluster's, with equal data."""
-    own, names = plan.cluster, plan.cluster.network.ids
+    plan_cluster, names = plan.cluster, plan.cluster.network.ids
     place = {name: d for d, name in enumerate(cluster.network.ids)}
     other = Violation(
         "network", "network.hash", "the plan was made for another network; plan again for this"
@@ -61,35 +61,39 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     if any(name not in place for name in names):
         yield other
         return
-    others = set(place) - set(names)
-    wrong = sorted(others ^ set(plan.left_out))
+    unknown = set(place) - set(names)
+    wrong = sorted(unknown ^ set(plan.left_out))
     if wrong:
-        state = "has no part and is not listed" if wrong[0] in others else "is not in the cluster"
+        state = "has no part and is not listed" if wrong[0] in unknown else "is not in the cluster"
         yield Violation(
             "left out",
             "assignment.left_out",
             f"device {wrong[0]!r} {state}; plan again for this cluster",
         )
         return
-    if own.network.content_hash != cluster.network.subset(names).content_hash:
+    if plan_cluster.network.content_hash != cluster.network.subset(names).content_hash:
         yield other
         return
-    there = [place[name] for name in names]
+    indices = [place[name] for name in names]
     # FLOP/s of measured times are derived from them
     flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
     for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
         theirs: Any = getattr(cluster.devices, name)
         if theirs is not None:
-            theirs = np.asarray(theirs)[there]
-        if not np.array_equal(getattr(own.devices, name), theirs):
+            theirs = np.asarray(theirs)[indices]
+        if not np.array_equal(getattr(plan_cluster.devices, name), theirs):
             yield _other_devices(name)
     for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
-        if not np.array_equal(_limits(own, name, axis), _limits(cluster, name, axis)[there]):
+        if not np.array_equal(
+            _limits(plan_cluster, name, axis), _limits(cluster, name, axis)[indices]
+        ):
             yield _other_devices(name)
     for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
         lines = getattr(cluster.devices, name) or {}
-        used = {site: rate for site, rate in lines.items() if site in (own.devices.sites or ())}
-        if (getattr(own.devices, name) or {}) != used:
+        used = {
+            site: rate for site, rate in lines.items() if site in (plan_cluster.devices.sites or ())
+        }
+        if (getattr(plan_cluster.devices, name) or {}) != used:
             yield _other_devices(name)
 
 
@@ -207,24 +211,24 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
             if d not in stage_of:
                 continue
             j = stage_of[d]
-            live = most = 0
+            live = peak = 0
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
-                most = max(most, live)
+                peak = max(peak, live)
             # devices of one stage hold the same parameters, whether they run H or not
             runs_head = j == plan.head_stage
             recomputes = plan.recompute[j]
             needs = stage_memory(
                 w, *plan.stage_layers[j], runs_head=runs_head, recomputes=recomputes
             )
-            need = needs.state + most * needs.saved + needs.operation
-            have = float(plan.cluster.memory_bytes[d])
-            if need > have * (1 + 1e-9):
+            need = needs.state + peak * needs.saved + needs.operation
+            available = float(plan.cluster.memory_bytes[d])
+            if need > available * (1 + 1e-9):
                 yield Violation(
                     "memory",
                     f"paths.schedules[{k}].order[{d}]",
                     f"device {plan.cluster.network.ids[d]!r} needs {need / 1e9:.3g} GB for "
-                    f"{most} live microbatches, it has {have / 1e9:.3g} GB",
+                    f"{peak} live microbatches, it has {available / 1e9:.3g} GB",
                 )
 
 

@@ -73,8 +73,8 @@ def need_of(plan: TrainingPlan, links: EmulatedLinks) -> HostNeed:
     gradients = w.gradient_bytes(plan.stage_layers, plan.head_stage)
     vectors = sum(gradients[plan.averaged_stage(d)] for d in range(n))
     outputs = [w.stage(*layers).output_bytes * w.microbatch_samples for layers in plan.stage_layers]
-    held = max(outputs) * max(sum(s.most_live()) for s in plan.schedules)
-    return HostNeed(float(rate.sum()), n * RANK_BYTES, COPIES * vectors + held)
+    stored = max(outputs) * max(sum(s.most_live()) for s in plan.schedules)
+    return HostNeed(float(rate.sum()), n * RANK_BYTES, COPIES * vectors + stored)
 
 
 def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:

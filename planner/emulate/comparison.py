@@ -106,14 +106,14 @@ class Comparison:
 
 
 def compare(
-    plan: TrainingPlan, prediction: Prediction, executed: Parts, rest: Sequence[Step]
+    plan: TrainingPlan, prediction: Prediction, executed: Parts, idle_steps: Sequence[Step]
 ) -> Comparison:
     """Compare a prediction with executed steps."""
     parts = prediction.parts
     operations: list[OperationPair] = []
     links: list[LinkPair] = []
     by_schedule: dict[int, list[Step]] = {}
-    for step in warm(plan, rest) if plan.wiring is Wiring.FIXED else ():
+    for step in warm(plan, idle_steps) if plan.wiring is Wiring.FIXED else ():
         by_schedule.setdefault(plan.cycle[step.number % len(plan.cycle)], []).append(step)
     for k, steps in sorted(by_schedule.items()):
         operations += _operations(plan, prediction, k, steps)
@@ -137,8 +137,8 @@ def _operations(
         for op in step.operations:
             # with two-frequency averaging, steps have different rounds; their times are in `Parts`
             if op.kind != "A" or not plan.two_frequency:
-                known = of_step.get(op[:3], op)
-                start_s, end_s = min(known.start_s, op.start_s), max(known.end_s, op.end_s)
+                operation = of_step.get(op[:3], op)
+                start_s, end_s = min(operation.start_s, op.start_s), max(operation.end_s, op.end_s)
                 of_step[op[:3]] = op._replace(start_s=start_s, end_s=end_s)
         for key, op in of_step.items():
             done.setdefault(key, []).append(op)
@@ -158,8 +158,8 @@ def _expected(timeline: Timeline) -> dict[tuple[int, int, str], tuple[float, flo
     """Return start and end of each operation; a device's averaging rounds count as one."""
     expected: dict[tuple[int, int, str], tuple[float, float]] = {}
     for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
-        known = expected.get((b, device, kind), (start_s, end_s))
-        expected[b, device, kind] = min(known[0], start_s), max(known[1], end_s)
+        times = expected.get((b, device, kind), (start_s, end_s))
+        expected[b, device, kind] = min(times[0], start_s), max(times[1], end_s)
     return expected
 
 
@@ -197,9 +197,9 @@ def _busy_and_arrivals(
     arrived: dict[tuple[int, int], dict[tuple[int, str], float]] = {}
     for m in step.messages:
         pair = m.source, m.destination
-        left = m.arrived_s - float(latency_s[pair])
+        departed_s = m.arrived_s - float(latency_s[pair])
         leaves = max(m.handed_over_s, free.get(pair, 0.0))
-        busy[pair] = busy.get(pair, 0.0) + max(left - leaves, 0.0)
-        free[pair] = left
+        busy[pair] = busy.get(pair, 0.0) + max(departed_s - leaves, 0.0)
+        free[pair] = departed_s
         arrived.setdefault(pair, {})[m.microbatch, m.kind] = m.arrived_s
     return {pair: (busy[pair], arrived[pair]) for pair in busy}

@@ -118,7 +118,7 @@ def resolve_settings(
     report_line: Callable[[str], None] = lambda line: None,
 ) -> RunSettings:
     """Choose numbers of steps and scaling factors for this machine."""
-    rest, steps = planned_steps(plan, settings.rest, settings.steps)
+    idle_steps, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
         require_memory(plan, executable_workload(plan))
         return RunSettings(0, steps, real_compute=True, jitter_s=settings.jitter_s)
@@ -137,7 +137,7 @@ def resolve_settings(
             "be "
             f"too long; run with --shrink {least:g} or --speed {slower:.2g}"
         )
-    return RunSettings(rest, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
+    return RunSettings(idle_steps, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 
 
 def emulate(
@@ -168,14 +168,14 @@ def emulate(
         carried = network.stop()
         if prediction is None:
             prediction = predict_here(plan, Calibration.load(calibration))
-    rest = steps_of(records, True, settings.speed)
+    idle_records = steps_of(records, True, settings.speed)
     chained = steps_of(records, False, settings.speed)
-    executed = parts_of(plan, rest, chained, settings.speed)
+    executed = parts_of(plan, idle_records, chained, settings.speed)
     return Emulation(
         settings,
         prediction,
-        compare(plan, prediction, executed, rest),
-        _typical(plan, rest or chained),
+        compare(plan, prediction, executed, idle_records),
+        _typical(plan, idle_records or chained),
         carried,
         processors.busy,
     )

@@ -111,8 +111,8 @@ def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> 
     return [_step(parts, speed) for parts in zip(*ranks, strict=True)]
 
 
-def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
-    begin = min(float(part["begin_s"]) for part in parts)
+def _step(ranks: Sequence[Mapping[str, Any]], speed: float) -> Step:
+    begin = min(float(rank["begin_s"]) for rank in ranks)
 
     def since(moment: Any) -> float:
         return (float(moment) - begin) * speed
@@ -120,32 +120,34 @@ def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
     operations = sorted(
         (
             Operation(int(b), int(d), str(kind), since(start), since(end))
-            for part in parts
-            for b, d, kind, start, end in part["ops"]
+            for rank in ranks
+            for b, d, kind, start, end in rank["ops"]
         ),
         key=lambda op: op.start_s,
     )
     return Step(
-        number=int(parts[0]["step"]),
+        number=int(ranks[0]["step"]),
         begin_s=begin,
-        end_s=max(part["end_s"] for part in parts),
+        end_s=max(rank["end_s"] for rank in ranks),
         operations=tuple(operations),
-        messages=tuple(_messages((m for part in parts for m in part["messages"]), begin, speed)),
+        messages=tuple(_messages((m for rank in ranks for m in rank["messages"]), begin, speed)),
     )
 
 
 def _messages(halves: Iterable[Sequence[Any]], begin_s: float, speed: float) -> list[Message]:
     """Join send and receive records of the same message."""
-    left: dict[tuple[int, str, int, int], float] = {}
-    came: dict[tuple[int, str, int, int], float] = {}
+    sent_s: dict[tuple[int, str, int, int], float] = {}
+    received_s: dict[tuple[int, str, int, int], float] = {}
     for b, kind, source, destination, _, handed_over, arrived in halves:
         key = int(b), str(kind), int(source), int(destination)
         if handed_over is not None:
-            left[key] = (float(handed_over) - begin_s) * speed
+            sent_s[key] = (float(handed_over) - begin_s) * speed
         if arrived is not None:
-            came[key] = (float(arrived) - begin_s) * speed
-    whole = [Message(*key, left[key], came[key]) for key in left.keys() & came.keys()]
-    return sorted(whole, key=lambda m: m.arrived_s)
+            received_s[key] = (float(arrived) - begin_s) * speed
+    messages = [
+        Message(*key, sent_s[key], received_s[key]) for key in sent_s.keys() & received_s.keys()
+    ]
+    return sorted(messages, key=lambda m: m.arrived_s)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rat
         for limit in links.uses[pair]:
             if limit >= 0:
                 load[limit] += 1
-    left = len(active)
+    unfrozen = len(active)
     level = 0.0
-    while left > 0:
+    while unfrozen > 0:
         lowest = np.inf
         for limit in range(len(room)):
             if load[limit] > 0:
@@ -60,7 +60,7 @@ def fair_rates(links: EmulatedLinks, active: Ints, room: Floats, load: Ints, rat
             if not full:
                 continue
             rate[pair] = min(level, links.rate[pair])
-            left -= 1
+            unfrozen -= 1
             for limit in links.uses[pair]:
                 if limit >= 0:
                     room[limit] -= rate[pair]

@@ -55,8 +55,8 @@ class EmulatedLinks(NamedTuple):
         n = self.devices
         rate = self.rate.reshape(n, n)
         payload = np.minimum(rate, rate.T) * PACKET_S
-        whole = np.clip(payload + IP_TCP_BYTES, *MTU_BYTES).astype(int)
-        return [[int(mtu) for mtu in row] for row in whole]
+        packet = np.clip(payload + IP_TCP_BYTES, *MTU_BYTES).astype(int)
+        return [[int(mtu) for mtu in row] for row in packet]
 
     def flight_bytes(self) -> float:
         """Largest bandwidth-delay product of any pair, in bytes."""
@@ -91,10 +91,10 @@ def links_of(
         limit(np.outer(device == d, device != d), 0, float(most_up))
         limit(np.outer(device != d, device == d), 1, float(most_down))
     sites = np.array(cluster.devices.sites or ("",) * n)
-    for site, most in (cluster.devices.site_upload_bytes_per_s or {}).items():
-        limit(np.outer(sites == site, sites != site), 2, most * speed / shrink)
-    for site, most in (cluster.devices.site_download_bytes_per_s or {}).items():
-        limit(np.outer(sites != site, sites == site), 3, most * speed / shrink)
+    for site, site_limit in (cluster.devices.site_upload_bytes_per_s or {}).items():
+        limit(np.outer(sites == site, sites != site), 2, site_limit * speed / shrink)
+    for site, site_limit in (cluster.devices.site_download_bytes_per_s or {}).items():
+        limit(np.outer(sites != site, sites == site), 3, site_limit * speed / shrink)
     return EmulatedLinks(
         rate.ravel(),
         latency.ravel(),

@@ -91,12 +91,12 @@ def require_linux_root() -> None:
 def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterator[list[Namespace]]:
     """Create one namespace per device; they exist until the block and their processes end."""
     require_linux_root()
-    with ExitStack() as held:
+    with ExitStack() as stack:
         created = []
         for device, row in enumerate(mtu_bytes):
             space = _in_thread(lambda d=device, r=row: _make(d, r, buffer_bytes))  # type: ignore[misc]
-            held.callback(os.close, space.handle)
-            held.callback(os.close, space.tun)
+            stack.callback(os.close, space.handle)
+            stack.callback(os.close, space.tun)
             created.append(space)
         yield created
 
@@ -106,22 +106,22 @@ def enter(handle: int) -> None:
     _call("setns", handle, CLONE_NEWNET)
 
 
-def cut(others: Sequence[int]) -> None:
+def cut(peers: Sequence[int]) -> None:
     """Remove the routes from this process's namespace to other devices, like a cut cable.
 
     Connections stay open; data sent over them is lost.
     """
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        for other in others:
+        for other in peers:
             fcntl.ioctl(control, SIOCDELRT, _route(other, 0, through))
 
 
-def mend(others: Sequence[int]) -> None:
+def mend(peers: Sequence[int]) -> None:
     """Restore the routes that `cut` removed."""
     through = ctypes.create_string_buffer(INTERFACE.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        for other in others:
+        for other in peers:
             fcntl.ioctl(control, SIOCADDRT, _route(other, MENDED_MTU, through))
 
 

@@ -14,7 +14,7 @@ class ProcessorUsage:
 
     def look(self) -> None:
         """Read the CPU counters."""
-        numbers = [float(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+        numbers = [float(field) for field in Path("/proc/stat").read_text().split()[1:9]]
         # user, nice, system, idle, iowait, irq, softirq, steal
         idle = numbers[3] + numbers[4]
         self._last = sum(numbers) - idle, sum(numbers)

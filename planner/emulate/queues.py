@@ -122,15 +122,15 @@ def earlier(q: Queues, a: int, b: int) -> bool:
 def push(q: Queues, slot: int) -> None:
     """Add a packet in transit to the heap."""
     heap = q.travelling
-    at = q.numbers[TRAVELLING]
+    slot_index = q.numbers[TRAVELLING]
     q.numbers[TRAVELLING] += 1
-    while at > 0:
-        above = (at - 1) // 2
-        if not earlier(q, slot, heap[above]):
+    while slot_index > 0:
+        parent = (slot_index - 1) // 2
+        if not earlier(q, slot, heap[parent]):
             break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = slot
+        heap[slot_index] = heap[parent]
+        slot_index = parent
+    heap[slot_index] = slot
 
 
 @at_first_use
@@ -141,26 +141,26 @@ def pop(q: Queues) -> int:
     q.numbers[TRAVELLING] -= 1
     count = q.numbers[TRAVELLING]
     slot = heap[count]
-    at = 0
+    index = 0
     while True:
-        below = 2 * at + 1
-        if below >= count:
+        child = 2 * index + 1
+        if child >= count:
             break
-        if below + 1 < count and earlier(q, heap[below + 1], heap[below]):
-            below += 1
-        if not earlier(q, heap[below], slot):
+        if child + 1 < count and earlier(q, heap[child + 1], heap[child]):
+            child += 1
+        if not earlier(q, heap[child], slot):
             break
-        heap[at] = heap[below]
-        at = below
-    heap[at] = slot
+        heap[index] = heap[child]
+        index = child
+    heap[index] = slot
     return int(top)
 
 
 @at_first_use
 def travel(links: EmulatedLinks, q: Queues, slot: int, pair: int, now: float) -> None:
     """Send a packet on its way; it does not overtake packets of its pair."""
-    due = now + max(links.latency[pair] + q.lag[pair], 0.0)
-    q.due[slot] = q.latest[pair] = max(due, q.latest[pair])
+    arrival_s = now + max(links.latency[pair] + q.lag[pair], 0.0)
+    q.due[slot] = q.latest[pair] = max(arrival_s, q.latest[pair])
     push(q, slot)
 
 

@@ -56,7 +56,7 @@ class RunSettings:
         if self.real_compute:
             return chained
         numbers = {"--rest": self.rest, "--speed": self.speed, "--shrink": self.shrink}
-        values = [word for name, value in numbers.items() for word in (name, str(value))]
+        values = [argument for name, value in numbers.items() for argument in (name, str(value))]
         return ["--impose", *chained, *values]
 
 
@@ -119,7 +119,7 @@ def _follow(
     output = processes[0].stdout
     assert output is not None
     os.set_blocking(output.fileno(), False)
-    begun = ""
+    partial_line = ""
     with selectors.DefaultSelector() as ready:
         ready.register(output, selectors.EVENT_READ)
         while True:
@@ -128,7 +128,7 @@ def _follow(
             if ready.get_map():
                 if ready.select(LOOK_S):
                     data = os.read(output.fileno(), 1 << 16)
-                    *lines, begun = (begun + data.decode()).split("\n")
+                    *lines, partial_line = (partial_line + data.decode()).split("\n")
                     for line in lines:
                         report_line(line)
                     if not data:

@@ -130,8 +130,8 @@ class Sleeper:
     def until(self, deadline_s: float) -> None:
         """Sleep until a time."""
         target = deadline_s - self._late_s
-        if (left := target - time.monotonic()) > 0:
-            time.sleep(left)
+        if (remaining_s := target - time.monotonic()) > 0:
+            time.sleep(remaining_s)
             late = time.monotonic() - target
             self._late_s = min(self._late_s + LEARN * (late - self._late_s), MAX_LATE_S)
         while time.monotonic() < deadline_s:

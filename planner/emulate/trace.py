@@ -68,10 +68,12 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
     for m in step.messages:
         row = rows.of_link(m.source, m.destination)
         # a link sends one message after another
-        left = m.arrived_s - float(latency_s[m.source, m.destination])
-        leaves = min(max(m.handed_over_s, free.get(row, 0.0)), left)
-        free[row] = left
-        events.append(_message(EXECUTED, row, f"{m.kind}{m.microbatch}", leaves, left, m.arrived_s))
+        departed_s = m.arrived_s - float(latency_s[m.source, m.destination])
+        leaves = min(max(m.handed_over_s, free.get(row, 0.0)), departed_s)
+        free[row] = departed_s
+        events.append(
+            _message(EXECUTED, row, f"{m.kind}{m.microbatch}", leaves, departed_s, m.arrived_s)
+        )
     events += _carried(plan, rows, emulation)
     data = {
         "otherData": {"generator": MADE},

@@ -72,12 +72,12 @@ def _torchrun_commands(plan: TrainingPlan, options: ExportOptions) -> dict[str, 
     nodes = _nodes(plan, options)
     commands = {}
     for node, (host, devices) in enumerate(nodes.items()):
-        words = ["torchrun", "--nnodes", str(len(nodes)), "--node-rank", str(node)]
-        words += ["--nproc-per-node", str(len(devices)), "--rdzv-backend", "static"]
-        words += ["--rdzv-endpoint", endpoint(next(iter(nodes)), options.port)]
-        words += ["--rdzv-id", options.run_id, "-m", "planner.executor"]
+        command = ["torchrun", "--nnodes", str(len(nodes)), "--node-rank", str(node)]
+        command += ["--nproc-per-node", str(len(devices)), "--rdzv-backend", "static"]
+        command += ["--rdzv-endpoint", endpoint(next(iter(nodes)), options.port)]
+        command += ["--rdzv-id", options.run_id, "-m", "planner.executor"]
         commands[host] = _interface(options) + shlex.join(
-            [*words, *_executor_arguments(plan, options, devices)]
+            [*command, *_executor_arguments(plan, options, devices)]
         )
     return commands
 
@@ -87,11 +87,11 @@ def _node_commands(plan: TrainingPlan, options: ExportOptions) -> dict[str, str]
     nodes = _nodes(plan, options)
     # rank 0 runs on the first host
     rendezvous = f"MASTER_ADDR={next(iter(nodes))} MASTER_PORT={options.port} "
-    words = ["python", "-m", "planner.executor.node"]
+    command = ["python", "-m", "planner.executor.node"]
     return {
         host: _interface(options)
         + rendezvous
-        + shlex.join([*words, *_executor_arguments(plan, options, devices)])
+        + shlex.join([*command, *_executor_arguments(plan, options, devices)])
         for host, devices in nodes.items()
     }
 

@@ -41,9 +41,9 @@ def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
 def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
     """Return options for parallelism, batch, recomputation, clipping and precision."""
     plan = trainer.plan
-    parts = [f"t*{stop - start}" for start, stop in plan.stage_layers]
-    parts[0] = f"E{parts[0]}"
-    parts[-1] += "L"
+    stages = [f"t*{stop - start}" for start, stop in plan.stage_layers]
+    stages[0] = f"E{stages[0]}"
+    stages[-1] += "L"
     averaged = plan.workload.precision.gradients
     dtype = trainer.compute_dtype(reduces=(Dtype.FP32, Dtype.BF16), scales_loss=True)
     if dtype is not Dtype.BF16 and averaged is Dtype.BF16:
@@ -55,7 +55,7 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
         "pipeline-model-parallel-size": trainer.stages,
     }
     if trainer.stages > 1:
-        options["pipeline-model-parallel-layout"] = "|".join(parts)
+        options["pipeline-model-parallel-layout"] = "|".join(stages)
     options |= {
         "micro-batch-size": plan.workload.microbatch_samples,
         "global-batch-size": plan.workload.batch_samples,
@@ -87,7 +87,7 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
     }
     if arch.kind is Family.GEMMA:
         raise trainer.refuse("a gemma model", "plan a gpt2 or llama model")
-    for feature in (*arch.priced_only, *(name for name, has in unusual.items() if has)):
+    for feature in (*arch.priced_only, *(name for name, present in unusual.items() if present)):
         raise trainer.refuse(f"a model with {feature}", "plan a model without it")
     options: dict[str, object] = {
         "num-layers": arch.layers,

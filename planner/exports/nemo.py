@@ -25,10 +25,10 @@ def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts NeMo Automodel with a YAML file of the plan."""
     trainer = TrainerPlan.of(plan, "nemo", options)
     trainer.llama()
-    each = trainer.pipeline_samples // plan.workload.microbatch_samples
-    if trainer.stages > 1 and each < trainer.stages:
+    per_pipeline = trainer.pipeline_samples // plan.workload.microbatch_samples
+    if trainer.stages > 1 and per_pipeline < trainer.stages:
         raise trainer.refuse(
-            f"{each} microbatches in a pipeline of {trainer.stages} stages",
+            f"{per_pipeline} microbatches in a pipeline of {trainer.stages} stages",
             "plan at least as many microbatches as stages",
         )
     order = trainer.planned_order()
@@ -69,8 +69,8 @@ def _yaml(trainer: TrainerPlan) -> str:
     if trainer.stages > 1:
         # every stage needs the rotary embedding
         named = trainer.modules("model.embed_tokens", "model.layers", "model.norm")
-        parts = [[*part, "model.rotary_emb"] for part in named]
-        rows = "".join(f"      - {json.dumps(part)}\n" for part in parts)
+        stages = [[*modules, "model.rotary_emb"] for modules in named]
+        rows = "".join(f"      - {json.dumps(modules)}\n" for modules in stages)
         pipeline = (
             "  pipeline:\n"
             "    pp_schedule: 1f1b\n"

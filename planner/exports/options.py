@@ -74,17 +74,17 @@ class ExportOptions:
         for device, host in self.hosts.items():
             instance_of(str, host, f"host of device {device!r}", error=ExportError)
         try:
-            words = shlex.split(self.executor_options)
+            options = shlex.split(self.executor_options)
         except ValueError as error:
             raise ExportError(
                 f"executor_options: {self.executor_options!r} cannot be parsed ({error}); quote it "
                 "as for a shell"
             ) from None
-        if words and not words[0].startswith("-"):
+        if options and not options[0].startswith("-"):
             # it would be read as another device name
             raise ExportError(
-                f"executor_options must start with an option such as --steps, found {words[0]!r}; "
-                "reorder them"
+                f"executor_options must start with an option such as --steps, found "
+                f"{options[0]!r}; reorder them"
             )
         if self.pipeline is not None:
             count("pipeline", self.pipeline, 0, error=ExportError)

@@ -92,15 +92,15 @@ def _unsupported(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tupl
         )
     for stage, rounds in enumerate(plan.averaging):
         groups = [group for groups in rounds for group in groups]
-        of = f"stage {stage}" if stage < len(plan.stage_layers) else "the embedding"
+        subject = f"stage {stage}" if stage < len(plan.stage_layers) else "the embedding"
         if any(group.phase is not Phase.ALL for group in groups):
-            return f"hierarchical averaging ({of})", equal
+            return f"hierarchical averaging ({subject})", equal
         if len(groups) > 1:
-            return f"averaging in several groups or rounds ({of})", equal
+            return f"averaging in several groups or rounds ({subject})", equal
         for group in groups:
-            held = set(plan.averaged_by(stage))
-            if set(group.members) != held or not all(group.contributes):
-                return f"devices that only aggregate gradients ({of})", equal
+            averaged = set(plan.averaged_by(stage))
+            if set(group.members) != averaged or not all(group.contributes):
+                return f"devices that only aggregate gradients ({subject})", equal
             if len(set(group.shares)) > 1:
-                return f"unequal shares of averaging ({of})", equal
+                return f"unequal shares of averaging ({subject})", equal
     return None

@@ -34,8 +34,8 @@ def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
 
 def _csv_of(plan: TrainingPlan, path: tuple[int, ...]) -> str:
     schedule = first_schedule(plan)
-    own = [b for b, taken in enumerate(schedule.paths) if taken == path]
-    number = {b: k for k, b in enumerate(own)}
+    microbatches = [b for b, visited in enumerate(schedule.paths) if visited == path]
+    number = {b: k for k, b in enumerate(microbatches)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for stage, d in enumerate(path):

@@ -166,8 +166,8 @@ def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str
         }
     )
     if stages > 1:
-        parts = " ".join(
-            ",".join(part) for part in trainer.modules("tok_embeddings", "layers", "norm")
+        modules = " ".join(
+            ",".join(names) for names in trainer.modules("tok_embeddings", "layers", "norm")
         )
         lines += option_lines(
             {
@@ -176,7 +176,7 @@ def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str
                 "parallelism.pipeline_parallel_schedule": "1F1B",
             }
         )
-        lines.append(f"--parallelism.module_fqns_per_model_part {parts}")
+        lines.append(f"--parallelism.module_fqns_per_model_part {modules}")
     return lines
 
 

@@ -127,7 +127,7 @@ class TrainerPlan:
             "a head size other than hidden / heads": arch.attention_size * arch.heads
             != arch.hidden,
         }
-        for feature in (*arch.unexecuted, *(name for name, has in extra.items() if has)):
+        for feature in (*arch.unexecuted, *(name for name, present in extra.items() if present)):
             raise self.refuse(f"a LLaMA with {feature}", "plan a LLaMA without it")
         return arch
 
@@ -157,8 +157,8 @@ class TrainerPlan:
         """Return a pipeline's schedule as CSV of torch.distributed.pipelining, one row per "
         "stage."""
         schedule, path = first_schedule(self.plan), self.pipelines[pipeline]
-        own = [b for b, taken in enumerate(schedule.paths) if taken == path]
-        number = {b: k for k, b in enumerate(own)}
+        microbatches = [b for b, visited in enumerate(schedule.paths) if visited == path]
+        number = {b: k for k, b in enumerate(microbatches)}
         rows = (
             ",".join(f"{stage}{kind}{number[b]}" for kind, b in schedule.order[d] if kind != "H")
             for stage, d in enumerate(path)
@@ -167,10 +167,10 @@ class TrainerPlan:
 
     def modules(self, embedding: str, layers: str, norm: str) -> list[list[str]]:
         """Return the module names of each stage; the head is ``lm_head``."""
-        parts = [[f"{layers}.{k}" for k in range(*ends)] for ends in self.plan.stage_layers]
-        parts[0].insert(0, embedding)
-        parts[-1] += [norm, "lm_head"]
-        return parts
+        stages = [[f"{layers}.{k}" for k in range(*ends)] for ends in self.plan.stage_layers]
+        stages[0].insert(0, embedding)
+        stages[-1] += [norm, "lm_head"]
+        return stages
 
     def planned_order(self) -> Schedule:
         """Return the plan's schedule with the loss computed right after the last forward pass."""
@@ -182,10 +182,10 @@ class TrainerPlan:
         schedule = first_schedule(self.plan)
         orders: list[tuple[Operation, ...]] = [()] * len(schedule.order)
         for path in self.pipelines:
-            own = [b for b, taken in enumerate(schedule.paths) if taken == path]
+            microbatches = [b for b, visited in enumerate(schedule.paths) if visited == path]
             for stage, d in enumerate(path):
                 last = stage == self.stages - 1
-                orders[d] = _one_f_one_b(own, self.stages - stage, last)
+                orders[d] = _one_f_one_b(microbatches, self.stages - stage, last)
         return replace(schedule, name="1f1b", order=tuple(orders))
 
     def predicted_step_s(self, order: Schedule, *, waits_for_norm: bool) -> float:
@@ -209,11 +209,11 @@ class TrainerPlan:
             for path in self.pipelines:
                 d = path[stage]
                 need = costs[stage].need_bytes(live[d]) + live[d] * inputs
-                have = float(plan.cluster.memory_bytes[d])
-                if need > have:
+                available = float(plan.cluster.memory_bytes[d])
+                if need > available:
                     raise self.refuse(
                         f"device {plan.cluster.network.ids[d]!r}: its schedule holds {live[d]} "
-                        f"microbatches, {need / 1e9:.2f} GB, in {have / 1e9:.2f} GB of memory",
+                        f"microbatches, {need / 1e9:.2f} GB, in {available / 1e9:.2f} GB of memory",
                         "plan more stages or smaller microbatches",
                     )
 

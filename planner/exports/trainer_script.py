@@ -149,8 +149,8 @@ def _rank_line(process: TrainerRank, launch: Launch) -> str:
     variables |= launch.rank_variables.get(process.rank, {})
     if process.interface is not None:
         variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), process.interface)
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    line = " ".join(["rank", *words])
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = " ".join(["rank", *assignments])
     options = launch.rank_options.get(process.rank)
     return line if options is None else f"{line} -- {options}"
 

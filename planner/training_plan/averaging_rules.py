@@ -140,8 +140,8 @@ def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str
         [{Phase.WITHIN}, *between],
         [{Phase.WITHIN}],
     )
-    if not levels and any(each != {Phase.ALL} for each in phases):
-        stated = [sorted(map(str, each)) for each in phases]
+    if not levels and any(member_phases != {Phase.ALL} for member_phases in phases):
+        stated = [sorted(map(str, member_phases)) for member_phases in phases]
         yield (
             f"{where}: phases must be reduce, exchange, spread, or within in place of reduce, a "
             f"round each, or none stated, found {stated}; correct phase"
@@ -165,11 +165,11 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
     """Devices with a share must be able to aggregate; aggregators must have one."""
     sums = np.asarray(plan.cluster.devices.can_aggregate)
     rows = zip(group.members, group.shares, group.contributes, group.receives, strict=True)
-    for d, share, gives, gets in rows:
+    for d, share, contributes, receives in rows:
         if share > 0 and len(group.members) > 1 and d < len(sums) and not sums[d]:
             yield f"{where}: device {d} cannot aggregate, found the share {share:g}; give it none"
-        if not gets and (gives or share == 0):
-            role = "contributes" if gives else "sums nothing"
+        if not receives and (contributes or share == 0):
+            role = "contributes" if contributes else "sums nothing"
             yield f"{where}: device {d} gets nothing back and {role}; let it sum a share, no more"
 
 
@@ -192,10 +192,10 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     """Every gradient of a stage must reach each of its devices with the same weight."""
     group, rounds = plan.averaged_by(j), plan.averaging[j]
     place = {d: i for i, d in enumerate(group)}
-    every = [g for groups in rounds for g in groups]
-    if any(d not in place and d not in g.aggregators for g in every for d in g.members):
+    all_groups = [g for groups in rounds for g in groups]
+    if any(d not in place and d not in g.aggregators for g in all_groups for d in g.members):
         return  # reported already
-    if any(len(g.members) != len(g.shares) or not any(g.shares) for g in every):
+    if any(len(g.members) != len(g.shares) or not any(g.shares) for g in all_groups):
         return
     has_gradient = [
         place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
@@ -223,12 +223,12 @@ def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int
     """
     weights = np.eye(len(place))
     for groups in rounds:
-        before = weights.copy()
+        previous = weights.copy()
         for g in groups:
             rows = [place[d] for d in g.members if d in place]
-            gives = zip(g.members, g.contributes, strict=False)
-            giving = [place[d] for d, flag in gives if flag and d in place]
-            total = before[giving].sum(axis=0)
+            contributions = zip(g.members, g.contributes, strict=False)
+            giving = [place[d] for d, flag in contributions if flag and d in place]
+            total = previous[giving].sum(axis=0)
             weights[rows] = total / len(rows) if len(rounds) > 1 else total
     return weights * (len(place) if len(rounds) > 1 else 1)
 

@@ -34,8 +34,8 @@ def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
     """A tuple of tuples of whole numbers from 0."""
     rows = sequence(field, values, error=PlanError)
     if set(map(type, rows)) <= {tuple}:
-        every = tuple(chain.from_iterable(rows))
-        if set(map(type, every)) <= {int} and min(every, default=0) >= 0:
+        flat = tuple(chain.from_iterable(rows))
+        if set(map(type, flat)) <= {int} and min(flat, default=0) >= 0:
             return rows  # plans have many, which were so mostly
     return tuple(numbers(field, row) for row in rows)
 
@@ -57,8 +57,8 @@ def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
     row = sequence(field, values, error=PlanError)
     if row and set(map(type, row)) == {tuple} and set(map(len, row)) == {2}:
         kinds, microbatches = zip(*row, strict=True)
-        words = set(map(type, kinds)) == {str} and KINDS.issuperset(kinds)
-        if words and set(map(type, microbatches)) == {int} and min(microbatches) >= 0:
+        valid = set(map(type, kinds)) == {str} and KINDS.issuperset(kinds)
+        if valid and set(map(type, microbatches)) == {int} and min(microbatches) >= 0:
             return row  # plans have many, which were so mostly
     return tuple(_operation(field, op) for op in row)
 
@@ -111,17 +111,17 @@ def certificates(value: Any) -> dict[str, Certificate]:
     """Certificates by part of the plan."""
     named: Mapping[Any, Any] = mapping("certificates", value, error=PlanError)
     return {
-        instance_of(str, part, "a key of certificates", error=PlanError): _certificate(
-            part, certificate
+        instance_of(str, name, "a key of certificates", error=PlanError): _certificate(
+            name, certificate
         )
-        for part, certificate in named.items()
+        for name, certificate in named.items()
     }
 
 
-def _certificate(part: str, value: Any) -> Certificate:
+def _certificate(certified: str, value: Any) -> Certificate:
     if wrong := type_mismatch(value, Certificate):
-        raise PlanError(f"certificates.{part}{wrong.where} {wrong}; make the plan again")
+        raise PlanError(f"certificates.{certified}{wrong.where} {wrong}; make the plan again")
     certificate: Certificate = value
     values = {f.name: getattr(value, f.name) for f in fields(Certificate)}
-    plain = {name: x.item() for name, x in values.items() if isinstance(x, np.generic)}
-    return replace(certificate, **plain) if plain else certificate
+    python_numbers = {name: x.item() for name, x in values.items() if isinstance(x, np.generic)}
+    return replace(certificate, **python_numbers) if python_numbers else certificate

@@ -41,10 +41,10 @@ class Cost:
                 self, name, real(f"cost.{name}", getattr(self, name), 0, error=PlanError)
             )
         if self.usd_per_billion_tokens is not None:
-            each = real(
+            per_billion = real(
                 "cost.usd_per_billion_tokens", self.usd_per_billion_tokens, 0, error=PlanError
             )
-            object.__setattr__(self, "usd_per_billion_tokens", each)
+            object.__setattr__(self, "usd_per_billion_tokens", per_billion)
         instance_of(Prices, self.prices, "cost.prices", error=PlanError)
 
     @property

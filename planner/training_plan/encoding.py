@@ -165,15 +165,15 @@ def _each(raw: Mapping[str, Any], name: str, n: int) -> Sequence[Any] | None:
     return [*values] * n if values is not None and len(values) == 1 else values
 
 
-def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:
+def _index(field: str, numbers: Sequence[Any], n: int, largest: int) -> list[int]:
     if len(numbers) != n:
         raise PlanError(
             f"{field}: must have {n} entries, found {len(numbers)}; give one per device"
         )
     index = [int(number) for number in numbers]
     for d, number in enumerate(index):
-        if number >= most:
-            raise PlanError(f"{field}[{d}]: there are {most}, found {number}; name one of them")
+        if number >= largest:
+            raise PlanError(f"{field}[{d}]: there are {largest}, found {number}; name one of them")
     return index
 
 
@@ -209,12 +209,12 @@ def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
     names another.
     """
     reached = dict.fromkeys(visits, 0)
-    words = []
+    texts = []
     for kind, b in operations:
-        own, at = visits[kind], reached[kind]
-        words.append(kind if at < len(own) and own[at] == b else f"{kind}{b}")
-        reached[kind] = bisect_right(own, b)
-    return "".join(words)
+        visited, position = visits[kind], reached[kind]
+        texts.append(kind if position < len(visited) and visited[position] == b else f"{kind}{b}")
+        reached[kind] = bisect_right(visited, b)
+    return "".join(texts)
 
 
 def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ...]:
@@ -222,13 +222,13 @@ def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ..
     reached = dict.fromkeys(visits, 0)
     operations: list[tuple[str, int]] = []
     for kind, number in OPERATION.findall(text):
-        own, at = visits[kind], reached[kind]
-        if not number and at == len(own):
+        visited, position = visits[kind], reached[kind]
+        if not number and position == len(visited):
             raise PlanError(
                 f"{where}: after {len(operations)} operations {kind} has no next microbatch, "
-                f"{len(own)} visit the device; let the order follow the routes"
+                f"{len(visited)} visit the device; let the order follow the routes"
             )
-        b = int(number) if number else own[at]
+        b = int(number) if number else visited[position]
         operations.append((kind, b))
-        reached[kind] = bisect_right(own, b)
+        reached[kind] = bisect_right(visited, b)
     return tuple(operations)

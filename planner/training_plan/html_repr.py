@@ -18,10 +18,10 @@ def plan_html(
 ) -> str:
     """A title and two tables."""
     rows = []
-    for j, (layers, again, names) in enumerate(stages):
-        others = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        text = ", ".join(names[:MAX_NAMES]) + others
-        rows.append([str(j), *map(escape, (layers, "yes" if again else "no", text))])
+    for j, (layers, recomputes, names) in enumerate(stages):
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        text = ", ".join(names[:MAX_NAMES]) + more
+        rows.append([str(j), *map(escape, (layers, "yes" if recomputes else "no", text))])
     return boxed(
         line(title),
         table(["what", "decided"], [[escape(a), escape(b)] for a, b in decisions]),

@@ -42,14 +42,14 @@ def initial_routes(plan: TrainingPlan, device: int) -> dict[int, InitialRoutes]:
     groups, stage = plan.assignment.groups, plan.stage_of[device]
     routes = {}
     if stage == 0:
-        own = Counter(path[0] for path in schedule.paths if path[0] == device)
-        routes[0] = _initial_routes(plan, device, 0, own, 0.0)
+        first_visits = Counter(path[0] for path in schedule.paths if path[0] == device)
+        routes[0] = _initial_routes(plan, device, 0, first_visits, 0.0)
     if stage + 1 < len(groups):
         pairs = (pair for path in schedule.paths for pair in pairwise(path))
-        there = Counter(after for before, after in pairs if before == device)
+        next_visits = Counter(target for source, target in pairs if source == device)
         w = plan.workload
         size = w.stage(*plan.stage_layers[stage]).output_bytes * w.microbatch_samples
-        routes[stage + 1] = _initial_routes(plan, device, stage + 1, there, size)
+        routes[stage + 1] = _initial_routes(plan, device, stage + 1, next_visits, size)
     return routes
 
 
@@ -68,4 +68,4 @@ def _initial_routes(
                     network.bandwidth_bytes_per_s[device, d]
                 )
                 usual_s += seconds * count / counts.total()
-    return InitialRoutes({d: part for d, part in parts.items() if part}, max(usual_s, 1e-9))
+    return InitialRoutes({d: weight for d, weight in parts.items() if weight}, max(usual_s, 1e-9))

@@ -76,18 +76,18 @@ def migrated(plan: TrainingPlan, move: Migration) -> TrainingPlan:
     if len(groups[source]) == 1:
         raise PlanError(f"{where}: is the last device of stage {source}; let another one move")
     require_agreed(plan, where, move.after, "move after a multiple of it")
-    after = [tuple(d for d in group if d != device) for group in groups]
-    after[move.stage] = tuple(sorted((*groups[move.stage], device)))
+    new_groups = [tuple(d for d in group if d != device) for group in groups]
+    new_groups[move.stage] = tuple(sorted((*groups[move.stage], device)))
     averaging = list(plan.averaging)
-    averaging[source] = one_round(plan, source, after[source])
-    averaging[move.stage] = one_round(plan, move.stage, after[move.stage])
+    averaging[source] = one_round(plan, source, new_groups[source])
+    averaging[move.stage] = one_round(plan, move.stage, new_groups[move.stage])
     if plan.averages_tied and {source, move.stage} & {0, plan.head_stage}:
-        both = sorted((*after[0], *after[plan.head_stage]))
+        both = sorted((*new_groups[0], *new_groups[plan.head_stage]))
         averaging[-1] = one_round(plan, len(groups), both)
     new = plan.replace(
-        assignment=AssignmentPlan(tuple(after), None),
+        assignment=AssignmentPlan(tuple(new_groups), None),
         averaging=tuple(averaging),
-        compute_times=_times(plan, device, groups[move.stage][0], after),
+        compute_times=_times(plan, device, groups[move.stage][0], new_groups),
         certificates={},
         alternatives=(),
         baselines=(),
@@ -124,10 +124,10 @@ def _schedule(old: TrainingPlan, new: TrainingPlan, device: int, changed: set[in
     times, columns = new.compute_times, list(zip(*schedule.paths, strict=True))
     for stage in changed:
         group = new.assignment.groups[stage]
-        each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
+        microbatch_s = {d: times.forward_s[d] + times.backward_s[d] for d in group}
         if stage == new.head_stage:
-            each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
-        columns[stage] = tuple(assign_greedily(each, len(schedule.paths)))
+            microbatch_s = {d: seconds + times.head_s[d] for d, seconds in microbatch_s.items()}
+        columns[stage] = tuple(assign_greedily(microbatch_s, len(schedule.paths)))
     bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
     return replace(bare, order=list_schedule(bare, len(new.cluster), room))
 

@@ -174,9 +174,9 @@ class TrainingPlan:
             instance_of(kind, getattr(self, name), name, error=PlanError)
         if self.cost is not None:
             instance_of(Cost, self.cost, "cost", error=PlanError)
-        for words, name in ((Codec, "codec"), (Wiring, "wiring")):
-            word = choice(words, name, getattr(self, name), error=PlanError)
-            object.__setattr__(self, name, word)
+        for kinds, name in ((Codec, "codec"), (Wiring, "wiring")):
+            chosen = choice(kinds, name, getattr(self, name), error=PlanError)
+            object.__setattr__(self, name, chosen)
         if self.clip is not None:
             norm = real("clip", self.clip, 0, error=PlanError)
             if norm == 0:
@@ -326,8 +326,8 @@ class TrainingPlan:
         tuple[float, ...]
             One per entry of `averaging`.
         """
-        of = self.workload if workload is None else workload
-        return of.averaged_bytes(self.stage_layers, self.head_stage, apart=self.averages_tied)
+        averaged = self.workload if workload is None else workload
+        return averaged.averaged_bytes(self.stage_layers, self.head_stage, apart=self.averages_tied)
 
     def averaged_stage(self, device: int) -> int:
         """The stage whose gradients a device averages: the one it holds or aggregates for.
@@ -337,8 +337,8 @@ class TrainingPlan:
         device
             Index in the cluster.
         """
-        held = self.stage_of
-        return held[device] if device in held else self.averages_for[device]
+        stages = self.stage_of
+        return stages[device] if device in stages else self.averages_for[device]
 
     @property
     def averages_for(self) -> dict[int, int]:
@@ -365,11 +365,11 @@ class TrainingPlan:
         """
         if not self.needs_norm or len(self.stage_layers) == 1:
             return ()
-        every = sorted(self.stage_of)
-        round_trip_s = self.cluster.network.latency_s[np.ix_(every, every)]
+        holders = sorted(self.stage_of)
+        round_trip_s = self.cluster.network.latency_s[np.ix_(holders, holders)]
         np.fill_diagonal(round_trip_s, 0.0)
-        adds = every.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))
-        return (adds, *every)
+        adds = holders.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))
+        return (adds, *holders)
 
     @property
     def norm_reporters(self) -> tuple[int, ...]:
@@ -441,14 +441,14 @@ class TrainingPlan:
             **content,
             "predicted": asdict(self.predicted),
             **({} if self.cost is None else {"cost": self.cost.to_dict()}),
-            "certificates": {part: asdict(c) for part, c in self.certificates.items()},
+            "certificates": {certified: asdict(c) for certified, c in self.certificates.items()},
             **{
-                name: [item.to_dict() for item in others]
-                for name, others in (
+                name: [item.to_dict() for item in values]
+                for name, values in (
                     ("alternatives", self.alternatives),
                     ("baselines", self.baselines),
                 )
-                if others
+                if values
             },
         }
 
@@ -483,9 +483,12 @@ def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
     """Rounds of groups of every stage."""
     averaging = []
     for j, rounds in enumerate(sequence("averaging", stages, error=PlanError)):
-        each = sequence(f"averaging[{j}]", rounds, error=PlanError)
+        stage_rounds = sequence(f"averaging[{j}]", rounds, error=PlanError)
         averaging.append(
-            tuple(coercion.all_of(AveragingGroup, f"averaging[{j}]", groups) for groups in each)
+            tuple(
+                coercion.all_of(AveragingGroup, f"averaging[{j}]", groups)
+                for groups in stage_rounds
+            )
         )
     return tuple(averaging)
 

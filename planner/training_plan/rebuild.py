@@ -35,8 +35,8 @@ def one_round(
     )
     members = (*devices, *aggregators)
     alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
-    known = dict(zip(rounds[0][0].members, rounds[0][0].shares, strict=True)) if alone else {}
-    shares = _shares(plan, members, known, aggregators)
+    old_shares = dict(zip(rounds[0][0].members, rounds[0][0].shares, strict=True)) if alone else {}
+    shares = _shares(plan, members, old_shares, aggregators)
     contributes = (True,) * len(devices) + (False,) * len(aggregators)
     return ((AveragingGroup(members, shares, contributes, contributes),),)
 
@@ -48,28 +48,30 @@ def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) 
     with most bandwidth, as in `planner.training_plan.slice_owners`.
     """
     inner, *between = plan.averaging[stage]
-    each, regions, parts = [], [], []
+    groups, regions, parts = [], [], []
     for group in inner:
-        left = tuple(d for d in group.members if d not in gone)
-        if not left:
+        remaining = tuple(d for d in group.members if d not in gone)
+        if not remaining:
             continue
-        _require_sums(plan, stage, left)
-        known = dict(zip(group.members, group.shares, strict=True))
-        each.append(replace(_all(left, _shares(plan, left, known)), phase=Phase.WITHIN))
-        regions.append(left)
+        _require_sums(plan, stage, remaining)
+        old_shares = dict(zip(group.members, group.shares, strict=True))
+        groups.append(
+            replace(_all(remaining, _shares(plan, remaining, old_shares)), phase=Phase.WITHIN)
+        )
+        regions.append(remaining)
         parts.append(_part(between, group.members))
-    if len(each) == 1:
-        return (tuple(each),)
-    held, spread = slice_owners(plan.cluster, regions)
-    for members in zip(*held, strict=True):
+    if len(groups) == 1:
+        return (tuple(groups),)
+    owners, spread_groups = slice_owners(plan.cluster, regions)
+    for members in zip(*owners, strict=True):
         _require_sums(plan, stage, members)
     exchange = exchanged(
-        held,
+        owners,
         lambda members: _all(
             members, _shares(plan, members, dict(zip(members, parts, strict=True)))
         ),
     )
-    return tuple(each), exchange, spread
+    return tuple(groups), exchange, spread_groups
 
 
 def _require_sums(plan: TrainingPlan, stage: int, members: Sequence[int]) -> None:
@@ -116,14 +118,14 @@ def _shares(
     return tuple(share / total for share in shares)
 
 
-def assign_greedily(each: Mapping[int, float], microbatches: int) -> list[int]:
+def assign_greedily(cost: Mapping[int, float], microbatches: int) -> list[int]:
     """Assign each microbatch to the device that would finish it first; all get at least one."""
-    done, assigned = dict.fromkeys(each, 0.0), []
-    for left in range(microbatches, 0, -1):
-        idle = [d for d in each if not done[d]]
-        among = idle if len(idle) >= left else list(each)
-        d = min(among, key=lambda d: (done[d] + each[d], d))
-        done[d] += max(each[d], 1e-12)
+    done, assigned = dict.fromkeys(cost, 0.0), []
+    for remaining in range(microbatches, 0, -1):
+        idle = [d for d in cost if not done[d]]
+        choices = idle if len(idle) >= remaining else list(cost)
+        d = min(choices, key=lambda d: (done[d] + cost[d], d))
+        done[d] += max(cost[d], 1e-12)
         assigned.append(d)
     return assigned
 
@@ -134,7 +136,7 @@ def list_schedule(
     """Operations in dependency order, with forward passes first as long as memory allows."""
     chains = [schedule.chain(b) for b in range(len(schedule.paths))]
     place = [0] * len(chains)
-    held = [0] * devices
+    live = [0] * devices
     orders: list[list[Operation]] = [[] for _ in range(devices)]
     last = Head.LAST is schedule.head
     while True:
@@ -145,7 +147,7 @@ def list_schedule(
                 ready[d][kind].append(b)
         some = False
         for d, waiting in enumerate(ready):
-            if waiting["F"] and held[d] < room[d]:
+            if waiting["F"] and live[d] < room[d]:
                 kind = "F"
             elif waiting["H"]:
                 kind = "H"
@@ -155,13 +157,13 @@ def list_schedule(
                 continue
             some = True
             b = waiting[kind][0]
-            held[d] += {"F": 1, "H": 0, "B": -1}[kind]
+            live[d] += {"F": 1, "H": 0, "B": -1}[kind]
             orders[d].append((kind, b))
             place[b] += 1
             if last and kind == "F" and chains[b][place[b]] == ("H", d):
                 # the last stage runs B as soon as possible
                 orders[d] += [("H", b), ("B", b)]
                 place[b] += 2
-                held[d] -= 1
+                live[d] -= 1
         if not some:
             return tuple(map(tuple, orders))

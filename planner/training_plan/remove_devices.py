@@ -102,8 +102,8 @@ def _averaging(
         if within(rounds):
             rounds = two_frequency_rounds(plan, stage, gone)
         else:
-            left = [d for d in plan.averaged_by(stage) if d not in gone]
-            rounds = one_round(plan, stage, left, gone)
+            remaining = [d for d in plan.averaged_by(stage) if d not in gone]
+            rounds = one_round(plan, stage, remaining, gone)
     return tuple(
         tuple(replace(g, members=tuple(number[d] for d in g.members)) for g in groups)
         for groups in rounds
@@ -129,11 +129,11 @@ def _schedule(
     for b, d, _ in _visits(plan, schedule):
         if d not in gone:
             continue
-        left = [e for e in plan.assignment.groups[plan.stage_of[d]] if e not in gone]
+        remaining = [e for e in plan.assignment.groups[plan.stage_of[d]] if e not in gone]
         # a device without microbatches may have no memory for any
-        among = [e for e in left if room[e]] or left
+        choices = [e for e in remaining if room[e]] or remaining
         heads = schedule.head_device(b) == d
-        taker = min(among, key=lambda e: (busy_s[e] + _seconds(plan, e, heads), e))
+        taker = min(choices, key=lambda e: (busy_s[e] + _seconds(plan, e, heads), e))
         busy_s[taker] += _seconds(plan, taker, heads)
         paths[b][paths[b].index(d)] = taker
     bare = Schedule(

@@ -55,19 +55,19 @@ class Schedule:
 
     def __repr__(self) -> str:
         count = sum(map(len, self.order))
-        words = counted(len(self.paths), "microbatch"), counted(count, "operation")
-        return f"Schedule({self.name!r}, {', '.join(words)})"
+        counts = counted(len(self.paths), "microbatch"), counted(count, "operation")
+        return f"Schedule({self.name!r}, {', '.join(counts)})"
 
     def most_live(self) -> list[int]:
         """Per device, the largest number of microbatches between forward and backward."""
-        held = []
+        peaks = []
         for ops in self.order:
-            live = most = 0
+            live = peak = 0
             for kind, _ in ops:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
-                most = max(most, live)
-            held.append(most)
-        return held
+                peak = max(peak, live)
+            peaks.append(peak)
+        return peaks
 
     def visits(self, devices: int) -> list[dict[str, list[int]]]:
         """Per device and kind of operation, its microbatches on the paths, ascending."""
@@ -82,20 +82,20 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        every = self.visits(len(self.order))
+        visits = self.visits(len(self.order))
         return {
             "name": self.name,
             "head": self.head,
             **route_fields(self.paths),
-            "order": [order_text(*device) for device in zip(self.order, every, strict=True)],
+            "order": [order_text(*device) for device in zip(self.order, visits, strict=True)],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Schedule:
         """Inverse of `to_dict`."""
         bare = cls(data["name"], Head(data["head"]), paths_of(data, where), ())
-        every = bare.visits(len(data["order"]))
-        texts = enumerate(zip(data["order"], every, strict=True))
+        visits = bare.visits(len(data["order"]))
+        texts = enumerate(zip(data["order"], visits, strict=True))
         order = (order_of(*device, f"{where}.order[{d}]") for d, device in texts)
         return replace(bare, order=tuple(order))
 

@@ -167,13 +167,17 @@ def _plain_numbers(values: list[Any], schema: dict[str, Any]) -> bool:
     """
     branches = schema.get("anyOf", [schema])
     numbers, null = branches[-1], branches[:-1] == [{"type": "null"}]
-    known = numbers.get("type") == "number" and set(numbers) <= BOUNDS
-    if not known or not (null or numbers is schema):
+    numeric = numbers.get("type") == "number" and set(numbers) <= BOUNDS
+    if not numeric or not (null or numbers is schema):
         return False
-    least, beyond = numbers.get("minimum", -math.inf), numbers.get("exclusiveMinimum", -math.inf)
-    most = numbers.get("maximum", sys.float_info.max)
+    smallest, exclusive_least = (
+        numbers.get("minimum", -math.inf),
+        numbers.get("exclusiveMinimum", -math.inf),
+    )
+    largest = numbers.get("maximum", sys.float_info.max)
     return all(
-        (type(x) is float and least <= x <= most and x > beyond) or (null and x is None)
+        (type(x) is float and smallest <= x <= largest and x > exclusive_least)
+        or (null and x is None)
         for x in values
     )
 
@@ -184,6 +188,6 @@ def _array_rules(value: list[Any], schema: dict[str, Any]) -> Iterator[str]:
     if len(value) > schema.get("maxItems", math.inf):
         yield f"must have at most {schema['maxItems']} entries"
     if schema.get("uniqueItems"):
-        seen = {json.dumps(item, sort_keys=True) for item in value}
-        if len(seen) < len(value):
+        distinct = {json.dumps(item, sort_keys=True) for item in value}
+        if len(distinct) < len(value):
             yield "must not list an entry twice"

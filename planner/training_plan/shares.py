@@ -59,11 +59,11 @@ def integer_parts(shares: ArrayLike, length: int) -> NDArray[np.int64]:
         weights /= weights.max()
     fractions = weights / weights.sum()
     quota = fractions * length
-    parts: NDArray[np.int64] = np.floor(quota).astype(np.int64)
-    missing = length - int(parts.sum())
-    order = np.lexsort((np.arange(len(parts)), -(quota - parts), fractions == 0))
-    parts[order[:missing]] += 1
-    return parts
+    counts: NDArray[np.int64] = np.floor(quota).astype(np.int64)
+    missing = length - int(counts.sum())
+    order = np.lexsort((np.arange(len(counts)), -(quota - counts), fractions == 0))
+    counts[order[:missing]] += 1
+    return counts
 
 
 def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
@@ -83,10 +83,10 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
     Equal shares give equal numbers in all groups, with or without members whose share is 0.
     """
     start, stop = part
-    held = np.asarray(shares, dtype=np.float64)
-    ends = start + (stop - start) * np.concatenate([[0.0], held.cumsum()])
+    weights = np.asarray(shares, dtype=np.float64)
+    ends = start + (stop - start) * np.concatenate([[0.0], weights.cumsum()])
     # the last share takes the rest
-    last = int(np.flatnonzero(held)[-1])
+    last = int(np.flatnonzero(weights)[-1])
     ends[last + 1 :] = stop
     return list(np.minimum(ends, stop).tolist())
 

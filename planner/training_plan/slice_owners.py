@@ -30,24 +30,24 @@ def slice_owners(
         for site in sites
     ]
     count = min(map(len, able))
-    spread = []
+    spread_groups = []
     for site, best in zip(sites, able, strict=True):
-        rest = tuple(d for d in site if d not in set(best[:count]))
-        shares = shares_of(np.ones(count)) + (0.0,) * len(rest)
+        others = tuple(d for d in site if d not in set(best[:count]))
+        shares = shares_of(np.ones(count)) + (0.0,) * len(others)
         flags = (True,) * len(site)
-        members = (*best[:count], *rest)
-        spread.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
-    return [best[:count] for best in able], tuple(spread)
+        members = (*best[:count], *others)
+        spread_groups.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
+    return [best[:count] for best in able], tuple(spread_groups)
 
 
 def exchanged(
-    held: Sequence[Sequence[int]], make: Callable[[tuple[int, ...]], AveragingGroup]
+    owners: Sequence[Sequence[int]], make: Callable[[tuple[int, ...]], AveragingGroup]
 ) -> tuple[AveragingGroup, ...]:
     """Groups of the owners of each slice; slices are equal parts of the vector."""
-    members = list(zip(*held, strict=True))
+    members = list(zip(*owners, strict=True))
     # boundaries as those of the sites' shares
     ends = fraction_ends(WHOLE, shares_of(np.ones(len(members))))
     return tuple(
-        replace(make(each), slice=part, phase=Phase.EXCHANGE)
-        for each, part in zip(members, pairwise(ends), strict=True)
+        replace(make(group), slice=part, phase=Phase.EXCHANGE)
+        for group, part in zip(members, pairwise(ends), strict=True)
     )

@@ -86,8 +86,8 @@ class Sync:
     delayed: bool = False
 
     def __post_init__(self) -> None:
-        every = count("every_steps", self.every_steps, most=MAX_EVERY, error=PlanError)
-        object.__setattr__(self, "every_steps", every)
+        interval = count("every_steps", self.every_steps, most=MAX_EVERY, error=PlanError)
+        object.__setattr__(self, "every_steps", interval)
         if self.outer is not None:
             instance_of(OuterOptimizer, self.outer, "outer", error=PlanError)
         object.__setattr__(self, "delayed", coercion.flag("delayed", self.delayed))

@@ -112,18 +112,18 @@ def _part_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
 
 def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
     groups, layers = plan.assignment.groups, plan.stage_layers
-    seen: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for j, group in enumerate(groups):
         for d in group:
             where = f"assignment.groups[{j}]"
             if d >= n:
                 yield f"{where}: there is no device {d}; devices are 0 to {n - 1}"
-            elif d in seen:
+            elif d in stage_of:
                 yield (
                     f"{where}: device {d} ({plan.cluster.network.ids[d]}) is listed twice, also in "
-                    f"stage {seen[d]}; give it one stage"
+                    f"stage {stage_of[d]}; give it one stage"
                 )
-            seen[d] = j
+            stage_of[d] = j
     if len(layers) != len(groups):
         yield (
             f"assignment.layers: must have {len(groups)} ranges, found {len(layers)}; give one per "
@@ -183,13 +183,15 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
     if len(s.order) != n:
         yield f"{where}.order: must have {n} lists, found {len(s.order)}; give one per device"
         return
-    wanted = [{(kind, b) for kind, own in v.items() for b in own} for v in s.visits(n)]
+    expected = [
+        {(kind, b) for kind, microbatches in v.items() for b in microbatches} for v in s.visits(n)
+    ]
     for d, ops in enumerate(s.order):
         if len(set(ops)) < len(ops):
             twice = next(op for op in ops if ops.count(op) > 1)
             yield f"{where}.order[{d}]: {twice[0]}{twice[1]} is listed twice; list it once"
-        for kind, b in sorted(wanted[d] ^ set(ops)):
-            state = "is missing" if (kind, b) in wanted[d] else "does not belong to this device"
+        for kind, b in sorted(expected[d] ^ set(ops)):
+            state = "is missing" if (kind, b) in expected[d] else "does not belong to this device"
             yield f"{where}.order[{d}]: {kind}{b} {state}; let the order follow the paths"
             return
     stuck = _find_deadlock(s)
@@ -216,17 +218,17 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
             "with whom they average in every step of H, found groups that average "
             "'within'; let all average every H steps, or let wiring be fixed"
         )
-    stage_of, every = plan.stage_of, list(range(len(plan.stage_layers)))
+    stage_of, all_stages = plan.stage_of, list(range(len(plan.stage_layers)))
     for b, path in enumerate(plan.schedules[0].paths):
         stages = [stage_of.get(d) for d in path]
-        if stages != every:
+        if stages != all_stages:
             yield (
                 f"paths.schedules[0].paths[{b}]: must visit all stages in order where wiring is "
                 f"stochastic, found {stages}; plan without --path-stages, or let wiring be fixed"
             )
             return
-    on = {d for path in plan.schedules[0].paths for d in path}
-    for d in sorted(set(stage_of) - on):
+    visited = {d for path in plan.schedules[0].paths for d in path}
+    for d in sorted(set(stage_of) - visited):
         yield (
             f"paths.schedules[0].paths: device {d} ({plan.cluster.network.ids[d]}) is on none, so "
             "that stochastic wiring has no part to begin with; route a microbatch over it, or plan "
