@@ -19,14 +19,14 @@ from planner.search.stop import Effort
 from planner.workload.workload import Workload
 
 
-def _copies(name: str, each: int) -> Network:
+def _copies(name: str, copies: int) -> Network:
     """Return a bundled network with ``each`` devices per region and its stated link within a
     region."""
     inside = intra_link(name)
     assert inside is not None
     network = load_network(name).complete()
     return network.replicate(
-        dict.fromkeys(network.ids, each),
+        dict.fromkeys(network.ids, copies),
         intra_latency_s=inside.latency_s,
         intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
     )
@@ -36,12 +36,12 @@ def _of_workload(network: Network, preset: str, stages: int) -> AssignmentProble
     """Build a problem from a preset split evenly into stages."""
     work = Workload.preset(preset)
     layers = work.even_split(stages)
-    each = work.microbatch_samples
+    microbatch_samples = work.microbatch_samples
     return AssignmentProblem(
         network,
         stages,
         len(network) // stages,
-        [size * each for size in work.activation_bytes(layers)],
+        [size * microbatch_samples for size in work.activation_bytes(layers)],
         work.gradient_bytes(layers, stages - 1),
     )
 
@@ -178,7 +178,7 @@ def at_random(problem: AssignmentProblem, seed: int, effort: float) -> Any:
 
 def _consecutive(problem: AssignmentProblem, order: Any) -> Any:
     cuts = np.cumsum(problem.stage_sizes)[:-1]
-    return {"groups": [part.tolist() for part in np.split(np.array(order), cuts)]}
+    return {"groups": [group.tolist() for group in np.split(np.array(order), cuts)]}
 
 
 def _method(name: str, run: Any, kind: MethodKind, about: str, seeded: bool = False) -> BenchMethod:

@@ -32,10 +32,10 @@ TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
 def _table_1(setup: int) -> AveragingProblem:
     """Build a set-up of Table 1, with computing slightly slower than averaging by all peers."""
     table_setup = list(table_1_setups().values())[setup]
-    each = (
+    devices = (
         TABLE_1_STEPS_PER_S[setup] * table_setup.batch_size / float(table_setup.samples_per_s.sum())
     )
-    return table_setup.replace(samples_per_s=table_setup.samples_per_s * each)
+    return table_setup.replace(samples_per_s=table_setup.samples_per_s * devices)
 
 
 def _albert() -> AveragingProblem:

@@ -82,9 +82,11 @@ def load_table(folder: Path = FOLDER) -> Table:
     if not path.exists():
         return {}
     data = read_json(path)
-    known = {field.name for field in fields(BestKnown)}
+    field_names = {field.name for field in fields(BestKnown)}
     try:
-        if data["format"] != FORMAT or any(set(raw) != known for raw in data["entries"].values()):
+        if data["format"] != FORMAT or any(
+            set(raw) != field_names for raw in data["entries"].values()
+        ):
             raise ValueError
         return {name: BestKnown(**raw) for name, raw in data["entries"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
@@ -144,27 +146,27 @@ def record(
         except AnswerError as error:
             changes.append(RecordChange(instance.id, "refused", str(error)))
             continue
-        known, problem_id = table.get(instance.id), problem_hash(problem)
-        if known is not None and known.problem != problem_id:
-            words = f"the table is about problem {known.problem}, this is {problem_id}"
-            changes.append(RecordChange(instance.id, "refused", words))
+        entry, problem_id = table.get(instance.id), problem_hash(problem)
+        if entry is not None and entry.problem != problem_id:
+            message = f"the table is about problem {entry.problem}, this is {problem_id}"
+            changes.append(RecordChange(instance.id, "refused", message))
             continue
-        new, change = _taken(instance, problem, claim, accepted, known, folder, date)
+        new, change = _taken(instance, problem, claim, accepted, entry, folder, date)
         if bound is not None and solution.get("problem") != problem_id:
             # the solution is evaluated on this problem, but its bound may be of another
             stated = solution.get("problem", "not said")
-            words = (
+            message = (
                 f"{change.words}; bound not taken: its problem is {stated}, this is {problem_id}"
             )
-            change = RecordChange(instance.id, change.what, words)
+            change = RecordChange(instance.id, change.what, message)
         elif bound is not None and _raises(instance.family, bound[0], new):
             new = BestKnown(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
-            words = f"{change.words}; bound {bound[0]:.9g}"
+            message = f"{change.words}; bound {bound[0]:.9g}"
             change = RecordChange(
-                instance.id, "bound" if change.what == "no better" else change.what, words
+                instance.id, "bound" if change.what == "no better" else change.what, message
             )
         changes.append(change)
-        if new != known:
+        if new != entry:
             # write the table at once, so that file and entry always match
             table[instance.id] = new
             save_table(table, folder)
@@ -202,10 +204,10 @@ def _taken(
     date: str,
 ) -> tuple[BestKnown, RecordChange]:
     family, objective = instance.family, accepted.objective
-    words = f"{objective:.9g} {family.unit}"
+    message = f"{objective:.9g} {family.unit}"
     if known is not None and not family.better(objective, known.objective):
         return known, RecordChange(
-            instance.id, "no better", f"{words}, known {known.objective:.9g}"
+            instance.id, "no better", f"{message}, known {known.objective:.9g}"
         )
     # compress plans and long lists
     data = {"answer": answer_data(accepted.plan)}
@@ -226,11 +228,11 @@ def _taken(
         **({field: getattr(known, field) for field in BOUND_FIELDS} if keeps else {}),
     )
     if known is None:
-        return entry, RecordChange(instance.id, "new", words)
-    words += f", before {known.objective:.9g}"
+        return entry, RecordChange(instance.id, "new", message)
+    message += f", before {known.objective:.9g}"
     if not keeps:
-        words += "; it beats the bound on record, which is taken out: report this"
-    return entry, RecordChange(instance.id, "better", words)
+        message += "; it beats the bound on record, which is taken out: report this"
+    return entry, RecordChange(instance.id, "better", message)
 
 
 def _only(path: Path) -> None:
@@ -260,8 +262,8 @@ def _bound_of(
     if not isinstance(raw, dict):
         raise AnswerError(f"bound is a {type(raw).__name__}; give an object with value, or none")
     value = real("bound.value", raw.get("value"), 0.0, error=AnswerError)
-    again = accepted.bound
-    recomputed = again is not None and again.recomputed and not family.better(again.value, value)
+    bound = accepted.bound
+    recomputed = bound is not None and bound.recomputed and not family.better(bound.value, value)
     return value, recomputed, str(raw.get("basis", "")), str(raw.get("method", ""))
 
 
@@ -269,8 +271,8 @@ def _excluded(family: ProblemFamily, objective: float, bound: float | None) -> b
     return bound is not None and family.better(objective, bound)
 
 
-def _raises(family: ProblemFamily, bound: float, known: BestKnown) -> bool:
+def _raises(family: ProblemFamily, bound: float, entry: BestKnown) -> bool:
     """Whether a bound is better than the known one and not beyond the objective."""
-    if known.bound is not None and not family.better(known.bound, bound):
+    if entry.bound is not None and not family.better(entry.bound, bound):
         return False
-    return not _excluded(family, known.objective, bound)
+    return not _excluded(family, entry.objective, bound)

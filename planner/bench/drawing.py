@@ -19,16 +19,16 @@ def profile_svg(standings: Sequence[MethodStanding]) -> str:
     """Draw one step line per method over a logarithmic gap axis."""
     marks = []
     for tick in (MIN_GAP, 1e-3, 1e-2, 1e-1, 1.0, MAX_GAP):
-        x, word = _x(tick), f"{100 * tick:g}%"
+        x, label = _x(tick), f"{100 * tick:g}%"
         marks.append(
             f'<line class="grid" x1="{x:.1f}" y1="{ABOVE}" x2="{x:.1f}" y2="{HIGH - BELOW}"/>'
-            f'<text x="{x:.1f}" y="{HIGH - 10}" text-anchor="middle">{word}</text>'
+            f'<text x="{x:.1f}" y="{HIGH - 10}" text-anchor="middle">{label}</text>'
         )
-    for part in (0.0, 0.5, 1.0):
-        y = _y(part)
+    for fraction in (0.0, 0.5, 1.0):
+        y = _y(fraction)
         marks.append(
             f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDE - RIGHT}" y2="{y:.1f}"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{part:.0%}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{fraction:.0%}</text>'
         )
     # draw the best method last, on top
     lines = [_line(s, k) for k, s in reversed(list(enumerate(standings)))]
@@ -47,11 +47,11 @@ def key(method: str, number: int) -> str:
 
 
 def _line(standing: MethodStanding, number: int) -> str:
-    at = f"M{LEFT} {_y(0.0):.1f}"
-    for gap, part in profile(standing):
-        at += f"H{_x(gap):.1f}V{_y(part):.1f}"
+    path = f"M{LEFT} {_y(0.0):.1f}"
+    for gap, fraction in profile(standing):
+        path += f"H{_x(gap):.1f}V{_y(fraction):.1f}"
     name = f"<title>{escape(standing.method)}</title>"
-    return f'<path d="{at}H{WIDE - RIGHT}" {_stroke(number)}>{name}</path>'
+    return f'<path d="{path}H{WIDE - RIGHT}" {_stroke(number)}>{name}</path>'
 
 
 def _stroke(number: int) -> str:
@@ -61,9 +61,9 @@ def _stroke(number: int) -> str:
 
 
 def _x(gap: float) -> float:
-    part = math.log(min(max(gap, MIN_GAP), MAX_GAP) / MIN_GAP) / math.log(MAX_GAP / MIN_GAP)
-    return LEFT + part * (WIDE - RIGHT - LEFT)
+    fraction = math.log(min(max(gap, MIN_GAP), MAX_GAP) / MIN_GAP) / math.log(MAX_GAP / MIN_GAP)
+    return LEFT + fraction * (WIDE - RIGHT - LEFT)
 
 
-def _y(part: float) -> float:
-    return HIGH - BELOW - part * (HIGH - BELOW - ABOVE)
+def _y(fraction: float) -> float:
+    return HIGH - BELOW - fraction * (HIGH - BELOW - ABOVE)

@@ -94,8 +94,8 @@ def _evaluate(family: ProblemFamily, problem: Any, answer: Any) -> EvaluatedSolu
     if isinstance(plan, TrainingPlan):
         violations += _other_training(plan, problem)
     if violations:
-        others = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise AnswerError(f"{violations[0]}{others}")
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise AnswerError(f"{violations[0]}{more}")
     objective = objective_of(plan, problem)
     if not 0 < objective < math.inf:
         raise AnswerError(f"the objective is {objective:g} {family.unit}: no work is done")
@@ -149,7 +149,7 @@ def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]
     straight = all(
         [stage_of[d] for d in path] == list(stages) for s in plan.schedules for path in s.paths
     )
-    whole = all(
+    same_step = all(
         len(s.paths) * actual.microbatch_samples == expected.batch_samples for s in plan.schedules
     )
     rules = (
@@ -167,7 +167,7 @@ def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]
         (plan.wiring is Wiring.FIXED, "wiring", "must be fixed"),
         (plan.schedules[0].head is Head.LAST, "paths.head", "is on the last stage"),
         (straight, "paths", "every microbatch visits every stage once, in order"),
-        (whole, "paths", "the microbatches of a step are the batch"),
+        (same_step, "paths", "the microbatches of a step are the batch"),
         (
             all(len(rounds) <= 1 or is_hierarchical(rounds) for rounds in plan.averaging),
             "averaging",

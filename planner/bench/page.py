@@ -26,7 +26,7 @@ Cell = tuple[str, float | None]
 def page(summary: Summary, title: str, description: Sequence[str]) -> str:
     """Render the page."""
     style = STYLE.read_text() + (HERE / "page.css").read_text()
-    parts = [
+    sections = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         GENERATOR,
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -49,7 +49,7 @@ def page(summary: Summary, title: str, description: Sequence[str]) -> str:
         f"{_rows(summary)}</details></section>",
         f"<script>{(HERE / 'page.js').read_text()}</script></body></html>\n",
     ]
-    return "".join(parts)
+    return "".join(sections)
 
 
 def _head(summary: Summary) -> str:
@@ -100,11 +100,11 @@ def _numbered(standing: MethodStanding) -> list[Cell]:
     """Return the cells of a method with their sort keys."""
     solved = standing.solved / standing.asked
     cells: list[Cell] = []
-    for k, word in enumerate(standing.words()):
+    for k, cell in enumerate(standing.words()):
         number = solved if k == 0 else float(standing.wins) if k == 1 else None
-        if number is None and word != "-":
-            number = float(word[:-1]) if word.endswith("%") else 100 * float(word.split()[0])
-        cells.append((word, number))
+        if number is None and cell != "-":
+            number = float(cell[:-1]) if cell.endswith("%") else 100 * float(cell.split()[0])
+        cells.append((cell, number))
     return cells
 
 
@@ -156,8 +156,8 @@ def _rows(summary: Summary) -> str:
 
 def _note(text: str) -> str:
     """Render a paragraph; text in backticks becomes code."""
-    parts = escape(text).split("`")
-    marked = (f"<code>{part}</code>" if k % 2 else part for k, part in enumerate(parts))
+    pieces = escape(text).split("`")
+    marked = (f"<code>{piece}</code>" if k % 2 else piece for k, piece in enumerate(pieces))
     return f'<p class="note">{"".join(marked)}</p>'
 
 

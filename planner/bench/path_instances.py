@@ -69,7 +69,7 @@ def reference_link_s(path: Path, problem: PathProblem) -> NDArray[np.float64]:
     """
     network = load_network("gcp12_skippipe_2025")
     locations = json.loads(path.read_text(encoding="utf-8"))["locations"]
-    at = np.array([network.ids.index(name) for name in locations])
-    same = at[:, None] == at[None, :]
-    latency = np.where(same, INSIDE_LATENCY_S, network.latency_s[np.ix_(at, at)])
+    index = np.array([network.ids.index(name) for name in locations])
+    same = index[:, None] == index[None, :]
+    latency = np.where(same, INSIDE_LATENCY_S, network.latency_s[np.ix_(index, index)])
     return np.maximum(problem.transfer_s - latency - FLAT_S, 0.0)

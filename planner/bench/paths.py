@@ -35,7 +35,7 @@ def _arranged(
     network: Network,
     sizes: tuple[int, ...],
     path_stages: int,
-    each: int,
+    per_stage: int,
     memory: int,
     *,
     seed: int,
@@ -54,7 +54,7 @@ def _arranged(
         HEAD_S * share,
         path_stages,
         memory,
-        each,
+        per_stage,
         live_memory=live,
     )
 

@@ -28,10 +28,10 @@ def _replicated(name: str, counts: Mapping[str, int]) -> Network:
     )
 
 
-def regional_cluster(name: str, each: int, gpu: str) -> Cluster:
+def regional_cluster(name: str, per_region: int, gpu: str) -> Cluster:
     network = load_network(name).complete()
-    if each > 1:
-        network = _replicated(name, dict.fromkeys(network.ids, each))
+    if per_region > 1:
+        network = _replicated(name, dict.fromkeys(network.ids, per_region))
     return Cluster(network, figures_of(gpu))
 
 
@@ -59,10 +59,10 @@ def _machines(regions: Sequence[int]) -> Cluster:
     """Build machines of eight A100 that share one line; ``regions`` lists their regions."""
     machine = np.repeat(np.arange(len(regions)), 8)
     region = np.array(regions)[machine]
-    same, near = machine[:, None] == machine, region[:, None] == region
+    same_machine, same_region = machine[:, None] == machine, region[:, None] == region
     network = Network(
-        np.where(same, MACHINE_S, np.where(near, LAN_S, WAN_S)),
-        np.where(same, INSIDE, np.where(near, LAN_LINE, WAN_PAIR)),
+        np.where(same_machine, MACHINE_S, np.where(same_region, LAN_S, WAN_S)),
+        np.where(same_machine, INSIDE, np.where(same_region, LAN_LINE, WAN_PAIR)),
         regions=[f"region {k}" for k in region],
     )
     sites = [f"machine {k}" for k in machine]

@@ -105,8 +105,8 @@ def _rule(rule: Rule) -> Any:
         question = PlanningProblem.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
         outcome = rule(question, effort)
         used = set(outcome.cluster.network.ids)
-        rest = tuple(name for name in problem.cluster.network.ids if name not in used)
-        return outcome.replace(left_out=rest)
+        unused = tuple(name for name in problem.cluster.network.ids if name not in used)
+        return outcome.replace(left_out=unused)
 
     return run
 

@@ -112,7 +112,7 @@ def _fields(problem: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         # JSON has no infinity: null means no limit
-        plain = value.astype(object)
-        plain[~np.isfinite(value)] = None
-        return plain.tolist()
+        elements = value.astype(object)
+        elements[~np.isfinite(value)] = None
+        return elements.tolist()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

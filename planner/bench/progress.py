@@ -34,10 +34,10 @@ class BenchProgress:
         left_s = spent_s / self._done * (self._total - self._done)
         resumed = f"{self._resumed} kept, " if self._resumed else ""
         # the first rows include compilation
-        known = self._done >= KNOWN * self._total
-        left = f", about {left_s / 60:.0f} min left" if known else ""
+        is_estimated = self._done >= KNOWN * self._total
+        estimate = f", about {left_s / 60:.0f} min left" if is_estimated else ""
         PROGRESS.show(
-            f"{resumed}{self._done}/{self._total} rows{left}; {done.row.instance}, "
+            f"{resumed}{self._done}/{self._total} rows{estimate}; {done.row.instance}, "
             f"{done.row.method}"
         )
 

@@ -32,19 +32,19 @@ def traced(
     """
     trace = market.trace(seed)
     change = trace.change
-    come, go = int(change[change > 0].sum()), int(-change[change < 0].sum())
+    arrivals, departures = int(change[change > 0].sum()), int(-change[change < 0].sum())
     stages = len(work_s)
     entering = np.random.default_rng([seed, 1])
-    work, each = np.array(work_s), np.array(speed)
+    work, speeds = np.array(work_s), np.array(speed)
     return RebalancingProblem(
         work,
-        each,
-        _spread(work, each, trace),
+        speeds,
+        _spread(work, speeds, trace),
         np.ceil(trace.time_s * 1e3) / 1e3,
         trace.kind,
         change,
-        [int(entering.integers(stages)) for _ in range(come)],
-        np.random.default_rng([seed, 0]).random((go, 2)),
+        [int(entering.integers(stages)) for _ in range(arrivals)],
+        np.random.default_rng([seed, 0]).random((departures, 2)),
         download_s,
         trace.end_s,
     )

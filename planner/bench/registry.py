@@ -19,13 +19,13 @@ METHODS: tuple[BenchMethod, ...] = tuple(method for module in FAMILIES for metho
 def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[BenchInstance]:
     """Return the instances whose id matches one of the shell patterns."""
     all_instances = [instance for instance in INSTANCES.values() if instance.quick or not quick]
-    wanted = list(patterns)
-    for pattern in wanted:
+    selected = list(patterns)
+    for pattern in selected:
         if not any(fnmatchcase(instance.id, pattern) for instance in all_instances):
             where = "the quick instances" if quick else "the instances"
             raise ValueError(f"no instance id of {where} matches {pattern!r}; --list shows all")
     return [
         instance
         for instance in all_instances
-        if not wanted or any(fnmatchcase(instance.id, p) for p in wanted)
+        if not selected or any(fnmatchcase(instance.id, p) for p in selected)
     ]

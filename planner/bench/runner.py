@@ -35,24 +35,24 @@ def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
         raise KeyboardInterrupt
 
     for task in tasks:
-        before = signal.signal(signal.SIGINT, note)
+        previous_handler = signal.signal(signal.SIGINT, note)
         try:
             done = run_task(task)
         except KeyboardInterrupt:
             raise Interrupted from None
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
         if interrupted or INTERRUPTS.requested:
             raise Interrupted
         yield done
 
 
 def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    left = list(tasks)
-    while left:
+    remaining = list(tasks)
+    while remaining:
         doubtful: list[Task] = []
-        for task, done in _until_broken(left, jobs):
-            left.remove(task)
+        for task, done in _until_broken(remaining, jobs):
+            remaining.remove(task)
             if done is None:
                 doubtful.append(task)
             else:
@@ -66,7 +66,7 @@ def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
 def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, TaskResult | None]]:
     """Yield tasks with their results; None for tasks that were running when a process died."""
     context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
+    earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
     waiting, going = list(tasks), dict[Future[TaskResult], Task]()
     try:
@@ -91,7 +91,7 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Task
         raise Interrupted from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
+        for process in set(multiprocessing.active_children()) - earlier_children:
             process.terminate()
             process.join()
 
@@ -102,8 +102,8 @@ def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
     The first process of a family compiles what it needs; others load that from the cache.
     """
     under_way = {INSTANCES[task.instance].family for task in going}
-    others = (task for task in waiting if INSTANCES[task.instance].family not in under_way)
-    return next(others, waiting[0])
+    other_families = (task for task in waiting if INSTANCES[task.instance].family not in under_way)
+    return next(other_families, waiting[0])
 
 
 def _dead(task: Task) -> BenchRow:

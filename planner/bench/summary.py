@@ -98,9 +98,12 @@ class MethodStanding:
         return (
             f"{self.solved}/{self.asked}",
             str(self.wins),
-            *(percent(mean(of.values())) if of else "-" for of in (self.gaps, self.bound_gaps)
-              for mean in (fmean, median)),
-        )  # fmt: skip
+            *(
+                percent(mean(gaps.values())) if gaps else "-"
+                for gaps in (self.gaps, self.bound_gaps)
+                for mean in (fmean, median)
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,27 +121,27 @@ class Summary:
     rows: Sequence[BenchRow] = field(default=())
 
 
-def percent(part: float | None) -> str:
+def percent(fraction: float | None) -> str:
     """Format a gap in percent, or as a factor above 10,000%."""
-    if part is None:
+    if fraction is None:
         return "-"
-    if part > 100:
-        return f"{part + 1:.3g} x"
-    return f"{part:.2%}"
+    if fraction > 100:
+        return f"{fraction + 1:.3g} x"
+    return f"{fraction:.2%}"
 
 
 def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summary:
     """Summarize the rows of a run."""
-    known = {
+    best_known = {
         name: _known(name, [row for row in rows if row.instance == name], table.get(name))
         for name in dict.fromkeys(row.instance for row in rows)
     }
     families = {}
     for family in ProblemFamily:
-        mine = [row for row in rows if known[row.instance].family is family]
+        mine = [row for row in rows if best_known[row.instance].family is family]
         if mine:
-            families[family] = _standings(family, mine, known)
-    return Summary(known, families, rows)
+            families[family] = _standings(family, mine, best_known)
+    return Summary(best_known, families, rows)
 
 
 def _known(name: str, rows: Sequence[BenchRow], entry: BestKnown | None) -> Known:
@@ -164,7 +167,7 @@ def _known(name: str, rows: Sequence[BenchRow], entry: BestKnown | None) -> Know
 
 
 def _standings(
-    family: ProblemFamily, rows: Sequence[BenchRow], known: Mapping[str, Known]
+    family: ProblemFamily, rows: Sequence[BenchRow], best_known: Mapping[str, Known]
 ) -> list[MethodStanding]:
     methods = {row.method: row.kind for row in rows}
     best: dict[str, dict[str, float]] = {}
@@ -173,25 +176,25 @@ def _standings(
         if row.objective is not None and family.better(row.objective, by_method.get(row.method)):
             by_method[row.method] = row.objective
     seconds = {
-        method: {name: fmean(r.seconds for r in of) for name, of in _by_instance(rows, method)}
+        method: {name: fmean(r.seconds for r in runs) for name, runs in _by_instance(rows, method)}
         for method in methods
     }
     standings = []
     for method, kind in methods.items():
         gaps, bound_gaps, wins, asked = {}, {}, 0, 0
-        for name, of in _by_instance(rows, method):
+        for name, runs in _by_instance(rows, method):
             asked += 1
-            reached = [r.objective for r in of if r.objective is not None]
+            reached = [r.objective for r in runs if r.objective is not None]
             if not reached:
                 continue
-            reference, bound = known[name].objective, known[name].bound
+            reference, bound = best_known[name].objective, best_known[name].bound
             assert reference is not None
             gaps[name] = fmean(max(0.0, family.gap(x, reference)) for x in reached)
-            if bound is not None and not known[name].contradicted:
+            if bound is not None and not best_known[name].contradicted:
                 bound_gaps[name] = fmean(max(0.0, family.gap(x, bound)) for x in reached)
             # compare over all seeds, otherwise methods with more seeds would win more
-            others = [b for m, b in best[name].items() if m != method]
-            wins += not any(family.better(b, x) for b in others for x in reached)
+            other_bests = [b for m, b in best[name].items() if m != method]
+            wins += not any(family.better(b, x) for b in other_bests for x in reached)
         ours = seconds.get(OURS, {})
         ratios = [s / ours[name] for name, s in seconds[method].items() if ours.get(name)]
         standings.append(

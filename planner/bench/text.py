@@ -50,7 +50,7 @@ def count_of(instances: int) -> str:
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """Format one table per family."""
     for family, standings in summary.families.items():
-        count = sum(known.family is family for known in summary.known.values())
+        count = sum(entry.family is family for entry in summary.known.values())
         yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
         yield from [""] * markdown
         rows = [(s.method, s.kind, *s.words()) for s in standings]

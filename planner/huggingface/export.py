@@ -131,11 +131,11 @@ class Export:
 def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
     """At the end of a run, export each stage by its first rank; a collective call."""
     writes = stage_module is not None and export.writes(ranks.rank)
-    own: dict[str, list[int]] = {}
+    stages: dict[str, list[int]] = {}
     if writes and stage_module is not None:
         rank, trained = ranks.rank, stage_module.global_parameters()
-        export, own = _where_room(export, lambda place: place.write(rank, trained))
-    written_by = [json.loads(text) for text in ranks.all_gather("export", json.dumps(own))]
+        export, stages = _where_room(export, lambda place: place.write(rank, trained))
+    written_by = [json.loads(text) for text in ranks.all_gather("export", json.dumps(stages))]
     if writes:
         written = {name: place for files in written_by for name, place in files.items()}
         _where_room(export, lambda place: place.finish(written))

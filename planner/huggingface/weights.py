@@ -119,19 +119,19 @@ class _Files:
         bare = not any(name.startswith(prefix) for name in self._file_of)
         self._left_out = prefix if bare else ""
         parts = tensor_parts(arch, 0, arch.layers, head=True).values()
-        known = {self._name(part) for several in parts for part in several}
+        expected = {self._name(part) for several in parts for part in several}
         if arch.tied:
-            known.add(HEAD)  # written twice by some
+            expected.add(HEAD)  # written twice by some
         elif HEAD not in self._file_of and bare:
             raise WeightsError(
                 f"{folder}: has no {HEAD!r}: it is of a model without a language-model head, which "
                 "the plan's model needs; take weights of the model with its head"
             )
-        more = sorted(n for n in set(self._file_of) - known if not NO_WEIGHTS.fullmatch(n))
-        if more:
+        unexpected = sorted(n for n in set(self._file_of) - expected if not NO_WEIGHTS.fullmatch(n))
+        if unexpected:
             raise WeightsError(
-                f"{folder}: holds {more[0]!r} ({len(more)} such), which the plan's model does not "
-                "have; take another model"
+                f"{folder}: holds {unexpected[0]!r} ({len(unexpected)} such), which the "
+                "plan's model does not have; take another model"
             )
 
     def read(self, part: TensorPart, shape: torch.Size) -> Tensor:
@@ -187,8 +187,8 @@ class _Files:
                 "safetensors"
             )
         try:
-            told = read_json(index)["weight_map"]
-            files = {str(name): str(file) for name, file in told.items()}
+            file_of = read_json(index)["weight_map"]
+            files = {str(name): str(file) for name, file in file_of.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{index}: is no index ({error}); give the model's own") from None
         for file in files.values():

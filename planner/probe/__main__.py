@@ -68,14 +68,17 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = OneLineParser(prog="python -m planner.probe", description=__doc__)
     parser.add_argument("log", type=Path, help="findings, on rank 0's node; gone on with if there")
     parser.add_argument("--devices", nargs="+", required=True, help="names of this node's devices")
-    for field, words in (
+    for field, help_text in (
         ("seconds", "of a stream that count"),
         ("warm", "of a stream before they count"),
         ("messages", "for messages of all sizes, of one pair and direction"),
     ):
         default = getattr(timing, field if field == "seconds" else f"{field}_s")
         parser.add_argument(
-            f"--{field}", type=float, default=default, help=f"seconds {words}; default {default:g}"
+            f"--{field}",
+            type=float,
+            default=default,
+            help=f"seconds {help_text}; default {default:g}",
         )
     parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds for missing ranks")
     add_trust(parser)
@@ -108,9 +111,9 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     findings, log = _known(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
     done = json.loads(ranks.all_gather("done", json.dumps(findings))[0])
     works = _works(ranks, {(a, b) for a, b in done})
-    others = [r for r in range(ranks.world) if r != ranks.rank]
-    wanted = [(purpose, r) for r in others for purpose in (ChannelKind.PROBE, *STREAMS)]
-    with connections_to(ranks, wanted, "probe") as opened:
+    peers = [r for r in range(ranks.world) if r != ranks.rank]
+    channels = [(purpose, r) for r in peers for purpose in (ChannelKind.PROBE, *STREAMS)]
+    with connections_to(ranks, channels, "probe") as opened:
         for number, work in enumerate(works):
             ranks.barrier(f"begin/{number}")
             for finding in _measured(ranks, work, opened, timing, number):
@@ -131,24 +134,24 @@ def _known(
     """Findings already in a log, and the log to append to."""
     done: list[tuple[str, str]] = []
     if path.exists() and path.stat().st_size:
-        known = ProbeLog.load(path)
-        before = known.about.get("pace")
-        if before != asdict(timing):
+        log = ProbeLog.load(path)
+        old_pace = log.about.get("pace")
+        if old_pace != asdict(timing):
             raise ValueError(
-                f"{path}: was measured with {before}, not {asdict(timing)}; give the same options, "
-                "or another file"
+                f"{path}: was measured with {old_pace}, not {asdict(timing)}; give the same "
+                "options, or another file"
             )
         # with fewer peers a device's line may not have been saturated
-        others = ranks.world - 1
+        peer_count = ranks.world - 1
         done = [
-            e for e, finding in known.findings.items() if ALL not in e or finding.peers >= others
+            e for e, finding in log.findings.items() if ALL not in e or finding.peers >= peer_count
         ]
-        whole = path.read_bytes()
-        if b"\n" not in whole:
-            path.write_bytes(whole + b"\n")
-        elif not whole.endswith(b"\n"):  # the end of a process cut a line off
+        content = path.read_bytes()
+        if b"\n" not in content:
+            path.write_bytes(content + b"\n")
+        elif not content.endswith(b"\n"):  # the end of a process cut a line off
             with path.open("r+b") as file:
-                file.truncate(whole.rfind(b"\n") + 1)
+                file.truncate(content.rfind(b"\n") + 1)
     else:
         about = {
             "format": FORMAT,
@@ -206,9 +209,9 @@ def _measured(
     ]
     for i, j in work.pairs:
         for source, destination in ((i, j), (j, i)):
-            other, own = halves[source], halves[destination]
-            assert other is not None and own is not None
-            yield link_of(names[source], names[destination], other, own)
+            backward, forward = halves[source], halves[destination]
+            assert backward is not None and forward is not None
+            yield link_of(names[source], names[destination], backward, forward)
 
 
 def _left_s(works: list[Work], timing: ProbeTiming) -> float:

@@ -53,14 +53,14 @@ def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[
         By size, round-trip seconds; sizes without time left are missing.
     """
     answers: dict[int, list[float]] = {}
-    message, word = memoryview(bytes(max(sizes, default=0))), memoryview(bytearray(1))
+    message, reply = memoryview(bytes(max(sizes, default=0))), memoryview(bytearray(1))
     began = time.perf_counter()
     for size in sizes:
         begin = time.perf_counter()
         if begin - began > most_s:
             break
         send_all(connection, memoryview(SIZE.pack(size)), message[:size])
-        receive_into(connection, word)
+        receive_into(connection, reply)
         answers.setdefault(size, []).append(time.perf_counter() - begin)
     send_all(connection, memoryview(SIZE.pack(0)))
     return answers
@@ -123,7 +123,7 @@ def _keep_little_unsent(stream: socket.socket) -> None:
 
 def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
     """Receive streams, and say when there is enough."""
-    room, taken = bytearray(1 << 20), dict.fromkeys(flows, 0)
+    buffer, received = bytearray(1 << 20), dict.fromkeys(flows, 0)
     marks: list[tuple[float, int]] = []
     with selectors.DefaultSelector() as ready:
         for other, flow in flows.items():
@@ -132,46 +132,48 @@ def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
         next_s: float | None = None
         while len(marks) <= SLICES:
             for key, _ in ready.select():
-                taken[key.data] += _take(key.fileobj, room)
+                received[key.data] += _take(key.fileobj, buffer)
             now = time.perf_counter()
             if next_s is None:
                 next_s = now + warm_s
             # intervals start when bytes arrive, so a late one does not shorten the next
             if now >= next_s:
-                marks.append((now, sum(taken.values())))
+                marks.append((now, sum(received.values())))
                 next_s = now + seconds / SLICES
         for flow in flows.values():
             send_all(flow.words, memoryview(ENOUGH))
-        _take_rest(flows, ready, taken, room)
+        _take_rest(flows, ready, received, buffer)
         for flow in flows.values():
             send_all(flow.words, memoryview(ENOUGH))
-    rates = [(more - some) / (end - start) for (start, some), (end, more) in pairwise(marks)]
-    whole = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
-    return Rate(whole, min(rates), max(rates))
+    rates = [
+        (later - earlier) / (end - start) for (start, earlier), (end, later) in pairwise(marks)
+    ]
+    mean_rate = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
+    return Rate(mean_rate, min(rates), max(rates))
 
 
 def _take_rest(
     flows: Mapping[int, Flow],
     ready: selectors.BaseSelector,
-    taken: dict[int, int],
+    received: dict[int, int],
     room: bytearray,
 ) -> None:
     """Drain data still in flight."""
     counts: dict[int, int] = {}
-    words = {other: bytearray() for other in flows}
+    headers = {other: bytearray() for other in flows}
     for other, flow in flows.items():
         ready.register(flow.words, selectors.EVENT_READ, other)
-    while len(counts) < len(flows) or any(taken[other] < counts[other] for other in flows):
+    while len(counts) < len(flows) or any(received[other] < counts[other] for other in flows):
         for key, _ in ready.select():
             other = key.data
             if key.fileobj is not flows[other].words:
-                taken[other] += _take(key.fileobj, room)
+                received[other] += _take(key.fileobj, room)
                 continue
-            part = memoryview(bytearray(SIZE.size - len(words[other])))
-            words[other] += part[: _take(key.fileobj, part)]
-            if len(words[other]) == SIZE.size:
+            missing = memoryview(bytearray(SIZE.size - len(headers[other])))
+            headers[other] += missing[: _take(key.fileobj, missing)]
+            if len(headers[other]) == SIZE.size:
                 ready.unregister(key.fileobj)
-                (counts[other],) = SIZE.unpack(words[other])
+                (counts[other],) = SIZE.unpack(headers[other])
 
 
 def _take(connection: object, room: bytearray | memoryview) -> int:

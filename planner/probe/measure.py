@@ -80,16 +80,16 @@ class Half:
 def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming) -> Half:
     """Both directions of a pair, as one of its two ranks."""
     other = pair[1] if rank == pair[0] else pair[0]
-    words = opened[ChannelKind.PROBE, other]
+    channel = opened[ChannelKind.PROBE, other]
     channels = tuple(opened[purpose, other] for purpose in STREAMS)
     half = Half({}, {})
     for source in pair:
         if rank == source:
-            half.trips.update(ask(words, MESSAGES, timing.messages_s))
+            half.trips.update(ask(channel, MESSAGES, timing.messages_s))
         else:
-            answer(words)
+            answer(channel)
         for count in range(1, len(channels) + 1):
-            flows = {other: Flow(words, channels[:count])}
+            flows = {other: Flow(channel, channels[:count])}
             if rank == source:
                 send(flows)
             else:
@@ -113,10 +113,10 @@ def measure_device(
     rank: int, device: int, up: bool, world: int, opened: Connections, timing: ProbeTiming
 ) -> Rate | None:
     """One rank's part in measuring upload or download of a device with all others."""
-    others = [device] if rank != device else [r for r in range(world) if r != rank]
+    peers = [device] if rank != device else [r for r in range(world) if r != rank]
     flows = {
         other: Flow(opened[ChannelKind.PROBE, other], (opened[STREAMS[0], other],))
-        for other in others
+        for other in peers
     }
     if (rank == device) is up:
         send(flows)
@@ -126,7 +126,7 @@ def measure_device(
 
 def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFinding:
     """A device's total upload or download, from what each rank received."""
-    mean, low, high = (sum(parts) for parts in zip(*map(astuple, rates), strict=True))
+    mean, low, high = (sum(values) for values in zip(*map(astuple, rates), strict=True))
     ends = (name, ALL) if up else (ALL, name)
     return LinkFinding(*ends, _now(), {1: (mean, low, high)}, peers=peers)
 

@@ -12,13 +12,13 @@ def disjoint_rounds(devices: int, wanted: Iterable[Pair]) -> list[list[Pair]]:
 
     All pairs of n devices take n - 1 rounds, or n if n is odd, by the circle method.
     """
-    left = set(wanted)
+    remaining = set(wanted)
     places = devices + devices % 2
     circle = list(range(places))
     rounds = []
     for _ in range(places - 1):
         half = [(circle[k], circle[places - 1 - k]) for k in range(places // 2)]
         pairs = sorted((min(pair), max(pair)) for pair in half)
-        rounds.append([pair for pair in pairs if pair in left])
+        rounds.append([pair for pair in pairs if pair in remaining])
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return [pairs for pairs in rounds if pairs]

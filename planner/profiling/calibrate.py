@@ -208,10 +208,10 @@ class Link:
 def measure_link(ranks: ProcessGroup, backend: DeviceBackend) -> Link:
     """Time messages of two sizes alone, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
-    others = [1 - ranks.rank] if ranks.rank < 2 else []
-    wanted = duplex_of(ChannelKind.PIPELINE, others)
+    peers = [1 - ranks.rank] if ranks.rank < 2 else []
+    wanted = duplex_of(ChannelKind.PIPELINE, peers)
     with connections_to(ranks, wanted, "calibration") as connections:
-        if others:
+        if peers:
             channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
             link = _measure(channels, ranks.rank, backend)
     ranks.barrier("calibration/measured")
@@ -223,13 +223,13 @@ def measure_operation() -> float:
     path, kinds = (0,), "FHB"
     order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
-    traffic, nothing = P2PSchedule(schedule, 0), _Nothing()
+    traffic, no_transport = P2PSchedule(schedule, 0), _Nothing()
     failure = ErrorLatch()
-    receiver, sender = Receiver({}, {}, nothing.buffer, failure), Sender({}, failure, {})
+    receiver, sender = Receiver({}, {}, no_transport.buffer, failure), Sender({}, failure, {})
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        run_operations(order, traffic, nothing, receiver, sender, 0, 0, StepRecord(0, False))
+        run_operations(order, traffic, no_transport, receiver, sender, 0, 0, StepRecord(0, False))
         seconds.append((time.perf_counter() - start) / len(order))
     return statistics.median(seconds)
 
@@ -267,16 +267,16 @@ def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Lin
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    nothing, failure = _Nothing(backend), ErrorLatch()
+    no_transport, failure = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)
     coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
-    receiver = Receiver(channels.of, {other: coming}, nothing.buffer, failure)
+    receiver = Receiver(channels.of, {other: coming}, no_transport.buffer, failure)
     sender = Sender(channels.to, failure, {other: bandwidth}, backend=backend)
     numbers = count()
     ours = _one_way(
         rank,
         PINGS,
-        lambda: sender.send(nothing.run_op("F", 0, None), other),
+        lambda: sender.send(no_transport.run_op("F", 0, None), other),
         lambda: backend.to_device(receiver.take(next(numbers), message).tensor),
     )
     sender.finish()

@@ -29,26 +29,28 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
         mine.setdefault((op.device, op.microbatch), []).append(op)
     for t in timeline.transfers:
         arriving[t.destination, t.microbatch, t.kind] = t
-    at: Op | Transfer | None = max(timeline.ops, key=lambda op: op.end_s)
+    event: Op | Transfer | None = max(timeline.ops, key=lambda op: op.end_s)
     path: list[Op | Transfer] = []
-    seen: set[Op | Transfer] = set()
-    while at is not None and at not in seen:
-        seen.add(at)
-        path.append(at)
-        if isinstance(at, Transfer):
-            at = _before(mine.get((at.source, at.microbatch), []), at.start_s + slack, seen)
+    visited: set[Op | Transfer] = set()
+    while event is not None and event not in visited:
+        visited.add(event)
+        path.append(event)
+        if isinstance(event, Transfer):
+            event = _before(
+                mine.get((event.source, event.microbatch), []), event.start_s + slack, visited
+            )
             continue
-        earlier = _before(devices[at.device], at.start_s + slack, seen)
-        message = arriving.get((at.device, at.microbatch, at.kind))
+        earlier = _before(devices[event.device], event.start_s + slack, visited)
+        message = arriving.get((event.device, event.microbatch, event.kind))
         waits = message is not None and (earlier is None or message.end_s > earlier.end_s)
-        at = message if waits else earlier
+        event = message if waits else earlier
     return path[::-1]
 
 
-def _before(ops: Sequence[Op], time_s: float, seen: set[Op | Transfer]) -> Op | None:
+def _before(ops: Sequence[Op], time_s: float, visited: set[Op | Transfer]) -> Op | None:
     """Return the last operation that ended by ``time_s`` and is not in ``seen``."""
     k = bisect_right(ops, time_s, key=lambda op: op.end_s) - 1
     # operations of no length may end where they begin
-    while k >= 0 and ops[k] in seen:
+    while k >= 0 and ops[k] in visited:
         k -= 1
     return ops[k] if k >= 0 else None

@@ -24,7 +24,7 @@ def stage_colour(stage: int, stages: int) -> str:
     place = stage / max(stages - 1, 1) * (len(SCALE) - 1)
     k = min(int(place), len(SCALE) - 2)
     mixed = (round(a + (b - a) * (place - k)) for a, b in zip(SCALE[k], SCALE[k + 1], strict=True))
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def by_latency(latency_s: Floats) -> Floats:
@@ -72,18 +72,18 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
     low = (places - radii[:, None]).min(axis=0) - (60, 24)
     high = (places + radii[:, None]).max(axis=0)
     size = high - low + (60, 24)
-    parts = [
+    elements = [
         f'<svg viewBox="{low[0]:.0f} {low[1]:.0f} {size[0]:.0f} {size[1]:.0f}" role="img" '
         'aria-label="placement on the network">'
     ]
     for r, name in enumerate(names):
         x, y = places[r]
-        parts.append(
+        elements.append(
             f'<circle class="region" cx="{x:.1f}" cy="{y:.1f}" r="{radii[r]:.1f}"><title>'
             f"{escape(name)}: {len(members[r])} devices</title></circle>"
         )
         if len(names) <= LABELS:
-            parts.append(
+            elements.append(
                 f'<text x="{x:.1f}" y="{y - radii[r] - 5:.1f}" text-anchor="middle">'
                 f"{escape(name)}</text>"
             )
@@ -91,27 +91,27 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
     for load in pairs:
         (x, y), (u, v) = (dots[d] for d in load.ends)
         full = load.busy_s / plan.predicted.step_s
-        parts.append(
+        elements.append(
             f'<line class="link" x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" '
             f'stroke-width="{1 + 5 * min(full, 1):.1f}"><title>{escape(load.name)}: '
             f"{load.busy_s:.3g} s of messages, {full:.0%} of a step</title></line>"
         )
     for d, load in lines.items():
         x, y = dots[d]
-        parts.append(
+        elements.append(
             f'<circle class="link" fill="none" cx="{x:.1f}" cy="{y:.1f}" r="{DOT + 3}" '
             f'stroke-width="3"><title>{escape(load.name)}: {load.busy_s:.3g} s of '
             f"messages, {load.busy_s / plan.predicted.step_s:.0%} of a step</title></circle>"
         )
     for d, (x, y) in dots.items():
-        held = d in stage_of
-        colour = stage_colour(stage_of[d], len(plan.stage_layers)) if held else "#888"
-        role = f"stage {stage_of[d]}" if held else "averages only"
-        parts.append(
+        has_stage = d in stage_of
+        colour = stage_colour(stage_of[d], len(plan.stage_layers)) if has_stage else "#888"
+        role = f"stage {stage_of[d]}" if has_stage else "averages only"
+        elements.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill="{colour}"><title>'
             f"{escape(network.ids[d])}: {role}</title></circle>"
         )
-    return "".join([*parts, "</svg>"])
+    return "".join([*elements, "</svg>"])
 
 
 def _fullest(timeline: Timeline) -> tuple[list[LinkLoad], dict[int, LinkLoad]]:

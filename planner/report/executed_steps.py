@@ -45,12 +45,12 @@ def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
 def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:
     """Return the location, the data and the plan hash of each step."""
     try:
-        whole = parse_json(text, path)
+        data = parse_json(text, path)
     except ValueError:
-        whole = None
-    if isinstance(whole, dict) and isinstance(whole.get("steps"), list):
-        ran = whole.get("plan")
-        return [(f"steps[{k}]", row, ran) for k, row in enumerate(whole["steps"])]
+        data = None
+    if isinstance(data, dict) and isinstance(data.get("steps"), list):
+        ran = data.get("plan")
+        return [(f"steps[{k}]", row, ran) for k, row in enumerate(data["steps"])]
     rows = []
     for k, line in enumerate(text.splitlines(), 1):
         if not line.startswith('{"event"'):
@@ -72,5 +72,5 @@ def _step(row: Any, where: str) -> Executed:
         raise ReportError(f"{where}: a step needs a number and seconds >= 0, found {str(row)[:60]}")
     predicted = row.get("predicted_s")
     is_number = isinstance(predicted, (int, float)) and not isinstance(predicted, bool)
-    known = float(predicted) if is_number and 0 < predicted < math.inf else None
-    return Executed(step, float(took), known)
+    predicted_s = float(predicted) if is_number and 0 < predicted < math.inf else None
+    return Executed(step, float(took), predicted_s)

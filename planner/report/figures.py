@@ -34,12 +34,12 @@ class StageMemory:
 def memory(plan: TrainingPlan) -> list[StageMemory]:
     """Return the highest memory use of every device with a stage, over all schedules."""
     costs = split_costs(plan.workload, plan.stage_layers, plan.head_stage, plan.recompute)
-    held = [s.most_live() for s in plan.schedules]
+    peaks = [s.most_live() for s in plan.schedules]
     rows = []
     for d, j in sorted(plan.stage_of.items()):
-        live = max(each[d] for each in held)
-        have = float(plan.cluster.memory_bytes[d])
-        rows.append(StageMemory(d, live, costs[j].need_bytes(live), have))
+        live = max(peak[d] for peak in peaks)
+        available = float(plan.cluster.memory_bytes[d])
+        rows.append(StageMemory(d, live, costs[j].need_bytes(live), available))
     return rows
 
 
@@ -68,8 +68,12 @@ def tokens_per_s(plan: TrainingPlan) -> float | None:
 
 def least(plan: TrainingPlan) -> float:
     """Return the objective's value in the plan: seconds or dollars per step."""
-    of = plan.certificates.get("cost", plan.certificates.get("step"))
-    return plan.predicted.step_s if of is None or of.objective is None else of.objective
+    certificate = plan.certificates.get("cost", plan.certificates.get("step"))
+    return (
+        plan.predicted.step_s
+        if certificate is None or certificate.objective is None
+        else certificate.objective
+    )
 
 
 def utilization(plan: TrainingPlan) -> float:
@@ -131,7 +135,7 @@ def training_tokens(plan: TrainingPlan) -> float:
 
 def headline(plan: TrainingPlan, tokens: float | None = None) -> dict[str, Any]:
     """Return the main metrics of a plan, JSON-ready; None where one is unknown."""
-    arch, most = plan.workload.architecture, tokens or training_tokens(plan)
+    arch, tokens_trained = plan.workload.architecture, tokens or training_tokens(plan)
     sequence = None if arch is None else arch.sequence
     return {
         "step_s": plan.predicted.step_s,
@@ -141,7 +145,7 @@ def headline(plan: TrainingPlan, tokens: float | None = None) -> dict[str, Any]:
         "tokens_per_step": None if sequence is None else samples(plan) * sequence,
         "tokens_per_s": tokens_per_s(plan),
         "mfu": mfu(plan),
-        "training_tokens": most,
-        "days": days(plan, most),
-        "dollars": dollars(plan, most),
+        "training_tokens": tokens_trained,
+        "days": days(plan, tokens_trained),
+        "dollars": dollars(plan, tokens_trained),
     }

@@ -123,13 +123,13 @@ def timeline_data(
     """
     marked = {op for op in critical if isinstance(op, Op)}
     rows: list[list[list[Any]]] = [[] for _ in timeline.ids]
-    every = sorted((*timeline.ops, *timeline.closing), key=lambda op: (op.end_s, op.start_s))
-    for op in every:
+    events = sorted((*timeline.ops, *timeline.closing), key=lambda op: (op.end_s, op.start_s))
+    for op in events:
         row = [op.start_s, op.end_s, op.kind, op.microbatch, int(op in marked)]
         rows[op.device].append(row)
     stage_of, stages, idle = plan.stage_of, len(plan.stage_layers), timeline.idle()
     return {
-        "end_s": max((op.end_s for op in every), default=0.0),
+        "end_s": max((op.end_s for op in events), default=0.0),
         "colours": COLOURS,
         "names": NAMES,
         "help": HELP,
@@ -147,13 +147,13 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
     batch = f"{figures['samples_per_step']:,.6g} samples"
     if figures["sequence"]:
         batch = f"{figures['tokens_per_step']:,.0f} tokens: {batch} of {figures['sequence']:,}"
-    whole = f"{figures['training_tokens'] / 1e9:,.4g} billion tokens"
-    whole += f", {price:,.0f} $" if price is not None else "; prices not known"
+    amount = f"{figures['training_tokens'] / 1e9:,.4g} billion tokens"
+    amount += f", {price:,.0f} $" if price is not None else "; prices not known"
     cells = [
         ("step time", f"{digits(figures['step_s'])} s", batch),
         ("tokens/s", "not known" if rate is None else f"{rate:,.0f}", ""),
         ("MFU", "not known" if used is None else f"{used:.1%}", "of the devices' peak FLOP/s"),
-        ("training", "not known" if took is None else f"{digits(took, 3)} days", whole),
+        ("training", "not known" if took is None else f"{digits(took, 3)} days", amount),
     ]
     inner = "".join(
         f'<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class="more">{escape(c)}</dd></div>'
@@ -167,8 +167,8 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
 
 def _comparison(plan: TrainingPlan) -> str:
     """Render step times of this plan, its lower bound and the baselines as bars."""
-    own, step = plan.predicted.step_s, plan.certificates.get("step")
-    rows: list[tuple[str, float, str]] = [("this plan", own, "")]
+    step_s, step = plan.predicted.step_s, plan.certificates.get("step")
+    rows: list[tuple[str, float, str]] = [("this plan", step_s, "")]
     if step is not None and step.bound is not None:
         gap = "" if step.gap is None else f": gap {step.gap:.1%}"
         rows.insert(0, ("lower bound", step.bound, f"no plan of this kind is faster{gap}"))
@@ -178,7 +178,7 @@ def _comparison(plan: TrainingPlan) -> str:
         [
             escape(name),
             f"{digits(seconds)} s",
-            f"{seconds / own:.2f}",
+            f"{seconds / step_s:.2f}",
             f'<span class="bar" style="width:{max(100 * seconds / slowest, 1):.0f}%"></span>'
             f'<span class="note">{escape(text)}</span>',
         ]
@@ -209,16 +209,16 @@ def _placement_note(plan: TrainingPlan) -> str:
 
 
 def _stages(plan: TrainingPlan) -> str:
-    ids, every = plan.cluster.network.ids, parameters(plan)
+    ids, counts = plan.cluster.network.ids, parameters(plan)
     rows = []
     for j, ((start, stop), group) in enumerate(
         zip(plan.stage_layers, plan.assignment.groups, strict=True)
     ):
         colour = stage_colour(j, len(plan.stage_layers))
         first = f'<span class="key" style="background:{colour}"></span>{j}'
-        again = "yes" if plan.recompute[j] else "no"
+        recomputes = "yes" if plan.recompute[j] else "no"
         suffix = " + head" if j == plan.head_stage else ""
-        cells = [f"{start} to {stop - 1}{suffix}", f"{every[j] / 1e6:,.1f}", again]
+        cells = [f"{start} to {stop - 1}{suffix}", f"{counts[j] / 1e6:,.1f}", recomputes]
         rows.append([first, *map(escape, cells), _names(name_ranges(ids[d] for d in group))])
     return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
@@ -231,10 +231,10 @@ def _memory(plan: TrainingPlan) -> str:
     rows = []
     for stage, mine in sorted(by_stage.items()):
         fullest = max(mine, key=lambda m: m.need_bytes / m.have_bytes)
-        part = fullest.need_bytes / fullest.have_bytes
+        fraction = fullest.need_bytes / fullest.have_bytes
         bar = (
-            f'<meter min="0" max="1" low="0" optimum="0" high="{FULL}" value="{part:.4f}"></meter>'
-            f" {part:.0%}"
+            f'<meter min="0" max="1" low="0" optimum="0" high="{FULL}" value="{fraction:.4f}">'
+            f"</meter> {fraction:.0%}"
         )
         rows.append(
             [
@@ -266,7 +266,7 @@ def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
     for item in critical:
         kind = item.kind if isinstance(item, Op) else "messages"
         seconds[kind] += item.end_s - item.start_s
-    parts = ", ".join(f"{NAMES.get(k, k)} {digits(s)} s" for k, s in seconds.items())
+    totals = ", ".join(f"{NAMES.get(k, k)} {digits(s)} s" for k, s in seconds.items())
     acts = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "all"))
     buttons = "".join(
         f'<button type="button" data-act="{a}" aria-label="{a}">{b}</button>' for a, b in acts
@@ -280,10 +280,10 @@ def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
         '<canvas id="timeline" tabindex="0" role="img" aria-label="timeline of all devices">'
         f'</canvas><p class="note" id="says" aria-live="polite">{escape(HELP)}</p>'
         + _note(
-            f"Underlined: the critical path of the pipeline, {timeline.makespan_s:.4g} s: {parts}. "
-            "The time of a message includes waiting for its link. Where operations are narrower "
-            "than a pixel, bars show the fraction of time of each kind. Idle: fraction of the step "
-            "in which a device does not compute."
+            f"Underlined: the critical path of the pipeline, {timeline.makespan_s:.4g} s: "
+            f"{totals}. The time of a message includes waiting for its link. Where operations are "
+            "narrower than a pixel, bars show the fraction of time of each kind. Idle: fraction "
+            "of the step in which a device does not compute."
         )
     )
 
@@ -379,13 +379,13 @@ def _cost(plan: TrainingPlan) -> str:
 
 
 def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    merged: dict[tuple[str, str, str], list[str]] = {}
     for x in slower:
         change = f"{x.step_s / plan.predicted.step_s - 1:+.1%}"
-        alike.setdefault((x.kind, f"{x.step_s:.4g}", change), []).append(x.name)
+        merged.setdefault((x.kind, f"{x.step_s:.4g}", change), []).append(x.name)
     rows = [
         [escape(f"{kind} {'; '.join(names)}"), step, change]
-        for (kind, step, change), names in alike.items()
+        for (kind, step, change), names in merged.items()
     ]
     regions = len(set(plan.cluster.network.regions))
     cut = (

@@ -43,7 +43,7 @@ class Slower:
 
 
 def sensitivity(
-    plan: TrainingPlan, progress: Callable[[int, int], None] = lambda done, of: None
+    plan: TrainingPlan, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Slower]:
     """Predict the plan's step time on changed clusters.
 
@@ -89,8 +89,8 @@ def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
         yield *labels, partial(_slower_links, plan, cluster, between)
     ids = plan.cluster.network.ids
     single = (sorted(load.ends) for load in timeline.loads if len(load.ends) == 2)
-    known = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]
-    for i, j in list(dict.fromkeys(known))[:MAX_SINGLE]:
+    connected = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]
+    for i, j in list(dict.fromkeys(connected))[:MAX_SINGLE]:
         between = np.zeros((len(ids), len(ids)), dtype=bool)
         between[i, j] = between[j, i] = True
         name = f"{ids[i]} and {ids[j]}"
@@ -133,8 +133,8 @@ def _lost(plan: TrainingPlan) -> Iterator[Case]:
         for d in (d for d in sorted(plan.stage_of) if names[d] == name):
             device = plan.cluster.network.ids[d]
             with suppress(PlanError):
-                left = remove_devices(plan, [device])
-                yield "without", device, left.replace
+                remaining = remove_devices(plan, [device])
+                yield "without", device, remaining.replace
                 break
 
 
@@ -164,9 +164,9 @@ def _slower_lines(
     plan: TrainingPlan, cluster: Cluster, which: Bools, sites: bool = True
 ) -> TrainingPlan:
     """Slow the uplinks and downlinks of devices, and the shared links of their sites."""
-    devices, part = cluster.devices, np.where(which, SLOWER, 1.0)
+    devices, factor = cluster.devices, np.where(which, SLOWER, 1.0)
     changes: dict[str, Any] = {
-        name: np.asarray(getattr(devices, name)) * part
+        name: np.asarray(getattr(devices, name)) * factor
         for name in ("upload_bytes_per_s", "download_bytes_per_s")
         if getattr(devices, name) is not None
     }

@@ -31,26 +31,32 @@ class OneLineParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error with the closest known name, and exit."""
-        for kind, words in (("int", "a whole number"), ("float", "a number")):
-            message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
+        for kind, description in (("int", "a whole number"), ("float", "a number")):
+            message = message.replace(f"invalid {kind} value:", f"must be {description}, found")
         misspelt = self._misspelt()
         if misspelt and message.startswith(MISSING):
             # the missing option is present, misspelt
             message = f"unrecognized arguments: {' '.join(misspelt)}"
         if misspelt and message.startswith("unrecognized arguments"):
-            near = closest_match(misspelt[0], self._option_string_actions)
-            message += "" if near is None else f" (did you mean {near}?)"
+            closest = closest_match(misspelt[0], self._option_string_actions)
+            message += "" if closest is None else f" (did you mean {closest}?)"
         elif choice := CHOICE.search(message):
-            known = re.findall(r"[^\s',]+", choice["known"])
-            message = f"{message[: choice.end()]}{did_you_mean(choice['given'], known)}"
+            choices = re.findall(r"[^\s',]+", choice["known"])
+            message = f"{message[: choice.end()]}{did_you_mean(choice['given'], choices)}"
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def _misspelt(self) -> list[str]:
         """Options among the words that match no option of this parser."""
         if self._subparsers is not None:
             return []
-        words = [word.partition("=")[0] for word in self._words if word.startswith("--")]
-        if "--" in words:
-            words = words[: words.index("--")]
-        known = list(self._option_string_actions)
-        return [word for word in words if not any(option.startswith(word) for option in known)]
+        given_options = [
+            argument.partition("=")[0] for argument in self._words if argument.startswith("--")
+        ]
+        if "--" in given_options:
+            given_options = given_options[: given_options.index("--")]
+        options = list(self._option_string_actions)
+        return [
+            argument
+            for argument in given_options
+            if not any(option.startswith(argument) for option in options)
+        ]

@@ -83,9 +83,9 @@ def _hold(file: IO[bytes]) -> bool:
 
 def _clean(path: Path) -> None:
     """Delete temporary files that killed writers of this file left."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE_S:
-                with left.open("rb") as file:
+            if time.time() - leftover.stat().st_mtime > STALE_S:
+                with leftover.open("rb") as file:
                     if _hold(file):
-                        left.unlink()
+                        leftover.unlink()

@@ -95,12 +95,12 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
     )
 
 
-def _cells_remedy(cells: Sequence[str], wanted: int) -> str:
-    if len(cells) < wanted:
+def _cells_remedy(cells: Sequence[str], expected: int) -> str:
+    if len(cells) < expected:
         return "fill the row"
-    if not any(cells[wanted:]):
+    if not any(cells[expected:]):
         return "take out the comma at its end"
-    if len(BROKEN_NUMBER.findall(",".join(cells))) >= len(cells) - wanted:
+    if len(BROKEN_NUMBER.findall(",".join(cells))) >= len(cells) - expected:
         return "write decimals with a point"
     return "take out what is too much, and put a cell that has a comma in quotes"
 

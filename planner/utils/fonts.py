@@ -27,12 +27,12 @@ def fit_fonts(figure: Any) -> str:
 
     texts = figure.findobj(Text)
     letters = {c for text in texts for c in text.get_text() if category(c) not in INVISIBLE}
-    own = Path(font_manager.findfont(font_manager.FontProperties()))
-    missing = letters - _has(own)
+    default = Path(font_manager.findfont(font_manager.FontProperties()))
+    missing = letters - _has(default)
     if not missing:
         return ""
     families = []
-    for path in _others(own):
+    for path in _others(default):
         drawable = missing & _has(path)
         if drawable:
             font_manager.fontManager.addfont(path)
@@ -41,8 +41,8 @@ def fit_fonts(figure: Any) -> str:
         if not missing:
             break
     for text in texts:
-        if set(text.get_text()) - _has(own):
-            text.set_fontfamily([font_manager.get_font(own).family_name, *families])
+        if set(text.get_text()) - _has(default):
+            text.set_fontfamily([font_manager.get_font(default).family_name, *families])
     if not missing:
         return ""
     shown = "".join(sorted(missing)[:MAX_SHOWN])
@@ -58,10 +58,10 @@ def in_line(name: str) -> str:
     return f"{LEFT_TO_RIGHT}{name}{LEFT_TO_RIGHT}" if turns else name
 
 
-def _others(own: Path) -> Iterable[Path]:
+def _others(default: Path) -> Iterable[Path]:
     from matplotlib import font_manager
 
-    every = sorted({Path(path) for path in font_manager.findSystemFonts()} - {own})
+    fonts = sorted({Path(path) for path in font_manager.findSystemFonts()} - {default})
     names = [name.replace(" ", "").lower() for name in PREFERRED]
 
     def rank(path: Path) -> tuple[int, bool, str]:
@@ -69,7 +69,7 @@ def _others(own: Path) -> Iterable[Path]:
         place = next((k for k, name in enumerate(names) if stem.startswith(name)), len(names))
         return place, "regular" not in stem, str(path)
 
-    return sorted(every, key=rank)
+    return sorted(fonts, key=rank)
 
 
 @cache

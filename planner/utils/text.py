@@ -52,21 +52,21 @@ def stage_words(sizes: Sequence[int]) -> str:
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) == 1:
         return f"{counted(len(sizes), 'stage')} of {runs[0][0]}"
-    words = [f"{size}" if times == 1 else f"{times} x {size}" for size, times in runs]
-    return f"{counted(len(sizes), 'stage')} of {joined(words)}"
+    sizes_text = [f"{size}" if times == 1 else f"{times} x {size}" for size, times in runs]
+    return f"{counted(len(sizes), 'stage')} of {joined(sizes_text)}"
 
 
-def joined(words: Iterable[str]) -> str:
+def joined(items: Iterable[str]) -> str:
     """Words with commas, shortened by dots if there are too many."""
-    every = list(words)
-    return ", ".join([*every[:MAX_SIZES], *["..."] * (len(every) > MAX_SIZES)])
+    texts = list(items)
+    return ", ".join([*texts[:MAX_SIZES], *["..."] * (len(texts) > MAX_SIZES)])
 
 
-def closest_match(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+def closest_match(name: str, choices: Iterable[str], least: float = 0.6) -> str | None:
     """The known name most similar to a misspelt one, ignoring case; None below ``least``."""
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(name.lower(), list(by_lower), 1, least)
-    return by_lower[near[0]] if near else None
+    by_lower = {name.lower(): name for name in choices}
+    matches = get_close_matches(name.lower(), list(by_lower), 1, least)
+    return by_lower[matches[0]] if matches else None
 
 
 def name_ranges(names: Iterable[str]) -> list[str]:
@@ -78,7 +78,7 @@ def name_ranges(names: Iterable[str]) -> list[str]:
             numbers.setdefault(f"{stem}/", []).append(int(number))
         else:
             numbers.setdefault(name, [])
-    return [stem + number_ranges(held) for stem, held in numbers.items()]
+    return [stem + number_ranges(indices) for stem, indices in numbers.items()]
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
@@ -92,16 +92,16 @@ def number_ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Hint to append to a misspelt name, starting with a blank; empty if nothing is similar."""
-    near = closest_match(name, known)
-    return "" if near is None else f" (did you mean {near!r}?)"
+    closest = closest_match(name, choices)
+    return "" if closest is None else f" (did you mean {closest!r}?)"
 
 
 def name_of(value: Any) -> str:
     """A device name as text; whole floats, as pandas makes them, without a point."""
-    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
-    return "" if value is None else str(int(value) if whole else value)
+    is_integer = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    return "" if value is None else str(int(value) if is_integer else value)
 
 
 def printable(name: str) -> str:

@@ -75,14 +75,14 @@ def _anything(_: Any) -> TypeMismatch | None:
 
 
 def _scalar(kind: type, value: Any) -> TypeMismatch | None:
-    kinds, words = SCALARS[kind]
+    kinds, description = SCALARS[kind]
     right = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
     if right and kind is float:
         try:
             float(value)
         except OverflowError:
             right = False
-    return None if right else TypeMismatch("", words, value)
+    return None if right else TypeMismatch("", description, value)
 
 
 def _instance(kind: type, value: Any) -> TypeMismatch | None:
@@ -117,9 +117,9 @@ def _first(values: Iterable[Any], looks: Iterable[Look]) -> TypeMismatch | None:
 
 
 def _array(dtype: type, value: Any) -> TypeMismatch | None:
-    kinds, words = ARRAYS[dtype]
+    kinds, description = ARRAYS[dtype]
     right = isinstance(value, np.ndarray) and value.dtype.kind in kinds
-    return None if right else TypeMismatch("", f"an array of {words}", value)
+    return None if right else TypeMismatch("", f"an array of {description}", value)
 
 
 def _mapping(key: Look, look: Look, value: Any) -> TypeMismatch | None:

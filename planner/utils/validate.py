@@ -62,10 +62,10 @@ def count(
     error: Error = ValueError,
 ) -> int:
     """A whole number of at least ``least``; 2.0 is one, 2.5 and True are not."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if isinstance(value, (float, np.floating)):
-        whole = float(value).is_integer()
-    if not whole or value < least:
+        is_integer = float(value).is_integer()
+    if not is_integer or value < least:
         raise error(
             f"{field} is {short_repr(value)}; it must be a whole number of at least {least}"
         )
@@ -114,8 +114,8 @@ def choice(kind: type[Choice], field: str, value: Any, *, error: Error = ValueEr
     try:
         return kind(value)
     except ValueError:
-        words = ", ".join(kind)
-        raise error(f"{field} {short_repr(value)} is unknown; choose one of {words}") from None
+        options = ", ".join(kind)
+        raise error(f"{field} {short_repr(value)} is unknown; choose one of {options}") from None
 
 
 def short_repr(value: Any) -> str:

@@ -281,7 +281,7 @@ class Calibration:
         ValueError
             F or B took no time, or times and FLOPs are inconsistent.
         """
-        held = stage_costs(workload, *self.layers[name])
+        costs = stage_costs(workload, *self.layers[name])
         samples = self.microbatch_samples / workload.microbatch_samples
         seconds = [self.times[name][field] for field in ("forward_s", "backward_s")]
         if min(seconds) <= 0:
@@ -289,7 +289,7 @@ class Calibration:
                 f"devices.{name}: F and B take {seconds} s; both must take some time, calibrate "
                 "again"
             )
-        flops_per_s = (held.forward_flops + held.backward_flops) * samples / sum(seconds)
+        flops_per_s = (costs.forward_flops + costs.backward_flops) * samples / sum(seconds)
         if not SMALLEST < flops_per_s < LARGEST:
             raise ValueError(
                 f"devices.{name}: F and B of layers {list(self.layers[name])} take {seconds} s, "
@@ -324,28 +324,28 @@ class Calibration:
         computes = np.flatnonzero(np.asarray(cluster.devices.can_compute)).tolist()
         self.require(workload, [ids[d] for d in computes])
         missing = [d for d in computes if ids[d] not in self.times]
-        known = [d for d in computes if ids[d] in self.times]
+        measured = [d for d in computes if ids[d] in self.times]
         if not missing:
             return self
-        if not known:
+        if not measured:
             raise ValueError(
                 f"calibration has none of the devices that can compute, such as "
                 f"{ids[missing[0]]!r}; it has {', '.join(map(repr, list(self.times)[:3]))}: "
                 "calibrate a plan on the same network"
             )
-        known.sort(key=lambda d: self.speed(ids[d], workload))
+        measured.sort(key=lambda d: self.speed(ids[d], workload))
         times, layers = dict(self.times), dict(self.layers)
         for d in missing:
-            same = [ids[k] for k in known if flops[k] == flops[d]]
+            same = [ids[k] for k in measured if flops[k] == flops[d]]
             if not same:
                 raise ValueError(
                     f"calibration has no device {ids[d]!r}, nor another with its {flops[d]:g} "
                     "FLOP/s; calibrate a plan that has one, or plan without it"
                 )
-            taken = same[len(same) // 2]
-            times[ids[d]], layers[ids[d]] = times[taken], layers[taken]
-        alike = (*self.alike, *(ids[d] for d in missing))
-        return replace(self, times=times, layers=layers, alike=alike)
+            median_device = same[len(same) // 2]
+            times[ids[d]], layers[ids[d]] = times[median_device], layers[median_device]
+        estimated = (*self.alike, *(ids[d] for d in missing))
+        return replace(self, times=times, layers=layers, alike=estimated)
 
     def compute_times(
         self,
@@ -388,9 +388,9 @@ class Calibration:
         ValueError
             The calibration is for another workload or format, or lacks a device.
         """
-        held = [ids[d] for group in groups for d in group]
-        self.require(workload, held)
-        missing = [name for name in held if name not in self.times]
+        used = [ids[d] for group in groups for d in group]
+        self.require(workload, used)
+        missing = [name for name in used if name not in self.times]
         if missing:
             raise ValueError(
                 f"calibration has no device {missing[0]!r}; calibrate the plan's devices"
@@ -399,33 +399,33 @@ class Calibration:
         scaled, without_head = False, 0
         head_stage = len(groups) - 1 if head_stage is None else head_stage
         batch = workload.microbatch_samples / self.microbatch_samples
-        again = recompute or (False,) * len(groups)
-        for j, (group, part, twice) in enumerate(zip(groups, layers, again, strict=True)):
+        recompute_flags = recompute or (False,) * len(groups)
+        for j, (group, span, twice) in enumerate(zip(groups, layers, recompute_flags, strict=True)):
             for d in group:
                 measured = self.times[ids[d]]
                 was = workload.stage(*self.layers[ids[d]])
-                now = workload.stage(*part)
+                planned = workload.stage(*span)
                 if not was.forward_flops:
                     raise ValueError(
                         f"devices.{ids[d]}: layers {list(self.layers[ids[d]])} have no FLOPs that "
                         "times could be scaled by; calibrate a plan that gives it others"
                     )
-                ratio = now.forward_flops / was.forward_flops * batch
+                ratio = planned.forward_flops / was.forward_flops * batch
                 scaled |= ratio != 1.0
-                had, has = was.parameters, now.parameters
+                measured_parameters, planned_parameters = was.parameters, planned.parameters
                 if measured["head_s"] > 0:
-                    had += workload.head_parameters(self.layers[ids[d]][0])
+                    measured_parameters += workload.head_parameters(self.layers[ids[d]][0])
                 if j == head_stage:
-                    has += workload.head_parameters(part[0])
+                    planned_parameters += workload.head_parameters(span[0])
                 # without parameters there is no update to scale
-                updated = has / had if had else 1.0
+                updated = planned_parameters / measured_parameters if measured_parameters else 1.0
                 for field in FIELDS:
                     factor = {"head_s": batch, "update_s": updated}.get(field, ratio)
                     columns[field][d] = measured[field] * factor
                 if not measured["head_s"] and workload.head.forward_flops:
                     without_head += j == head_stage
-                    whole = stage_costs(workload, *part, with_head=True)
-                    columns["head_s"][d] = whole.head_flops / self.speed(ids[d], workload)
+                    costs = stage_costs(workload, *span, with_head=True)
+                    columns["head_s"][d] = costs.head_flops / self.speed(ids[d], workload)
                 if twice:
                     columns["backward_s"][d] += columns["forward_s"][d]
         source = f"calibration of {self.date}"
@@ -433,7 +433,7 @@ class Calibration:
             source += ", scaled by FLOPs to other stages or microbatches"
         if without_head:
             source += f", the head of {counted(without_head, 'device')} as fast as their layers"
-        if alike := set(held) & set(self.alike):
+        if alike := set(used) & set(self.alike):
             source += f", {counted(len(alike), 'device')} taken for as fast as alike ones"
         return ComputeTimes.from_dict(
             {"source": source, **columns, **{name: getattr(self, name) for name in COSTS}}

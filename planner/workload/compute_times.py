@@ -83,9 +83,9 @@ class ComputeTimes:
         """FLOPs of each stage over the FLOP/s of its devices; updates take no time."""
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
-        again = recompute or (False,) * len(groups)
-        for group, part, twice in zip(groups, layers, again, strict=True):
-            costs = stage_costs(workload, *part, with_head=True, recompute=twice)
+        recompute_flags = recompute or (False,) * len(groups)
+        for group, span, twice in zip(groups, layers, recompute_flags, strict=True):
+            costs = stage_costs(workload, *span, with_head=True, recompute=twice)
             for d in group:
                 flops = float(cluster.flops[d])
                 forward[d], backward[d] = costs.forward_s(flops), costs.backward_s(flops)

@@ -76,10 +76,10 @@ class StageCosts:
 
         Infinite if nothing is saved, 0 if the stage itself does not fit.
         """
-        left = memory_bytes - self.state_bytes - self.scratch_bytes
+        free_bytes = memory_bytes - self.state_bytes - self.scratch_bytes
         if self.saved_bytes == 0:
-            return math.inf if left >= 0 else 0.0
-        return max(left // self.saved_bytes, 0.0)
+            return math.inf if free_bytes >= 0 else 0.0
+        return max(free_bytes // self.saved_bytes, 0.0)
 
 
 def stage_costs(
@@ -92,20 +92,20 @@ def stage_costs(
 ) -> StageCosts:
     """Costs of the layers ``start`` to ``stop - 1`` as a stage; layer 0 includes the embedding."""
     key = (start, stop, with_head, recompute)
-    known: StageCosts | None = workload.known_costs.get(key)
-    if known is None:
-        known = workload.known_costs[key] = _stage_costs(
+    cached: StageCosts | None = workload.known_costs.get(key)
+    if cached is None:
+        cached = workload.known_costs[key] = _stage_costs(
             workload, start, stop, with_head=with_head, recompute=recompute
         )
-    return known
+    return cached
 
 
 def _working_memory(workload: Workload) -> WorkingMemory:
     """Computed once per workload."""
-    known: WorkingMemory | None = workload.known_costs.get("working memory")
-    if known is None:
-        known = workload.known_costs["working memory"] = WorkingMemory.of(workload)
-    return known
+    cached: WorkingMemory | None = workload.known_costs.get("working memory")
+    if cached is None:
+        cached = workload.known_costs["working memory"] = WorkingMemory.of(workload)
+    return cached
 
 
 def _stage_costs(
@@ -153,8 +153,8 @@ def split_costs(
     recompute: Sequence[bool] = (),
 ) -> tuple[StageCosts, ...]:
     """Costs of every stage of a split, with head and loss on ``head_stage``."""
-    again = recompute or (False,) * len(split)
+    recompute_flags = recompute or (False,) * len(split)
     return tuple(
-        stage_costs(workload, *part, with_head=j == head_stage, recompute=again[j])
-        for j, part in enumerate(split)
+        stage_costs(workload, *span, with_head=j == head_stage, recompute=recompute_flags[j])
+        for j, span in enumerate(split)
     )

@@ -107,9 +107,9 @@ def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
     """Refuse a class whose head is not over the vocabulary."""
     named = config.get("architectures")
     stem = config["model_type"].removesuffix("_text").replace("_", "")
-    known = {f"{stem}{head}".lower() for head in LANGUAGE_MODELS}
+    class_names = {f"{stem}{head}".lower() for head in LANGUAGE_MODELS}
     for name in named if isinstance(named, list) else [] if named is None else [named]:
-        if str(name).lower() not in known:
+        if str(name).lower() not in class_names:
             raise ValueError(
                 f"{path}: architectures is {short_repr(name)}, whose head is not over the "
                 "vocabulary "
@@ -118,11 +118,11 @@ def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
             )
 
 
-def _require_known(config: dict[str, Any], known: Collection[str], path: str | Path) -> None:
+def _require_known(config: dict[str, Any], known_fields: Collection[str], path: str | Path) -> None:
     for name, value in config.items():
         silent = value is None or value is False or value == [] or value == {}
         silent = silent or (value == 0 and NOTHING_AT_0.fullmatch(name) is not None)
-        if name not in known and not silent and not SAYS_NOTHING.fullmatch(name):
+        if name not in known_fields and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
                 f"{path}: field {short_repr(name)} ({short_repr(value)}) is not known here and "
                 "may change "

@@ -171,7 +171,7 @@ def _gemma2(get: ConfigFields) -> Architecture:
 
 
 def _gemma3(get: ConfigFields) -> Architecture:
-    every = get.whole("sliding_window_pattern", "_sliding_window_pattern", default=GEMMA3_PATTERN)
+    pattern = get.whole("sliding_window_pattern", "_sliding_window_pattern", default=GEMMA3_PATTERN)
     # published files leave these out
     usual = {
         "num_attention_heads": 8,
@@ -180,7 +180,7 @@ def _gemma3(get: ConfigFields) -> Architecture:
         "max_position_embeddings": 131_072,
     }
     arch = replace(_gemma(get, usual), qk_norm=True)
-    return _with_window(get, arch, lambda k: (k + 1) % every != 0, GEMMA_WINDOW)
+    return _with_window(get, arch, lambda k: (k + 1) % pattern != 0, GEMMA_WINDOW)
 
 
 MODELS: Mapping[str, Rules] = {
@@ -280,13 +280,13 @@ def _gemma(get: ConfigFields, usual: Mapping[str, Any]) -> Architecture:
 
 
 def _qwen_experts(get: ConfigFields, layers: int) -> Experts:
-    every = get.whole("decoder_sparse_step", default=1)
+    interval = get.whole("decoder_sparse_step", default=1)
     dense = set(get.numbers("mlp_only_layers", layers))
     return Experts(
         get.whole("num_experts", "num_local_experts"),
         get.whole("num_experts_per_tok"),
         get.whole("moe_intermediate_size"),
-        dense_layers=tuple(k for k in range(layers) if k in dense or (k + 1) % every),
+        dense_layers=tuple(k for k in range(layers) if k in dense or (k + 1) % interval),
     )
 
 

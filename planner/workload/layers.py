@@ -136,10 +136,10 @@ class Architecture:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", choice(Family, "architecture kind", self.kind))
-        for name, most in MAX.items():
+        for name, limit in MAX.items():
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
-                object.__setattr__(self, name, count(f"architecture {name}", value, 1, most))
+                object.__setattr__(self, name, count(f"architecture {name}", value, 1, limit))
         for name in ("norm_eps", "rope_theta"):
             object.__setattr__(self, name, real(f"architecture {name}", getattr(self, name), 0))
         for name in ("tied", "qkv_bias", *NOT_GPT2):
@@ -162,10 +162,10 @@ class Architecture:
         """Validate and normalise layer indices, experts and notes."""
         full = layer_numbers("architecture full_layers", self.full_layers)
         object.__setattr__(self, "full_layers", full)
-        words = sequence("architecture priced_only", self.priced_only)
-        for word in words:
-            instance_of(str, word, "an entry of architecture priced_only")
-        object.__setattr__(self, "priced_only", words)
+        reasons = sequence("architecture priced_only", self.priced_only)
+        for reason in reasons:
+            instance_of(str, reason, "an entry of architecture priced_only")
+        object.__setattr__(self, "priced_only", reasons)
         if self.experts is not None and not isinstance(self.experts, Experts):
             experts = mapping("architecture experts", self.experts)
             try:
@@ -236,7 +236,7 @@ class Architecture:
             "biases of attention's output": self.out_bias,
             "biases of a gated feed-forward part": self.ffn_bias,
         }
-        return (*(words for words, has in reasons.items() if has), *self.priced_only)
+        return (*(reason for reason, applies in reasons.items() if applies), *self.priced_only)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; fields after ``tied`` only if they differ from their defaults."""

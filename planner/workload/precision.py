@@ -59,13 +59,13 @@ class Precision:
         if isinstance(value, Precision):
             return value
         if isinstance(value, str):
-            word = choice(Dtype, "precision", value)
-            return cls(compute=word, messages=word)
+            dtype = choice(Dtype, "precision", value)
+            return cls(compute=dtype, messages=dtype)
         formats = mapping("precision", value)
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in formats:
-            if name not in known:
-                raise ValueError(f"precision has no field {name!r}; it has {', '.join(known)}")
+            if name not in names:
+                raise ValueError(f"precision has no field {name!r}; it has {', '.join(names)}")
         return cls(**formats)
 
     @classmethod

@@ -39,9 +39,9 @@ def _swarm_encoder(hidden: int, heads: int, note: str) -> Callable[[str], Fields
 
     def build(name: str) -> Fields:
         bare = transformer(name, arch, batch_samples=1, source=note)
-        nothing = Layer("none", 0, 0.0, bare["stem"].output_bytes, 0.0)
-        last = replace(nothing, output_bytes=0.0)
-        return bare | {"stem": nothing, "head": last, "architecture": None}
+        no_layer = Layer("none", 0, 0.0, bare["stem"].output_bytes, 0.0)
+        last = replace(no_layer, output_bytes=0.0)
+        return bare | {"stem": no_layer, "head": last, "architecture": None}
 
     return build
 
@@ -51,8 +51,8 @@ def _albert_large(name: str) -> Fields:
     hidden, ffn, embedding, vocabulary, s = 1024, 4096, 128, 30000, 512
     arch = Architecture(Family.GPT2, 24, hidden, 16, 16, ffn, vocabulary, s)
     like_gpt = transformer(name, arch, batch_samples=4096)
-    first, *others = like_gpt["layers"]
-    layers = (first, *(replace(layer, parameters=0) for layer in others))
+    first, *shared = like_gpt["layers"]
+    layers = (first, *(replace(layer, parameters=0) for layer in shared))
     stem = Layer(
         "embedding",
         # words, positions, token types, LayerNorm, projection to the hidden size
@@ -92,20 +92,20 @@ def _resnet_50(name: str) -> Fields:
             stride = 2 if stage and k == 0 else 1
             inner = side  # the stride sits on the 3 x 3 convolution
             side //= stride
-            parts = [
+            blocks = [
                 conv(cin, width, 1, inner),
                 conv(width, width, 3, side),
                 conv(width, 4 * width, 1, side),
             ]
             if k == 0:
-                parts.append(conv(cin, 4 * width, 1, side))
+                blocks.append(conv(cin, 4 * width, 1, side))
             cin = 4 * width
             elements = inner * inner * width + side * side * (width + cin)
             layers.append(
                 Layer(
                     f"block{stage + 1}.{k}",
-                    sum(p for p, _ in parts),
-                    sum(f for _, f in parts),
+                    sum(p for p, _ in blocks),
+                    sum(f for _, f in blocks),
                     side * side * cin * 2.0,
                     2 * elements * 2.0,  # convolution outputs before and after normalisation
                 )
@@ -170,10 +170,10 @@ WORKLOAD_FIELDS = (
 def preset(name: str, **changes: Any) -> Fields:
     """A preset by name, with ``sequence`` or fields of `WORKLOAD_FIELDS` changed."""
     if not isinstance(name, str) or name not in PRESETS:
-        near = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
+        suggestion = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         raise ValueError(
-            f"no workload {short_repr(name)}{near}; choose one of {', '.join(PRESETS)}, or give a "
-            "config.json of Hugging Face"
+            f"no workload {short_repr(name)}{suggestion}; choose one of {', '.join(PRESETS)}, or "
+            "give a config.json of Hugging Face"
         )
     return changed(PRESETS[name](name), changes)
 

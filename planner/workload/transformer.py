@@ -159,11 +159,11 @@ def _saved_elements(arch: Architecture, k: int) -> float:
     around = SAVED_OF_NORMS * h * (2 if arch.post_norms else 1) + SAVED_OF_HEADS * q
     # inputs of these norms; their outputs count with the heads
     around += q + kv if arch.qk_norm else 0.0
-    each, experts = SAVED_OF_FFN[arch.kind], arch.experts_of(k)
+    tensors, experts = SAVED_OF_FFN[arch.kind], arch.experts_of(k)
     if experts is None:
-        inner = float(each * arch.ffn)
+        inner = float(tensors * arch.ffn)
     else:
         # each expert's copy of the token, and its output before weighting
-        inner = experts.active * (each * experts.ffn + 2.0 * h) + each * experts.shared_ffn
+        inner = experts.active * (tensors * experts.ffn + 2.0 * h) + tensors * experts.shared_ffn
         inner += experts.count + (h if experts.shared_gate else 0.0)
     return around + inner

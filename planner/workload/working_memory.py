@@ -79,12 +79,12 @@ class WorkingMemory:
         self, whole: float, *, first: bool, with_head: bool, recompute: bool, alone: bool
     ) -> float:
         """Working memory of a stage, in the operation that needs most."""
-        most = self.layer + (whole if recompute else 0.0)
+        peak = self.layer + (whole if recompute else 0.0)
         if first:
-            most = max(most, self.embedding - (0.0 if recompute else whole))
+            peak = max(peak, self.embedding - (0.0 if recompute else whole))
         if with_head:
-            most = max(most, self.head)
-        return most + (0.0 if alone else self.messages)
+            peak = max(peak, self.head)
+        return peak + (0.0 if alone else self.messages)
 
 
 def _gradient_elements(arch: Architecture) -> float:

@@ -139,12 +139,12 @@ class Workload:
         rows = [
             [
                 escape(where),
-                f"{each[0].parameters / 1e6:,.4g}",
-                quantity(each[0].forward_flops, "FLOP"),
-                quantity(each[0].output_bytes, "B"),
-                quantity(each[0].saved_bytes, "B"),
+                f"{layers[0].parameters / 1e6:,.4g}",
+                quantity(layers[0].forward_flops, "FLOP"),
+                quantity(layers[0].output_bytes, "B"),
+                quantity(layers[0].saved_bytes, "B"),
             ]
-            for where, each in parts
+            for where, layers in parts
         ]
         heads = ["part", "million parameters", "forward", "sends", "keeps for backward"]
         shown = table(heads, rows[:MAX_PARTS])
@@ -169,14 +169,14 @@ class Workload:
         ValueError
             No such codec, or the workload has one already.
         """
-        wanted = choice(BoundaryCodec, "boundary_codec", codec)
-        if wanted is self.boundary_codec:
+        chosen = choice(BoundaryCodec, "boundary_codec", codec)
+        if chosen is self.boundary_codec:
             return self
         if self.boundary_codec is not BoundaryCodec.NONE:
             raise ValueError(
                 f"boundary_codec is {self.boundary_codec} already; start from the workload without"
             )
-        ratio = wanted.wire_ratio(self.precision.messages.bytes)
+        ratio = chosen.wire_ratio(self.precision.messages.bytes)
 
         def coded(layer: Layer) -> Layer:
             return _replace(layer, output_bytes=layer.output_bytes * ratio)
@@ -184,7 +184,7 @@ class Workload:
         return self.replace(
             stem=coded(self.stem),
             layers=tuple(coded(layer) for layer in self.layers),
-            boundary_codec=wanted,
+            boundary_codec=chosen,
             boundary_ratio=ratio * self.boundary_ratio,
         )
 
@@ -445,11 +445,11 @@ class Workload:
         ValueError
             A stage has no range of layers.
         """
-        split = [sequence("layers of a stage", part) for part in sequence("split", split)]
+        split = [sequence("layers of a stage", span) for span in sequence("split", split)]
         return tuple(
-            (self.stage(*part).parameters + (self.head_parameters(part[0]) * (j == head_stage)))
+            (self.stage(*span).parameters + (self.head_parameters(span[0]) * (j == head_stage)))
             * self.gradient_bytes_per_parameter
-            for j, part in enumerate(split)
+            for j, span in enumerate(split)
         )
 
     def averaged_bytes(
@@ -512,8 +512,8 @@ class Workload:
         Workload
             Validated.
         """
-        known = {field.name for field in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
+        names = {field.name for field in fields(cls)}
+        values = {key: value for key, value in data.items() if key in names}
         values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])
         values["layers"] = tuple(Layer(**layer) for layer in data["layers"])
         arch = None
@@ -523,9 +523,13 @@ class Workload:
             values["precision"] = Precision.of(data["precision"])
         else:
             # older files have bytes only
-            held = values["layers"][0].output_bytes / data.get("boundary_ratio", 1.0)
-            each = Dtype.BF16.bytes if arch is None else held / (arch.sequence * arch.hidden)
-            values["precision"] = Precision.of_bytes(each, data["gradient_bytes_per_parameter"])
+            per_layer = values["layers"][0].output_bytes / data.get("boundary_ratio", 1.0)
+            per_value = (
+                Dtype.BF16.bytes if arch is None else per_layer / (arch.sequence * arch.hidden)
+            )
+            values["precision"] = Precision.of_bytes(
+                per_value, data["gradient_bytes_per_parameter"]
+            )
         return cls(**values)
 
 
@@ -534,8 +538,8 @@ def _alike(layers: Sequence[Layer]) -> list[tuple[str, list[Layer]]]:
     runs, begin = [], 0
     costs = [_replace(layer, name="") for layer in layers]
     for _, run in groupby(range(len(layers)), key=lambda k: costs[k]):
-        each = [layers[k] for k in run]
-        end = begin + len(each) - 1
-        runs.append((f"layers {begin} to {end}" if len(each) > 1 else f"layer {begin}", each))
+        same = [layers[k] for k in run]
+        end = begin + len(same) - 1
+        runs.append((f"layers {begin} to {end}" if len(same) > 1 else f"layer {begin}", same))
         begin = end + 1
     return runs
