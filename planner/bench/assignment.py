@@ -182,7 +182,7 @@ def _consecutive(problem: AssignmentProblem, order: Any) -> Any:
 
 
 def _method(name: str, run: Any, kind: MethodKind, about: str, seeded: bool = False) -> BenchMethod:
-    return BenchMethod.of(ProblemFamily.ASSIGNMENT, name, run, kind, about, seeded=seeded)
+    return BenchMethod.for_family(ProblemFamily.ASSIGNMENT, name, run, kind, about, seeded=seeded)
 
 
 METHODS = (

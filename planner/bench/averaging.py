@@ -154,7 +154,7 @@ def scalar_bandwidth(problem: AveragingProblem, seed: int, effort: float) -> Ave
 
 
 def _method(name: str, run: Any, kind: MethodKind, about: str) -> BenchMethod:
-    return BenchMethod.of(ProblemFamily.AVERAGING, name, run, kind, about)
+    return BenchMethod.for_family(ProblemFamily.AVERAGING, name, run, kind, about)
 
 
 METHODS = (

@@ -151,7 +151,7 @@ def record(
             message = f"the table is about problem {entry.problem}, this is {problem_id}"
             changes.append(RecordChange(instance.id, "refused", message))
             continue
-        new, change = _taken(instance, problem, claim, accepted, entry, folder, date)
+        new, change = _merge_entry(instance, problem, claim, accepted, entry, folder, date)
         if bound is not None and solution.get("problem") != problem_id:
             # the solution is evaluated on this problem, but its bound may be of another
             stated = solution.get("problem", "not said")
@@ -194,7 +194,7 @@ def _claim_of(solution: Mapping[str, Any], by: str | None) -> _Claim:
     )
 
 
-def _taken(
+def _merge_entry(
     instance: BenchInstance,
     problem: Any,
     claim: _Claim,

@@ -51,7 +51,7 @@ class BenchMethod:
     about: str = ""
 
     @classmethod
-    def of(
+    def for_family(
         cls,
         family: ProblemFamily,
         name: str,

@@ -44,7 +44,7 @@ def page(summary: Summary, title: str, description: Sequence[str]) -> str:
         *(_family(summary, family) for family in summary.families),
         "</section>",
         f"<section><h2>Speed</h2>{_note(SPEED)}{_speed(summary)}</section>",
-        f"<section><h2>Best known</h2>{_known(summary)}</section>",
+        f"<section><h2>Best known</h2>{_best_known_table(summary)}</section>",
         f"<section><h2>All rows</h2><details><summary>{len(summary.rows)} rows</summary>"
         f"{_rows(summary)}</details></section>",
         f"<script>{(HERE / 'page.js').read_text()}</script></body></html>\n",
@@ -121,7 +121,7 @@ def _speed(summary: Summary) -> str:
     return _table(("family", "method", "time over ours"), rows)
 
 
-def _known(summary: Summary) -> str:
+def _best_known_table(summary: Summary) -> str:
     rows: list[list[Cell]] = []
     for name, k in summary.known.items():
         star = "" if k.bound_recomputed else "*"

@@ -145,7 +145,9 @@ def _solver(method: PathMethod) -> Any:
 def _method(
     name: str, method: PathMethod, kind: MethodKind, about: str, seeded: bool = False
 ) -> BenchMethod:
-    return BenchMethod.of(ProblemFamily.PATHS, name, _solver(method), kind, about, seeded=seeded)
+    return BenchMethod.for_family(
+        ProblemFamily.PATHS, name, _solver(method), kind, about, seeded=seeded
+    )
 
 
 METHODS = (

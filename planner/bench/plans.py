@@ -115,7 +115,7 @@ def _events(effort: float) -> int:
     return int(min(MAX_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
-def _given(baseline: BaselinePlan | None) -> TrainingPlan:
+def _require_plan(baseline: BaselinePlan | None) -> TrainingPlan:
     if baseline is None:
         raise ProblemError("nothing fits")
     return baseline.plan()
@@ -132,11 +132,13 @@ def _dtfm_tried(question: PlanningProblem, effort: float) -> TrainingPlan:
 def _method(
     name: str, rule: Rule, kind: MethodKind, about: str, seeded: bool = False
 ) -> BenchMethod:
-    return BenchMethod.of(ProblemFamily.PLANS, name, _rule(rule), kind, about, seeded=seeded)
+    return BenchMethod.for_family(
+        ProblemFamily.PLANS, name, _rule(rule), kind, about, seeded=seeded
+    )
 
 
 METHODS = (
-    BenchMethod.of(
+    BenchMethod.for_family(
         ProblemFamily.PLANS,
         "ours",
         ours,
@@ -166,25 +168,25 @@ METHODS = (
     ),
     _method(
         "ranks, a stage near",
-        lambda q, e: _given(ranks_by_region(q, _events(e)).pipeline),
+        lambda q, e: _require_plan(ranks_by_region(q, _events(e)).pipeline),
         MethodKind.RULE,
         "consecutive ranks by region, pipelines outermost",
     ),
     _method(
         "ranks, a pipeline near",
-        lambda q, e: _given(ranks_by_region(q, _events(e)).data),
+        lambda q, e: _require_plan(ranks_by_region(q, _events(e)).data),
         MethodKind.RULE,
         "consecutive ranks by region, data outermost",
     ),
     _method(
         "ranks, nearest next",
-        lambda q, e: _given(ranks_by_neighbour(q, most_events=_events(e))[0]),
+        lambda q, e: _require_plan(ranks_by_neighbour(q, most_events=_events(e))[0]),
         MethodKind.RULE,
         "the best of ten orders",
     ),
     _method(
         "one region",
-        lambda q, e: _given(one_region(q, _events(e)).plan),
+        lambda q, e: _require_plan(one_region(q, _events(e)).plan),
         MethodKind.RULE,
         "the fastest region alone, or a part of it",
     ),

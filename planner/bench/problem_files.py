@@ -103,16 +103,16 @@ def _fields(problem: Any) -> dict[str, Any]:
             "devices": device_fields(problem.cluster.devices),
             "workload": problem.workload.to_dict(),
         }
-    data = {field.name: _plain(getattr(problem, field.name)) for field in fields(problem)}
+    data = {field.name: _json_value(getattr(problem, field.name)) for field in fields(problem)}
     if isinstance(problem, AssignmentProblem):
         data["network"] = network_fields(problem.network)
     return data
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         # JSON has no infinity: null means no limit
         elements = value.astype(object)
         elements[~np.isfinite(value)] = None
         return elements.tolist()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [_json_value(item) for item in value] if isinstance(value, tuple) else value

@@ -39,7 +39,7 @@ def traced(
     return RebalancingProblem(
         work,
         speeds,
-        _spread(work, speeds, trace),
+        _distribute(work, speeds, trace),
         np.ceil(trace.time_s * 1e3) / 1e3,
         trace.kind,
         change,
@@ -50,7 +50,7 @@ def traced(
     )
 
 
-def _spread(work: Any, speed: Any, trace: Trace) -> Any:
+def _distribute(work: Any, speed: Any, trace: Trace) -> Any:
     """Distribute peers over stages: optimally for one kind, else fastest to slowest stage."""
     if len(speed) == 1:
         return optimal_counts(work, int(trace.start[0]))[:, None]
@@ -157,7 +157,7 @@ def _policy(name: str, kind: MethodKind, about: str, make: Any) -> BenchMethod:
         del seed, effort
         return played(problem, make(problem))
 
-    return BenchMethod.of(ProblemFamily.REBALANCING, name, run, kind, about)
+    return BenchMethod.for_family(ProblemFamily.REBALANCING, name, run, kind, about)
 
 
 METHODS = (

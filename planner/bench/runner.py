@@ -22,10 +22,10 @@ class Interrupted(Exception):
 
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     """Run all tasks on ``jobs`` processes; yield results as they complete."""
-    return _here(tasks) if jobs == 1 else _in_pool(tasks, jobs)
+    return _in_process(tasks) if jobs == 1 else _in_pool(tasks, jobs)
 
 
-def _here(tasks: Sequence[Task]) -> Iterator[TaskResult]:
+def _in_process(tasks: Sequence[Task]) -> Iterator[TaskResult]:
     """Run in this process; after Ctrl-C, solvers return early, and that result is discarded."""
     interrupted = False
 

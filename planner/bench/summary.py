@@ -133,7 +133,7 @@ def percent(fraction: float | None) -> str:
 def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summary:
     """Summarize the rows of a run."""
     best_known = {
-        name: _known(name, [row for row in rows if row.instance == name], table.get(name))
+        name: _best_known(name, [row for row in rows if row.instance == name], table.get(name))
         for name in dict.fromkeys(row.instance for row in rows)
     }
     families = {}
@@ -144,7 +144,7 @@ def summarise(rows: Sequence[BenchRow], table: Mapping[str, BestKnown]) -> Summa
     return Summary(best_known, families, rows)
 
 
-def _known(name: str, rows: Sequence[BenchRow], entry: BestKnown | None) -> Known:
+def _best_known(name: str, rows: Sequence[BenchRow], entry: BestKnown | None) -> Known:
     family = ProblemFamily(name.partition("/")[0])
     if entry is not None and entry.problem != rows[0].problem:
         entry = None

@@ -42,7 +42,7 @@ def whole_step_bound_s(
     try:
         if not _applies_to(witness, plan):
             return None
-        devices = _WitnessDevices.of(witness)
+        devices = _WitnessDevices.from_witness(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
             return None
         stages, steps = _StagePrices(devices, witness, plan), plan.sync.every_steps
@@ -127,7 +127,7 @@ class _WitnessDevices:
     price: tuple[float, float, float]
 
     @classmethod
-    def of(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
+    def from_witness(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
         classes: Counter[Kind] = Counter()
         for row in witness["devices"]:
             key = tuple(
@@ -379,7 +379,7 @@ class _StagePrice:
 
     def cost(self, limit: float, role: str) -> float:
         """The least price of this stage's devices in a step of ``limit`` seconds."""
-        options = self._before(limit) if role == "before" else self._all(limit, role)
+        options = self._prices_before_end(limit) if role == "before" else self._all(limit, role)
         return min(float(prices.min()) for prices in options)
 
     def _all(self, limit: float, role: str) -> Iterator[Floats]:
@@ -412,7 +412,7 @@ class _StagePrice:
             feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - idle_s
         )
 
-    def _before(self, limit: float) -> Iterator[Floats]:
+    def _prices_before_end(self, limit: float) -> Iterator[Floats]:
         """Prices if B, and F beyond what memory holds, follow the step end."""
         common = self.common
         microbatches_per_device = np.ceil(common.microbatches / common.m)

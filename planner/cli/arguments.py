@@ -299,7 +299,7 @@ def problem_of(args: argparse.Namespace) -> tuple[Cluster, Workload]:
     if lacking and args.precision is None and workload.architecture is not None:
         args.precision = Dtype.FP16.value
         workload = workload_of(args)
-        why = f"{cluster.lacking_words(lacking)}, which has no bf16"
+        why = f"{cluster.describe_lacking(lacking)}, which has no bf16"
         say(f"planner {args.command}: plans for fp16 with dynamic loss scaling: {why}")
     return cluster, workload
 
@@ -346,7 +346,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             dtype=dtype,
             usd_per_hour=args.usd_per_hour,
         )
-    if missing := cluster.network.missing_words():
+    if missing := cluster.network.describe_missing():
         remedy = "measure them"
         if Path(args.network).is_file():
             remedy = cluster.network.missing_remedy(args.network)

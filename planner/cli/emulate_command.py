@@ -88,15 +88,15 @@ def run(args: argparse.Namespace) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
-    resolved = resolve_settings(plan, settings, _tell)
-    emulation = emulate(args.plan, plan, resolved, _tell)
+    resolved = resolve_settings(plan, settings, _print_progress)
+    emulation = emulate(args.plan, plan, resolved, _print_progress)
     if args.trace is not None:
         write_trace(args.trace, plan, emulation)
     show(args.json, data_of(emulation), lines_of(emulation))
     for warning in emulation.warnings():
-        _tell(f"warning: {warning}")
+        _print_progress(f"warning: {warning}")
     return 0
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -130,7 +130,7 @@ def _lines(result: Measured) -> list[str]:
         + (f", {result.mirrored} taken from the other direction" if result.mirrored else "")
     ]
     lines += [f"assumed: {assumption}" for assumption in result.assumed]
-    if missing := result.network.missing_words():
+    if missing := result.network.describe_missing():
         pairs_missing = set(result.network.missing_pairs())
         one_way = any((j, i) not in pairs_missing for i, j in pairs_missing)
         remedies = ["measure them"]

@@ -60,21 +60,21 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--codecs",
-        type=_words,
+        type=_text_list,
         default=[Codec.NONE.value],
         help="gradient codecs to search over, from "
         f"{','.join(codec.value for codec in Codec)}; default none",
     )
     sub.add_argument(
         "--boundary-codecs",
-        type=_words,
+        type=_text_list,
         default=[BoundaryCodec.NONE.value],
         help="activation codecs to search over, from "
         f"{','.join(codec.value for codec in BoundaryCodec)}; default none",
     )
     sub.add_argument(
         "--within",
-        type=_words,
+        type=_text_list,
         default=[NO_INNER_AVERAGING],
         help="groups that average gradients in every step if the interval is above 1, from "
         f"{','.join((NO_INNER_AVERAGING, *InnerAveraging))}; default none",
@@ -91,7 +91,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_force(sub)
 
 
-def _words(text: str) -> list[str]:
+def _text_list(text: str) -> list[str]:
     return text.split(",")
 
 

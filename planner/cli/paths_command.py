@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if result.plan is None:
         show(args.json, data, [f"no paths found: {result.stop_reason}"])
         return INVALID_PLAN
-    answer = PathsAnswer.of(request, result.plan)
+    answer = PathsAnswer.from_plan(request, result.plan)
     answer.require_valid()
     data |= answer.data()
     lines = [certificate_line("makespan", data), *answer.lines()]
@@ -173,7 +173,7 @@ def _incumbent_file(out: Path, request: PathsRequest) -> IncumbentFile:
 
     def text(incumbent: IncumbentPaths) -> str:
         assert isinstance(incumbent.problem, PathProblem)
-        answer = PathsAnswer.on(request, incumbent.problem, incumbent.path_plan())
+        answer = PathsAnswer.from_paths(request, incumbent.problem, incumbent.path_plan())
         return _text({"format": FORMAT, **answer.data()})
 
     return IncumbentFile(out, is_complete, text)
@@ -298,7 +298,7 @@ class PathsAnswer:
     ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: PathsRequest, plan: PathPlan | ArrangedPathPlan) -> PathsAnswer:
+    def from_plan(cls, request: PathsRequest, plan: PathPlan | ArrangedPathPlan) -> PathsAnswer:
         """Build an answer from a solver's plan."""
         if isinstance(plan, PathPlan):
             assert request.problem is not None
@@ -306,10 +306,12 @@ class PathsAnswer:
         else:
             assert request.free is not None
             problem, paths = request.free.arranged(plan.groups), plan.paths
-        return cls.on(request, problem, paths)
+        return cls.from_paths(request, problem, paths)
 
     @classmethod
-    def on(cls, request: PathsRequest, problem: PathProblem, paths: PathPlan) -> PathsAnswer:
+    def from_paths(
+        cls, request: PathsRequest, problem: PathProblem, paths: PathPlan
+    ) -> PathsAnswer:
         """Build an answer from the paths of a problem, with the devices' names."""
         names = tuple(str(d) for d in range(len(problem))) if request.ids is None else request.ids
         return cls(problem, paths, names)

@@ -460,7 +460,7 @@ def run(args: argparse.Namespace) -> int:
                 do()
         except TimeLimitReached:
             data["no_time_for"].append(description)
-            data["not_done"].append(f"{description}: {time_left.more()}")
+            data["not_done"].append(f"{description}: {time_left.describe_skip()}")
         except KeyboardInterrupt:
             data["not_done"].append(f"{description}: interrupted")
         except OSError as error:

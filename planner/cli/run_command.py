@@ -185,12 +185,12 @@ class _EventPrinter:
         self._doing = ""
         work = workload.architecture
         tokens = samples(plan) * (0 if work is None else work.sequence)
-        self._say(
+        self._print(
             f"training {workload.name}: {steps} steps of {tokens:,.0f} tokens; planned on "
             f"{plan.network_name or 'its network'}: {plan.predicted.step_s:.3f} s a step"
         )
         if advice:
-            self._say(advice)
+            self._print(advice)
         if predicted is not None:
             self._say_predicted()
         self._phase(f"starting {len(plan.cluster.network.ids)} processes")
@@ -210,7 +210,7 @@ class _EventPrinter:
             self._phase(event["doing"])
         elif event["event"] == "evaluated":
             self.evaluated.append({name: event[name] for name in event if name != "event"})
-            self._say(
+            self._print(
                 f"after {event['steps']} steps, {event['paths']}: held-out loss "
                 f"{_number(event['loss'], '.4f')}, perplexity "
                 f"{_number(event['perplexity'], '.4g')}"
@@ -219,16 +219,16 @@ class _EventPrinter:
             move = Migration(event["device"], event["stage"], event["steps"])
             decision = RebalanceDecision(move, event["before_per_s"], event["after_per_s"])
             self.changes.append(event)
-            self._say(decision.said(event["why_not"]))
+            self._print(decision.said(event["why_not"]))
         elif event["event"] == "loss":
             self._step(event["step"])["loss"] = event["loss"]
-            self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
+            self._print(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
         elif event["event"] in MEMBERSHIP_EVENTS:
             self.changes.append(event)
-            self._say(event_line(event))
+            self._print(event_line(event))
         elif event["event"] == "devices":
             self.devices = event["devices"]
-            self._say(summary(self.devices))
+            self._print(summary(self.devices))
         elif not self.done or event["step"] > self.done[-1]["step"]:
             # a step may be reported twice if the reporting rank was lost right after printing it
             assert self._predicted is not None
@@ -246,7 +246,7 @@ class _EventPrinter:
                 self._step(event["loss_step"])["loss"] = event["loss"]
             done = int(event["step"]) + 1
             self._doing = "shutting down" if done == self._of else f"step {done + 1} of {self._of}"
-            self._say(_line(event, self.done[-1]["predicted_s"]))
+            self._print(_line(event, self.done[-1]["predicted_s"]))
 
     def _step(self, step: int) -> dict[str, Any]:
         # the event of a step is missing if the rank that reports it was lost
@@ -255,22 +255,22 @@ class _EventPrinter:
     def _say_predicted(self) -> None:
         assert self._predicted is not None
         mean = sum(self._predicted) / len(self._predicted)
-        self._say(f"predicted on this machine: {mean:.3f} s a step")
+        self._print(f"predicted on this machine: {mean:.3f} s a step")
 
     def _phase(self, doing: str) -> None:
         self._doing = doing
         PROGRESS.phase(doing)
 
-    def _now(self, doing: str) -> None:
+    def _show_phase(self, doing: str) -> None:
         self._doing = doing
         PROGRESS.start(doing)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._as_json:
             PROGRESS.clear()
             print(text, flush=True)
         if self._doing:
-            self._now(self._doing)
+            self._show_phase(self._doing)
 
 
 def _warn(line: str) -> None:

@@ -62,7 +62,7 @@ class TimeLeft:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous_handler)
 
-    def more(self) -> str:
+    def describe_skip(self) -> str:
         """Return the reason and remedy for a part that was skipped."""
         return f"no time left; give --seconds of more than {self.seconds:g}"
 

@@ -26,17 +26,17 @@ class _Rows:
         self._ids = plan.cluster.network.ids
         self._rows: dict[str, int] = {}
         for name in self._ids:
-            self._of(name)
+            self._row_of(name)
 
-    def _of(self, name: str) -> int:
+    def _row_of(self, name: str) -> int:
         return self._rows.setdefault(name, len(self._rows))
 
     def of_operation(self, device: int, kind: str) -> int:
         name = self._ids[device]
-        return self._of(f"{name}: averaging" if kind == "A" else name)
+        return self._row_of(f"{name}: averaging" if kind == "A" else name)
 
     def of_link(self, source: int, destination: int) -> int:
-        return self._of(f"{self._ids[source]} to {self._ids[destination]}")
+        return self._row_of(f"{self._ids[source]} to {self._ids[destination]}")
 
     def names(self) -> Iterable[dict[str, Any]]:
         for process, label in (

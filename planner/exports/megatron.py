@@ -17,7 +17,7 @@ TRAIN = ("python", "pretrain_gpt.py")
 
 def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts Megatron-LM with the plan's stages and Megatron's schedule."""
-    trainer = TrainerPlan.of(plan, "megatron", options)
+    trainer = TrainerPlan.for_target(plan, "megatron", options)
     order = trainer.one_f_one_b()
     chunk = math.gcd(*(stop - start for start, stop in plan.stage_layers))
     trainer.require_memory(order, lambda _: chunk)
@@ -110,7 +110,7 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
     if arch.kind is Family.LLAMA:
         options |= {
             "position-embedding-type": "rope",
-            "rotary-base": _whole(arch.rope_theta, trainer),
+            "rotary-base": _integer_base(arch.rope_theta, trainer),
             "normalization": "RMSNorm",
             "swiglu": True,
             "disable-bias-linear": True,
@@ -122,7 +122,7 @@ def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object
     return options
 
 
-def _whole(theta: float, trainer: TrainerPlan) -> int:
+def _integer_base(theta: float, trainer: TrainerPlan) -> int:
     if theta != int(theta):
         raise trainer.refuse(f"a rotary base of {theta:g}", "plan a model with a whole number")
     return int(theta)

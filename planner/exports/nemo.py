@@ -23,7 +23,7 @@ TRAIN = ("python", "-m", "nemo_automodel.cli.app")
 
 def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts NeMo Automodel with a YAML file of the plan."""
-    trainer = TrainerPlan.of(plan, "nemo", options)
+    trainer = TrainerPlan.for_target(plan, "nemo", options)
     trainer.llama()
     per_pipeline = trainer.pipeline_samples // plan.workload.microbatch_samples
     if trainer.stages > 1 and per_pipeline < trainer.stages:

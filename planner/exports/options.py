@@ -102,7 +102,7 @@ class ExportOptions:
         ids = plan.cluster.network.ids
         if not self.hosts:
             return ids
-        hosts = {device: _plain(host) for device, host in self.hosts.items()}
+        hosts = {device: _normalized(host) for device, host in self.hosts.items()}
         unknown = [name for name in self.hosts if name not in {*ids, *plan.left_out}]
         if unknown:
             raise ExportError(
@@ -122,7 +122,7 @@ def is_ipv6(host: str) -> bool:
     return False
 
 
-def _plain(host: str) -> str:
+def _normalized(host: str) -> str:
     """Normalize an IPv6 address; return other hosts unchanged."""
     bare = host.removeprefix("[").removesuffix("]")
     return str(ipaddress.ip_address(bare)) if is_ipv6(bare) else host
@@ -167,7 +167,7 @@ def load_hosts(path: str | Path) -> dict[str, str]:
             raise ExportError(
                 f"{path}: line {line}: device {cells['device']!r} is listed twice; keep one row"
             )
-        hosts[cells["device"]] = _plain(cells["host"])
+        hosts[cells["device"]] = _normalized(cells["host"])
     return hosts
 
 

@@ -30,7 +30,7 @@ SCHEDULE_CSV = "parallelism.pipeline_parallel_schedule_csv"
 
 def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts torchtitan with the plan's stages, schedule and ranks."""
-    trainer = TrainerPlan.of(plan, "torchtitan", options)
+    trainer = TrainerPlan.for_target(plan, "torchtitan", options)
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=True)
@@ -55,7 +55,7 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
 
 def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts the lighthouse and one torchft replica group per pipeline."""
-    trainer = TrainerPlan.of(plan, "torchft", options, local_steps=True)
+    trainer = TrainerPlan.for_target(plan, "torchft", options, local_steps=True)
     method = _semi_sync_method(trainer)
     if options.port + trainer.replicas > PORTS:
         raise ExportError(

@@ -68,7 +68,7 @@ class TrainerPlan:
     ranks: tuple[TrainerRank, ...]
 
     @classmethod
-    def of(
+    def for_target(
         cls, plan: TrainingPlan, target: str, options: ExportOptions, *, local_steps: bool = False
     ) -> TrainerPlan:
         """Check that the target can run the plan, and assign ranks."""

@@ -130,7 +130,7 @@ class Devices:
         if not isinstance(other, Devices):
             return NotImplemented
         return all(
-            _alike(getattr(self, field.name), getattr(other, field.name))
+            _equal_values(getattr(self, field.name), getattr(other, field.name))
             for field in fields_of(self)
         )
 
@@ -139,12 +139,12 @@ class Devices:
 
     def __repr__(self) -> str:
         try:
-            return f"Devices({', '.join(self._words())})"
+            return f"Devices({', '.join(self._description())})"
         except (TypeError, ValueError):
             # `broadcast` validates
             return "Devices(not valid yet)"
 
-    def _words(self) -> list[str]:
+    def _description(self) -> list[str]:
         parts = [quantity_range(self.flops, "FLOP/s"), quantity_range(self.memory_bytes, "B")]
         for name in ("upload", "download"):
             rates = getattr(self, f"{name}_bytes_per_s")
@@ -280,7 +280,7 @@ class Devices:
         return fields
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _equal_values(a: Any, b: Any) -> bool:
     """Whether two values of a field are equal: mappings, names, numbers or arrays."""
     if a is None or b is None or isinstance(a, dict) or isinstance(b, dict):
         return bool(a is b or (a is not None and b is not None and a == b))
@@ -343,7 +343,7 @@ class Cluster:
         computes = np.flatnonzero(np.asarray(self.devices.can_compute))
         return [d for d in computes.tolist() if gpus[d] and not GPUS[gpus[d]].has_bf16]
 
-    def lacking_words(self, devices: Sequence[int]) -> str:
+    def describe_lacking(self, devices: Sequence[int]) -> str:
         """Names the first of some devices and its GPU."""
         first, more_count = devices[0], len(devices) - 1
         assert self.devices.gpus is not None

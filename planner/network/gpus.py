@@ -308,23 +308,23 @@ def find_gpu(name: str) -> str | None:
     Case, blanks, dashes, vendor and memory are ignored: ``RTX 4090`` is ``RTX4090``, ``H100-80GB``
     is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
     """
-    normalized = _plain(name)
-    known = {_plain(key): key for key in GPUS}
-    known |= {_plain(called): key for called, key in CALLED.items()}
+    normalized = _normalized(name)
+    known = {_normalized(key): key for key in GPUS}
+    known |= {_normalized(called): key for called, key in CALLED.items()}
     for key, gpu in GPUS.items():
         units = ("G", "GB", "GiB")
-        known |= {_plain(f"{_family(key)}{gpu.sold_gb}{unit}"): key for unit in units}
+        known |= {_normalized(f"{_family(key)}{gpu.sold_gb}{unit}"): key for unit in units}
     if normalized in known:
         return known[normalized]
     without_board = SXM.sub("", normalized)
-    several = [key for key in GPUS if _plain(_family(key)) == without_board]
+    several = [key for key in GPUS if _normalized(_family(key)) == without_board]
     return known.get(without_board) if len(several) < 2 else None
 
 
 def unknown_gpu(name: object) -> str:
     """Message for an unknown GPU, with the closest name and a remedy."""
-    normalized = {_plain(key): key for key in GPUS}
-    closest = closest_match(_plain(str(name)), normalized)
+    normalized = {_normalized(key): key for key in GPUS}
+    closest = closest_match(_normalized(str(name)), normalized)
     hint = "" if closest is None else f" (did you mean {normalized[closest]!r}?)"
     return (
         f"{short_repr(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or "
@@ -337,6 +337,6 @@ def _family(key: str) -> str:
     return re.sub(r"-\d+GB$", "", key)
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     letters = re.sub(r"[\s_-]+", "", name.lower())
     return letters[VENDOR.match(letters).end() :]  # type: ignore[union-attr]

@@ -338,11 +338,11 @@ class Network:
         """Raise `NetworkError` if a pair is missing."""
         if self.missing_pairs():
             raise NetworkError(
-                f"{self.missing_words()}; {self.missing_remedy()}, or plan without them: "
+                f"{self.describe_missing()}; {self.missing_remedy()}, or plan without them: "
                 "network.complete(), --complete"
             )
 
-    def missing_words(self) -> str:
+    def describe_missing(self) -> str:
         """Number of missing pairs and the devices most affected; empty if none is missing."""
         uncovered = missing = self.missing_pairs()
         if not missing:

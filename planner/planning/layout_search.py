@@ -125,7 +125,7 @@ def model_of(workload: Workload, constraints: Constraints, most: int) -> ModelAr
     count = len(workload.layers)
     upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     whole = stage_costs(workload, 0, count, with_head=True)
-    working = WorkingMemory.of(workload)
+    working = WorkingMemory.of_workload(workload)
     samples = workload.microbatch_samples
     parameters = np.cumsum(
         [workload.stem.parameters, *(layer.parameters for layer in workload.layers)]

@@ -136,7 +136,7 @@ def _require_format(cluster: Cluster, workload: Workload) -> None:
     compute = workload.precision.compute
     if lacking := cluster.lacks(compute):
         raise ProblemError(
-            f"{cluster.lacking_words(lacking)}, which has no {compute}, the format of compute; "
+            f"{cluster.describe_lacking(lacking)}, which has no {compute}, the format of compute; "
             "plan with --precision fp16, other GPUs, or can_compute no for these devices"
         )
 

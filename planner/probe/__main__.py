@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     )
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")
-    findings, log = _known(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
+    findings, log = _open_log(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
     done = json.loads(ranks.all_gather("done", json.dumps(findings))[0])
     works = _works(ranks, {(a, b) for a, b in done})
     peers = [r for r in range(ranks.world) if r != ranks.rank]
@@ -121,14 +121,14 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
                     log(finding)
             if ranks.rank == 0:
                 left_s = _left_s(works[number + 1 :], timing)
-                _say(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
+                _print(f"{number + 1} of {len(works)} rounds, about {left_s:.0f} s left")
     if ranks.rank == 0:
-        _say(f"wrote {args.log}; planner probe {args.log} --out net.csv makes a network of it")
+        _print(f"wrote {args.log}; planner probe {args.log} --out net.csv makes a network of it")
     ranks.leave()
     return 0
 
 
-def _known(
+def _open_log(
     path: Path, ranks: ProcessGroup, timing: ProbeTiming
 ) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
     """Findings already in a log, and the log to append to."""
@@ -218,7 +218,7 @@ def _left_s(works: list[Work], timing: ProbeTiming) -> float:
     return sum(timing.of_pair_s() if work.pairs else timing.of_device_s() / 2 for work in works)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
 """Traffic of a measurement: round trips, and sustained streams.
 
-Both ends cooperate: `ask` and `answer`, or `send` and `receive`. A stream's receiver says when it
-has enough; its sender then says how much it has sent, and the rest is drained, so that the next
-measurement finds the link idle.
+Both ends cooperate: `round_trips` and `answer`, or `send` and `receive`. The receiver of a stream
+ends it; the sender then reports how much it has sent, and the receiver reads what is still under
+way, so that the next measurement finds the link idle.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Flow:
     channels: tuple[socket.socket, ...]
 
 
-def ask(connection: socket.socket, sizes: Sequence[int], most_s: float) -> dict[int, list[float]]:
+def round_trips(
+    connection: socket.socket, sizes: Sequence[int], most_s: float
+) -> dict[int, list[float]]:
     """Send messages, and wait for the acknowledgement of each.
 
     Returns
@@ -132,7 +134,7 @@ def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
         next_s: float | None = None
         while len(marks) <= SLICES:
             for key, _ in ready.select():
-                received[key.data] += _take(key.fileobj, buffer)
+                received[key.data] += _receive_into(key.fileobj, buffer)
             now = time.perf_counter()
             if next_s is None:
                 next_s = now + warm_s
@@ -167,16 +169,16 @@ def _take_rest(
         for key, _ in ready.select():
             other = key.data
             if key.fileobj is not flows[other].words:
-                received[other] += _take(key.fileobj, room)
+                received[other] += _receive_into(key.fileobj, room)
                 continue
             missing = memoryview(bytearray(SIZE.size - len(headers[other])))
-            headers[other] += missing[: _take(key.fileobj, missing)]
+            headers[other] += missing[: _receive_into(key.fileobj, missing)]
             if len(headers[other]) == SIZE.size:
                 ready.unregister(key.fileobj)
                 (counts[other],) = SIZE.unpack(headers[other])
 
 
-def _take(connection: object, room: bytearray | memoryview) -> int:
+def _receive_into(connection: object, room: bytearray | memoryview) -> int:
     assert isinstance(connection, socket.socket)
     try:
         size = connection.recv_into(room)

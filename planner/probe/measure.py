@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from planner.executor.comm.connections import ChannelKind, Connections
 from planner.network.probe_log import ALL, LinkFinding
-from planner.probe.flows import Flow, Rate, answer, ask, receive, send
+from planner.probe.flows import Flow, Rate, answer, receive, round_trips, send
 from planner.probe.rounds import Pair
 
 MESSAGES = (*(1,) * 21, *(1 << k for k in range(10, 25, 2) for _ in range(3)))
@@ -85,7 +85,7 @@ def measure_pair(rank: int, pair: Pair, opened: Connections, timing: ProbeTiming
     half = Half({}, {})
     for source in pair:
         if rank == source:
-            half.trips.update(ask(channel, MESSAGES, timing.messages_s))
+            half.trips.update(round_trips(channel, MESSAGES, timing.messages_s))
         else:
             answer(channel)
         for count in range(1, len(channels) + 1):
@@ -106,7 +106,7 @@ def link_of(source: str, destination: str, sender: Half, receiver: Half) -> Link
     timed = {size: statistics.median(s) - back for size, s in sender.trips.items()}
     del timed[MESSAGES[0]]
     trips = (small[0], statistics.median(small), small[-1])
-    return LinkFinding(source, destination, _now(), rates, trips, timed)
+    return LinkFinding(source, destination, _timestamp(), rates, trips, timed)
 
 
 def measure_device(
@@ -128,8 +128,8 @@ def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFindi
     """A device's total upload or download, from what each rank received."""
     mean, low, high = (sum(values) for values in zip(*map(astuple, rates), strict=True))
     ends = (name, ALL) if up else (ALL, name)
-    return LinkFinding(*ends, _now(), {1: (mean, low, high)}, peers=peers)
+    return LinkFinding(*ends, _timestamp(), {1: (mean, low, high)}, peers=peers)
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

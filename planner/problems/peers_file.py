@@ -51,7 +51,7 @@ class Peers:
                     f"are {joined(self.names)}: name it among them, or take it out"
                 )
             own_links = links.subset(self.names)
-            if missing := own_links.missing_words():
+            if missing := own_links.describe_missing():
                 raise NetworkError(f"{missing}; {own_links.missing_remedy()}")
             pairs = own_links.bandwidth_bytes_per_s
         return AveragingProblem(

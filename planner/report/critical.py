@@ -36,19 +36,19 @@ def critical_path(timeline: Timeline) -> list[Op | Transfer]:
         visited.add(event)
         path.append(event)
         if isinstance(event, Transfer):
-            event = _before(
+            event = _last_ended(
                 mine.get((event.source, event.microbatch), []), event.start_s + slack, visited
             )
             continue
-        earlier = _before(devices[event.device], event.start_s + slack, visited)
+        earlier = _last_ended(devices[event.device], event.start_s + slack, visited)
         message = arriving.get((event.device, event.microbatch, event.kind))
         waits = message is not None and (earlier is None or message.end_s > earlier.end_s)
         event = message if waits else earlier
     return path[::-1]
 
 
-def _before(ops: Sequence[Op], time_s: float, visited: set[Op | Transfer]) -> Op | None:
-    """Return the last operation that ended by ``time_s`` and is not in ``seen``."""
+def _last_ended(ops: Sequence[Op], time_s: float, visited: set[Op | Transfer]) -> Op | None:
+    """Return the last operation that ended by ``time_s`` and is not in ``visited``."""
     k = bisect_right(ops, time_s, key=lambda op: op.end_s) - 1
     # operations of no length may end where they begin
     while k >= 0 and ops[k] in visited:

@@ -138,7 +138,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
         elif name in ABILITIES:
             values = True
         fields[name] = values
-    named: dict[str, Any] = {name: _each(raw, name, n) for name in BESIDE}
+    named: dict[str, Any] = {name: _per_device(raw, name, n) for name in BESIDE}
     return Devices(**fields, **named)
 
 
@@ -155,7 +155,7 @@ def gpu_fields(devices: Devices) -> dict[str, Any]:
     return data
 
 
-def _each(raw: Mapping[str, Any], name: str, n: int) -> Sequence[Any] | None:
+def _per_device(raw: Mapping[str, Any], name: str, n: int) -> Sequence[Any] | None:
     values: Sequence[Any] | None = raw.get(name)
     if values is not None and len(values) not in (1, n):
         raise PlanError(

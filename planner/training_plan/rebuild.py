@@ -59,7 +59,7 @@ def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) 
             replace(_all(remaining, _shares(plan, remaining, old_shares)), phase=Phase.WITHIN)
         )
         regions.append(remaining)
-        parts.append(_part(between, group.members))
+        parts.append(_exchange_fraction(between, group.members))
     if len(groups) == 1:
         return (tuple(groups),)
     owners, spread_groups = slice_owners(plan.cluster, regions)
@@ -85,7 +85,9 @@ def _all(members: tuple[int, ...], shares: tuple[float, ...]) -> AveragingGroup:
     return AveragingGroup(members, shares, (True,) * len(members))
 
 
-def _part(rounds: Sequence[Sequence[AveragingGroup]], region: Collection[int]) -> float:
+def _exchange_fraction(
+    rounds: Sequence[Sequence[AveragingGroup]], region: Collection[int]
+) -> float:
     """Fraction of the exchange between regions that a region reduces."""
     return sum(
         share * group.width

@@ -28,12 +28,12 @@ def fit_fonts(figure: Any) -> str:
     texts = figure.findobj(Text)
     letters = {c for text in texts for c in text.get_text() if category(c) not in INVISIBLE}
     default = Path(font_manager.findfont(font_manager.FontProperties()))
-    missing = letters - _has(default)
+    missing = letters - _letters_of(default)
     if not missing:
         return ""
     families = []
-    for path in _others(default):
-        drawable = missing & _has(path)
+    for path in _other_fonts(default):
+        drawable = missing & _letters_of(path)
         if drawable:
             font_manager.fontManager.addfont(path)
             families.append(font_manager.get_font(path).family_name)
@@ -41,7 +41,7 @@ def fit_fonts(figure: Any) -> str:
         if not missing:
             break
     for text in texts:
-        if set(text.get_text()) - _has(default):
+        if set(text.get_text()) - _letters_of(default):
             text.set_fontfamily([font_manager.get_font(default).family_name, *families])
     if not missing:
         return ""
@@ -58,7 +58,7 @@ def in_line(name: str) -> str:
     return f"{LEFT_TO_RIGHT}{name}{LEFT_TO_RIGHT}" if turns else name
 
 
-def _others(default: Path) -> Iterable[Path]:
+def _other_fonts(default: Path) -> Iterable[Path]:
     from matplotlib import font_manager
 
     fonts = sorted({Path(path) for path in font_manager.findSystemFonts()} - {default})
@@ -73,7 +73,7 @@ def _others(default: Path) -> Iterable[Path]:
 
 
 @cache
-def _has(path: Path) -> frozenset[str]:
+def _letters_of(path: Path) -> frozenset[str]:
     """Letters of a font; none if it cannot be read."""
     from matplotlib import font_manager
 

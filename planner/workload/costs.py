@@ -104,7 +104,7 @@ def _working_memory(workload: Workload) -> WorkingMemory:
     """Computed once per workload."""
     cached: WorkingMemory | None = workload.known_costs.get("working memory")
     if cached is None:
-        cached = workload.known_costs["working memory"] = WorkingMemory.of(workload)
+        cached = workload.known_costs["working memory"] = WorkingMemory.of_workload(workload)
     return cached
 
 

@@ -72,20 +72,20 @@ GEMMA = {
 
 
 def _gpt2(get: ConfigFields) -> Architecture:
-    hidden, heads = get.whole("n_embd"), get.whole("n_head")
-    positions = get.whole("n_positions", "n_ctx")
+    hidden, heads = get.integer("n_embd"), get.integer("n_head")
+    positions = get.integer("n_positions", "n_ctx")
     notes = _activation(get, "activation_function", "gelu_new", ("gelu_new", "gelu_pytorch_tanh"))
     for name, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         if get.flag(name, usual) is not usual:
             notes.append(f"{name} {not usual}")
     return Architecture(
         Family.GPT2,
-        get.whole("n_layer"),
+        get.integer("n_layer"),
         hidden,
         heads,
         heads,
-        get.whole("n_inner", default=4 * hidden),
-        get.whole("vocab_size"),
+        get.integer("n_inner", default=4 * hidden),
+        get.integer("vocab_size"),
         positions,
         get.flag("tie_word_embeddings", True),
         norm_eps=get.number("layer_norm_epsilon", 1e-5),
@@ -96,7 +96,7 @@ def _gpt2(get: ConfigFields) -> Architecture:
 
 def _llama(get: ConfigFields) -> Architecture:
     bias = get.flag("attention_bias", False)
-    heads = None if get.has("num_key_value_heads") else get.whole("num_attention_heads")
+    heads = None if get.has("num_key_value_heads") else get.integer("num_attention_heads")
     usual = {} if heads is None else {"num_key_value_heads": heads}
     return replace(
         _rotary(get, usual),
@@ -109,16 +109,18 @@ def _llama(get: ConfigFields) -> Architecture:
 def _mistral(get: ConfigFields) -> Architecture:
     # transformers ignores layer_types here; null means all tokens, a missing field the default
     has_window = "sliding_window" in get.names()
-    window = get.whole_or_none("sliding_window") if has_window else MISTRAL_WINDOW
+    window = get.integer_or_none("sliding_window") if has_window else MISTRAL_WINDOW
     return replace(_rotary(get), window=window)
 
 
 def _mixtral(get: ConfigFields) -> Architecture:
     arch = _rotary(get, {"rms_norm_eps": 1e-5, "rope_theta": 1e6})
     experts = Experts(
-        get.whole("num_local_experts", "num_experts"), get.whole("num_experts_per_tok"), arch.ffn
+        get.integer("num_local_experts", "num_experts"),
+        get.integer("num_experts_per_tok"),
+        arch.ffn,
     )
-    return replace(arch, window=get.whole_or_none("sliding_window"), experts=experts)
+    return replace(arch, window=get.integer_or_none("sliding_window"), experts=experts)
 
 
 def _qwen2(get: ConfigFields) -> Architecture:
@@ -135,13 +137,13 @@ def _qwen2_moe(get: ConfigFields) -> Architecture:
     arch = _rotary(get)
     experts = replace(
         _qwen_experts(get, arch.layers),
-        shared_ffn=get.whole("shared_expert_intermediate_size"),
+        shared_ffn=get.integer("shared_expert_intermediate_size"),
         shared_gate=True,
     )
     arch = replace(arch, qkv_bias=get.flag("qkv_bias", True), experts=experts)
     if not get.flag("use_sliding_window", False):
         return arch
-    if not get.words("layer_types"):
+    if not get.strings("layer_types"):
         raise ValueError(
             "use_sliding_window is true, and releases of transformers differ in which layers that "
             "is; say layer_types"
@@ -163,7 +165,7 @@ def _qwen3_moe(get: ConfigFields) -> Architecture:
             "no shared expert, so it must be 0"
         )
     sliding = get.flag("use_sliding_window", False)
-    return replace(arch, window=get.whole("sliding_window")) if sliding else arch
+    return replace(arch, window=get.integer("sliding_window")) if sliding else arch
 
 
 def _gemma2(get: ConfigFields) -> Architecture:
@@ -171,7 +173,9 @@ def _gemma2(get: ConfigFields) -> Architecture:
 
 
 def _gemma3(get: ConfigFields) -> Architecture:
-    pattern = get.whole("sliding_window_pattern", "_sliding_window_pattern", default=GEMMA3_PATTERN)
+    pattern = get.integer(
+        "sliding_window_pattern", "_sliding_window_pattern", default=GEMMA3_PATTERN
+    )
     # published files leave these out
     usual = {
         "num_attention_heads": 8,
@@ -235,11 +239,11 @@ MODELS: Mapping[str, Rules] = {
 def _rotary(get: ConfigFields, usual: Mapping[str, Any] | None = None) -> Architecture:
     """Common fields of models with rotary positions; ``usual`` are the defaults."""
     usual = usual or {}
-    heads, hidden = _size(get, "num_attention_heads", usual), get.whole("hidden_size")
+    heads, hidden = _size(get, "num_attention_heads", usual), get.integer("hidden_size")
     positions = _size(get, "max_position_embeddings", usual)
-    size = get.whole("head_dim") if get.has("head_dim") else usual.get("head_dim")
+    size = get.integer("head_dim") if get.has("head_dim") else usual.get("head_dim")
     theta, notes = _rope(get, usual.get("rope_theta", ROPE_THETA))
-    layers = get.whole("num_hidden_layers")
+    layers = get.integer("num_hidden_layers")
     _layer_types(get, layers)  # also where nothing follows from them
     return Architecture(
         Family.LLAMA,
@@ -247,7 +251,7 @@ def _rotary(get: ConfigFields, usual: Mapping[str, Any] | None = None) -> Archit
         hidden,
         heads,
         _size(get, "num_key_value_heads", usual),
-        get.whole("intermediate_size"),
+        get.integer("intermediate_size"),
         _size(get, "vocab_size", usual),
         positions,
         get.flag("tie_word_embeddings", False),
@@ -260,7 +264,7 @@ def _rotary(get: ConfigFields, usual: Mapping[str, Any] | None = None) -> Archit
 
 
 def _size(get: ConfigFields, name: str, usual: Mapping[str, Any]) -> int:
-    return get.whole(name, default=usual.get(name))
+    return get.integer(name, default=usual.get(name))
 
 
 def _gemma(get: ConfigFields, usual: Mapping[str, Any]) -> Architecture:
@@ -280,19 +284,19 @@ def _gemma(get: ConfigFields, usual: Mapping[str, Any]) -> Architecture:
 
 
 def _qwen_experts(get: ConfigFields, layers: int) -> Experts:
-    interval = get.whole("decoder_sparse_step", default=1)
-    dense = set(get.numbers("mlp_only_layers", layers))
+    interval = get.integer("decoder_sparse_step", default=1)
+    dense = set(get.indices("mlp_only_layers", layers))
     return Experts(
-        get.whole("num_experts", "num_local_experts"),
-        get.whole("num_experts_per_tok"),
-        get.whole("moe_intermediate_size"),
+        get.integer("num_experts", "num_local_experts"),
+        get.integer("num_experts_per_tok"),
+        get.integer("moe_intermediate_size"),
         dense_layers=tuple(k for k in range(layers) if k in dense or (k + 1) % interval),
     )
 
 
 def _activation(get: ConfigFields, name: str, usual: str, executed: tuple[str, ...]) -> list[str]:
     """A note if the executor lacks the activation; raises if it may have parameters."""
-    activation = get.word(name, usual)
+    activation = get.string(name, usual)
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"{name} {short_repr(activation)} may have parameters of its own, which are not "
@@ -324,13 +328,13 @@ def _from_a_layer_on(get: ConfigFields) -> Callable[[int], bool]:
         return lambda _: False
     first = 0
     if get.raw("max_window_layers", FIRST_WINDOW_LAYER) != 0:
-        first = get.whole("max_window_layers", default=FIRST_WINDOW_LAYER)
+        first = get.integer("max_window_layers", default=FIRST_WINDOW_LAYER)
     return lambda k: k >= first
 
 
 def _layer_types(get: ConfigFields, layers: int) -> list[str]:
     """One type per layer; empty if missing."""
-    types = get.words("layer_types")
+    types = get.strings("layer_types")
     strange = sorted(set(types) - {SLIDING, FULL})
     if strange:
         raise ValueError(
@@ -357,4 +361,6 @@ def _with_window(
     full = [k for k in all_layers if not (types[k] == SLIDING if types else slides(k))]
     if len(full) == arch.layers or (usual is not None and get.raw("sliding_window", 0) is None):
         return arch
-    return replace(arch, window=get.whole("sliding_window", default=usual), full_layers=tuple(full))
+    return replace(
+        arch, window=get.integer("sliding_window", default=usual), full_layers=tuple(full)
+    )

@@ -22,49 +22,49 @@ class ConfigFields:
         """The value as it is."""
         return self._config.get(name, default)
 
-    def _said(self, name: str, usual: Any) -> Any:
+    def _value(self, name: str, default: Any) -> Any:
         """The value, or the default if it is missing or null."""
         value = self._config.get(name)
-        return usual if value is None else value
+        return default if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
-        value = self._said(name, default)
+        value = self._value(name, default)
         if not isinstance(value, bool):
             raise ValueError(
                 f"{self._path}: {name} is {short_repr(value)}; it must be true or false"
             )
         return value
 
-    def word(self, name: str, default: str) -> str:
+    def string(self, name: str, default: str) -> str:
         """A string."""
-        value = self._said(name, default)
+        value = self._value(name, default)
         if not isinstance(value, str):
             raise ValueError(f"{self._path}: {name} is {short_repr(value)}; it must be a name")
         return value
 
-    def words(self, name: str) -> list[str]:
+    def strings(self, name: str) -> list[str]:
         """A list of strings; empty if missing."""
-        value = self._said(name, [])
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError(
                 f"{self._path}: {name} is {short_repr(value)}; it must be a list of names"
             )
         return list(value)
 
-    def numbers(self, name: str, most: int) -> list[int]:
-        """A list of whole numbers from 0 to below ``most``; empty if missing."""
-        value = self._said(name, [])
-        if not isinstance(value, list) or not all(type(k) is int and 0 <= k < most for k in value):
+    def indices(self, name: str, end: int) -> list[int]:
+        """A list of whole numbers from 0 to below ``end``; empty if missing."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(type(k) is int and 0 <= k < end for k in value):
             raise ValueError(
                 f"{self._path}: {name} is {short_repr(value)}; it must be a list of whole numbers "
-                f"from 0 to {most - 1}"
+                f"from 0 to {end - 1}"
             )
         return list(value)
 
     def under(self, name: str) -> ConfigFields:
         """A nested object; empty if missing."""
-        value = self._said(name, {})
+        value = self._value(name, {})
         if not isinstance(value, dict):
             raise ValueError(
                 f"{self._path}: {name} is {short_repr(value)}; it must be an object or null"
@@ -75,7 +75,7 @@ class ConfigFields:
         """Names of the fields present."""
         return set(self._config)
 
-    def whole(self, *names: str, default: int | None = None) -> int:
+    def integer(self, *names: str, default: int | None = None) -> int:
         """The first of several fields that is present, at least 1."""
         for name in names:
             value = self._config.get(name)
@@ -90,9 +90,9 @@ class ConfigFields:
             return default
         raise ValueError(f"{self._path}: field {names[0]!r} is missing; it is needed for its size")
 
-    def whole_or_none(self, name: str) -> int | None:
+    def integer_or_none(self, name: str) -> int | None:
         """A whole number; None if missing."""
-        return self.whole(name) if self.has(name) else None
+        return self.integer(name) if self.has(name) else None
 
     def number(self, name: str, default: float) -> float:
         """A number above 0."""

@@ -53,7 +53,7 @@ class Precision:
             )
 
     @classmethod
-    def of(cls, value: Precision | Mapping[str, str] | str) -> Precision:
+    def parse(cls, value: Precision | Mapping[str, str] | str) -> Precision:
         """By name: ``bf16`` or ``fp16`` computes and sends activations in 16 bits; ``fp32`` uses 32
         for all."""
         if isinstance(value, Precision):

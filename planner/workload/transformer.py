@@ -50,7 +50,7 @@ def transformer(
     Transformer Models" (2022), eq. 1.
     """
     instance_of(Architecture, arch, "architecture")
-    formats = Precision.of(precision)
+    formats = Precision.parse(precision)
     saved_bytes, sent_bytes = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence
     handed_on = float(s * h * sent_bytes)

@@ -50,7 +50,7 @@ class WorkingMemory:
     rounded_bytes: float
 
     @classmethod
-    def of(cls, workload: Workload) -> WorkingMemory:
+    def of_workload(cls, workload: Workload) -> WorkingMemory:
         """The working memory of a workload.
 
         Without an architecture the executor cannot run it, so only stated bytes are counted.

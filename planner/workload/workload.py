@@ -135,7 +135,7 @@ class Workload:
         )
 
     def _repr_html_(self) -> str:
-        parts = [("stem", [self.stem]), *_alike(self.layers), ("head", [self.head])]
+        parts = [("stem", [self.stem]), *_equal_runs(self.layers), ("head", [self.head])]
         rows = [
             [
                 escape(where),
@@ -265,7 +265,7 @@ class Workload:
         name
             One of `planner.workload.presets.PRESETS`.
         changes
-            ``sequence`` (tokens per sample), ``precision`` (as for `Precision.of`), or fields of
+            ``sequence`` (tokens per sample), ``precision`` (as for `Precision.parse`), or fields of
             `planner.workload.presets.WORKLOAD_FIELDS`; None keeps the default.
 
         Returns
@@ -520,7 +520,7 @@ class Workload:
         if data.get("architecture") is not None:
             values["architecture"] = arch = Architecture(**data["architecture"])
         if "precision" in data:
-            values["precision"] = Precision.of(data["precision"])
+            values["precision"] = Precision.parse(data["precision"])
         else:
             # older files have bytes only
             per_layer = values["layers"][0].output_bytes / data.get("boundary_ratio", 1.0)
@@ -533,7 +533,7 @@ class Workload:
         return cls(**values)
 
 
-def _alike(layers: Sequence[Layer]) -> list[tuple[str, list[Layer]]]:
+def _equal_runs(layers: Sequence[Layer]) -> list[tuple[str, list[Layer]]]:
     """Runs of layers with equal costs, with their indices."""
     runs, begin = [], 0
     costs = [_replace(layer, name="") for layer in layers]

@@ -355,7 +355,7 @@ def test_resume(
         ran.append(seed)
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
-    method = BenchMethod.of(
+    method = BenchMethod.for_family(
         ProblemFamily.ASSIGNMENT, "counted", counted, MethodKind.RULE, "", seeded=True
     )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
@@ -418,7 +418,7 @@ def test_ctrl_c_keeps_finished_rows(
                 pass
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
-    method = BenchMethod.of(
+    method = BenchMethod.for_family(
         ProblemFamily.ASSIGNMENT, "slow", slow, MethodKind.RULE, "", seeded=True
     )
     monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
@@ -558,7 +558,9 @@ def test_methods_cannot_modify_the_evaluated_problem(monkeypatch: pytest.MonkeyP
             object.__setattr__(problem, name, tuple(1.0 for _ in getattr(problem, name)))
         return {"groups": groups}
 
-    method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "cheats", cheats, MethodKind.OTHER, "")
+    method = BenchMethod.for_family(
+        ProblemFamily.ASSIGNMENT, "cheats", cheats, MethodKind.OTHER, ""
+    )
     monkeypatch.setattr(bench_task, "METHODS", (method,))
     monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     row = bench_task.run_task(Task(SMALL, "cheats", 0, 1.0, 60.0)).row
@@ -604,7 +606,7 @@ def test_methods_do_not_get_the_instance_id(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(problem)
         return {"groups": []}
 
-    method = BenchMethod.of(ProblemFamily.ASSIGNMENT, "looks", looks, MethodKind.RULE, "")
+    method = BenchMethod.for_family(ProblemFamily.ASSIGNMENT, "looks", looks, MethodKind.RULE, "")
     monkeypatch.setattr(bench_task, "METHODS", (method,))
     monkeypatch.setattr(bench_task, "_warm_up", lambda family: None)
     renamed = BenchInstance("assignment/other-name", "", INSTANCES[SMALL].make)

@@ -223,8 +223,8 @@ def test_precision_option(tmp_path: Path) -> None:
         assert main([*argv, *(("--precision", word) if word == "fp32" else ())]) == 0
         plans.append(load_plan(path))
     half, full = plans
-    assert half.workload.precision == Precision.of("bf16")
-    assert full.workload.precision == Precision.of("fp32")
+    assert half.workload.precision == Precision.parse("bf16")
+    assert full.workload.precision == Precision.parse("fp32")
     ratio = full.cluster.flops / half.cluster.flops
     assert ratio == pytest.approx([19.5 / 312] * len(full.cluster))
     outputs = [plan.workload.layers[0].output_bytes for plan in plans]

@@ -38,7 +38,7 @@ def test_plan_and_codec_agree_on_the_bytes() -> None:
     for codec in Codec:
         wire = WireFormat.of(codec, Dtype.FP32)
         assert message_length(1 << 20, wire) == pytest.approx(4 * (1 << 20) * codec.wire_ratio)
-    half = Precision.of({"gradients": "bf16"}).gradients
+    half = Precision.parse({"gradients": "bf16"}).gradients
     assert message_length(5, WireFormat.of(Codec.NONE, half)) == 5 * half.bytes
 
 

@@ -123,7 +123,7 @@ def test_planned_memory_is_the_peak(
     layers = plan.stage_layers[stage]
     costs = stage_costs(workload, *layers, with_head=stage == 1, recompute=again)
     # no message is on its way here
-    planned = costs.need_bytes(3) - WorkingMemory.of(workload).messages
+    planned = costs.need_bytes(3) - WorkingMemory.of_workload(workload).messages
     assert most <= planned <= 1.05 * most
 
 

@@ -214,7 +214,7 @@ def test_nemo_gets_stages_and_order(plan: TrainingPlan) -> None:
 
 def test_predicted_step_uses_the_trainers_schedule(plan: TrainingPlan) -> None:
     """Megatron uses 1F1B for any plan; others use the plan's schedule."""
-    trainer = TrainerPlan.of(plan, "megatron", ExportOptions())
+    trainer = TrainerPlan.for_target(plan, "megatron", ExportOptions())
     own = make_plan(GRID, workload=tiny_workload("llama"), schedule="1f1b")
     assert trainer.one_f_one_b() == own.schedules[0]
     theirs = predict(own).step_s

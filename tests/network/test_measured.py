@@ -348,7 +348,7 @@ def test_files_complete_each_other(tmp_path: Path) -> None:
     assert found.network.latency_s[1, 2] == 0.015
     # without a default they are missing, and the device that stands in the way is named
     part = read_measured([tmp_path], names=names).network
-    assert len(part.missing_pairs()) == 4 and "without 'c' (1 of 3)" in part.missing_words()
+    assert len(part.missing_pairs()) == 4 and "without 'c' (1 of 3)" in part.describe_missing()
     with pytest.raises(NetworkError, match="without 'c'"):
         part.require_complete()
     assert part.complete().ids == ("a", "b")

@@ -51,10 +51,10 @@ def test_the_formats_bytes_are_those_of_bf16() -> None:
     half, like = planned("fp16").workload, planned("bf16").workload
     assert half.replace(precision=like.precision) == like
     assert half.precision.to_dict()["compute"] == "fp16" and half.precision.scales_loss
-    assert not Precision.of("bf16").scales_loss
-    assert Precision.of({"compute": "fp32", "messages": "fp16"}).scales_loss
+    assert not Precision.parse("bf16").scales_loss
+    assert Precision.parse({"compute": "fp32", "messages": "fp16"}).scales_loss
     with pytest.raises(ValueError, match=r"precision\.gradients is fp16; .* give fp32 or bf16"):
-        Precision.of({"gradients": "fp16"})
+        Precision.parse({"gradients": "fp16"})
     assert pl.Workload.from_dict(half.to_dict()) == half
 
 
@@ -81,7 +81,7 @@ def test_the_default_format(
     assert main([*words, *options]) == 0
     plan = pl.load_plan(tmp_path / "plan.json")
     formats = {"compute": expected, "messages": expected}
-    assert asdict(plan.workload.precision) == asdict(Precision.of(formats))
+    assert asdict(plan.workload.precision) == asdict(Precision.parse(formats))
     said = capsys.readouterr().err
     note = "plans for fp16 with dynamic loss scaling: device 'O"
     assert (note in said) == (expected == "fp16" and not options)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from planner.network.probe_log import ALL, LinkFinding, ProbeLog  # noqa: E402
-from planner.probe.flows import Flow, Rate, answer, ask, receive, send  # noqa: E402
+from planner.probe.flows import Flow, Rate, answer, receive, round_trips, send  # noqa: E402
 from planner.probe.measure import Half, link_of  # noqa: E402
 from planner.probe.rounds import disjoint_rounds  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
@@ -45,12 +45,12 @@ def test_round_trips_of_all_sizes() -> None:
     here, there = socket.socketpair()
     replier = threading.Thread(target=answer, args=(there,))
     replier.start()
-    found = ask(here, [1, 1, 1000, 500_000], 60.0)
+    found = round_trips(here, [1, 1, 1000, 500_000], 60.0)
     assert {size: len(took) for size, took in found.items()} == {1: 2, 1000: 1, 500_000: 1}
     replier.join()
     replier = threading.Thread(target=answer, args=(there,))
     replier.start()
-    assert ask(here, [1, 1], -1.0) == {}
+    assert round_trips(here, [1, 1], -1.0) == {}
     replier.join()
 
 

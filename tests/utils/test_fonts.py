@@ -24,12 +24,12 @@ def figure(text: str) -> Figure:
     return made
 
 
-def test_letters_come_from_the_first_font_that_has_them(
+def test_letters_come_from_the_first_font_that_letters_of_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Texts that need no other font keep theirs."""
-    monkeypatch.setattr(fonts, "_others", lambda own: [FONTS / "cmr10.ttf", OTHER])
-    letter = min(c for c in fonts._has(OTHER) - fonts._has(OWN) if c > "\ue000")
+    monkeypatch.setattr(fonts, "_other_fonts", lambda own: [FONTS / "cmr10.ttf", OTHER])
+    letter = min(c for c in fonts._letters_of(OTHER) - fonts._letters_of(OWN) if c > "\ue000")
     made = figure(f"a{letter}")
     plain = made.text(0.1, 0.1, "plain")
     write_picture(tmp_path / "a.png", made, dpi=50)
@@ -41,7 +41,7 @@ def test_letters_come_from_the_first_font_that_has_them(
 
 def test_missing_glyphs_are_reported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In one warning for all of them."""
-    monkeypatch.setattr(fonts, "_others", lambda own: [OTHER])
+    monkeypatch.setattr(fonts, "_other_fonts", lambda own: [OTHER])
     with pytest.warns(fonts.MissingGlyphs, match=r"東京|京東") as told:
         write_picture(tmp_path / "a.png", figure(LACKED), dpi=50)
     assert len(told) == 1
@@ -51,12 +51,12 @@ def test_missing_glyphs_are_reported_once(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_unreadable_fonts_are_skipped(tmp_path: Path) -> None:
     """Without an error."""
     (tmp_path / "bad.ttf").write_text("no font")
-    assert fonts._has(tmp_path / "bad.ttf") == frozenset()
+    assert fonts._letters_of(tmp_path / "bad.ttf") == frozenset()
 
 
-def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> None:
+def test_two_letters_look_different_where_a_font_letters_of_them(tmp_path: Path) -> None:
     """Placeholder boxes would all be equal."""
-    if not any(set(LACKED) <= fonts._has(path) for path in fonts._others(OWN)):
+    if not any(set(LACKED) <= fonts._letters_of(path) for path in fonts._other_fonts(OWN)):
         pytest.skip("no font here has them")
     pictures = []
     for letter in LACKED:

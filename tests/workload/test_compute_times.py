@@ -104,7 +104,7 @@ def test_another_workload_or_device_is_rejected(tmp_path: Path) -> None:
         found.compute_times(["a", "b"], tiny_workload("llama"), [[0], [1]], [(0, 2), (2, 4)])
     with pytest.raises(ValueError, match="no device 'c'"):
         found.compute_times(["a", "c"], tiny_workload(), [[0], [1]], [(0, 2), (2, 4)])
-    rounded = tiny_workload().replace(precision=Precision.of("bf16"))
+    rounded = tiny_workload().replace(precision=Precision.parse("bf16"))
     with pytest.raises(ValueError, match=r"products in fp32, the plan's are in bf16; calibrate"):
         found.compute_times(["a", "b"], rounded, [[0], [1]], [(0, 2), (2, 4)])
     measured = loaded(tmp_path, document() | {"compute": "bf16"})

@@ -64,7 +64,7 @@ def test_presets_are_unchanged() -> None:
     """16-bit activations, 32-bit gradients, 16 bytes of state per parameter."""
     for name in ("gpt3-1.3b", "albert-large", "resnet-50", "swarm-base"):
         w = Workload.preset(name)
-        assert w.precision == Precision.of("bf16") == Precision()
+        assert w.precision == Precision.parse("bf16") == Precision()
         assert (w.gradient_bytes_per_parameter, w.state_bytes_per_parameter) == (4, 16)
     assert Workload.preset("gpt3-1.3b").layers[0].output_bytes == 2048 * 2048 * 2
 
@@ -124,7 +124,7 @@ def test_formats_of_older_files(precision: str, tmp_path: Path) -> None:
     plan = make_plan([[0, 1]], workload=workload)
     data = without_precision(json.loads(json.dumps(plan.to_dict())))
     old = from_dict(data)
-    assert old.workload == workload and old.workload.precision == Precision.of(precision)
+    assert old.workload == workload and old.workload.precision == Precision.parse(precision)
     save_plan(old, tmp_path / "new.json")
     assert load_plan(tmp_path / "new.json").content_hash == plan.content_hash
     assert '"precision":{"compute":"' + precision in (tmp_path / "new.json").read_text()
@@ -136,7 +136,7 @@ def test_formats_of_older_files(precision: str, tmp_path: Path) -> None:
 def test_formats_are_part_of_the_hash() -> None:
     """Plans that differ only in formats have different hashes."""
     plan = make_plan([[0, 1]])
-    other = plan.replace(workload=plan.workload.replace(precision=Precision.of("bf16")))
+    other = plan.replace(workload=plan.workload.replace(precision=Precision.parse("bf16")))
     assert other.content_hash != plan.content_hash
     data = plan.to_dict()
     data["workload"]["precision"]["compute"] = "fp8"

@@ -91,8 +91,8 @@ def read_measured(
     ids = sorted({name for pair in measured_pairs for name in pair})
     if len(ids) < 2:
         raise NetworkError("nothing was measured between two devices; give other files")
-    latency = _whole(ids, "latency", measurements.latency_s, both_ways, latency_s)
-    bandwidth = _whole(
+    latency = _complete_values(ids, "latency", measurements.latency_s, both_ways, latency_s)
+    bandwidth = _complete_values(
         ids, "bandwidth", measurements.bandwidth_bytes_per_s, both_ways, bandwidth_bytes_per_s
     )
     return Measured(
@@ -108,7 +108,7 @@ def read_measured(
     )
 
 
-class _Whole(NamedTuple):
+class _CompleteValues(NamedTuple):
     """A matrix of measured, mirrored and assumed values."""
 
     values: Floats
@@ -117,13 +117,13 @@ class _Whole(NamedTuple):
     assumed_pairs: NDArray[np.bool_]
 
 
-def _whole(
+def _complete_values(
     ids: Sequence[str],
     label: str,
     values: Mapping[Pair, float],
     both_ways: bool,
     otherwise: float | None,
-) -> _Whole:
+) -> _CompleteValues:
     tool, quantity = REMEDIES[label]
     if not values and otherwise is None:
         raise NetworkError(
@@ -138,11 +138,11 @@ def _whole(
     array = np.where(mirrored, array.T, array)
     missing = np.isnan(array) & ~np.eye(len(ids), dtype=bool)
     if otherwise is None or not missing.any():
-        return _Whole(array, int(mirrored.sum()), (), np.zeros_like(missing))
+        return _CompleteValues(array, int(mirrored.sum()), (), np.zeros_like(missing))
     factor, unit = quantity
     message = f"{label} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
     filled = np.where(missing, otherwise, array)
-    return _Whole(filled, int(mirrored.sum()), (message,), missing)
+    return _CompleteValues(filled, int(mirrored.sum()), (message,), missing)
 
 
 def load_names(path: str | Path) -> dict[str, str]:
