@@ -164,7 +164,7 @@ def scale_table(sizes: Sequence[tuple[int, float]], factor: float) -> Table:
         result = solve_assignment(problem, MaxRuntime(limit_s))
         long = solve_assignment(problem, MaxRuntime(factor * limit_s)) if factor > 0 else None
         reference = _cost(long) if long else None
-        others = [
+        other_costs = [
             _cost(solve_assignment(problem, MaxRuntime(min(limit_s, 30.0)), 0, method))
             for method in ("genetic", "region-greedy")
         ]
@@ -176,7 +176,7 @@ def scale_table(sizes: Sequence[tuple[int, float]], factor: float) -> Table:
                 "-" if reference is None else f"{reference:.4f}",
                 "-" if reference is None else _percent(_cost(result) / reference - 1),
                 _percent(result.gap),
-                *(f"{cost:.4f}" for cost in others),
+                *(f"{cost:.4f}" for cost in other_costs),
                 f"{_peak_gb():.2f}",
             )
         )

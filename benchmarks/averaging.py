@@ -122,14 +122,14 @@ def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
     slow = [0.2] * 4 + [0.1] * 8 + [0.05] * 4
     high, naive = even(setup([25.0] * 16)), even(setup(slow))
     balanced, helped = ours(setup(slow)), ours(setup(slow, [1.0] * 4))
-    more = ours(setup([*slow, *[0.1] * 8], [1.0] * 4))
+    extra = ours(setup([*slow, *[0.1] * 8], [1.0] * 4))
     return AlbertRow(
         samples_per_s,
         overlap,
         high / naive,
         balanced / naive - 1,
         helped / naive - 1,
-        (helped + more) / 2 / high,
+        (helped + extra) / 2 / high,
     )
 
 

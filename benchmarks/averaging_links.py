@@ -147,7 +147,7 @@ def average_in(
     tuple[float, ...]
         Seconds of every repetition.
     """
-    given = {
+    options = {
         "--shares": json.dumps(list(shares)),
         "--contributes": json.dumps(list(computes)),
         "--values": str(values),
@@ -161,7 +161,7 @@ def average_in(
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "benchmarks.averaging_rank"]
-    command += [word for name, value in given.items() for word in (name, value)]
+    command += [word for name, value in options.items() for word in (name, value)]
     processes = [
         network.start(peer, command, os.environ | variables | {"RANK": str(rank)})
         for rank, peer in enumerate(peers)
@@ -210,14 +210,14 @@ def measure(
 
 
 def report(
-    loaded: Sequence[Loaded], rows: Sequence[Measured], values: int, repeats: int, before: str
+    loaded: Sequence[Loaded], rows: Sequence[Measured], values: int, repeats: int, load_before: str
 ) -> str:
     """Format the dated report as Markdown; ``before`` is the load average at the start."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# Planned averaging over emulated links, {today}",
         "",
-        describe_environment(before, ("planner", "numpy", "scipy", "torch")),
+        describe_environment(load_before, ("planner", "numpy", "scipy", "torch")),
         "",
         f"Regenerate with `python -m benchmarks.averaging_links --values {values} --repeats "
         f"{repeats}`, as root. "
@@ -254,10 +254,10 @@ def report(
         "|---|---|---|---|---|",
     ]
     for done in rows:
-        every = ", ".join(f"{s:.2f}" for s in done.measured_s)
+        seconds = ", ".join(f"{s:.2f}" for s in done.measured_s)
         lines.append(
             f"| {done.setup} | {done.strategy} | {done.predicted_s:.2f} | "
-            f"{statistics.median(done.measured_s):.2f} ({every}) | {done.off:+.1%} |"
+            f"{statistics.median(done.measured_s):.2f} ({seconds}) | {done.off:+.1%} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -270,7 +270,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--probe-seconds", type=float, default=5.0)
     args = parser.parse_args(argv)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     loaded: list[Loaded] = []
     rows: list[Measured] = []
     for setup in SETUPS:
@@ -280,7 +280,7 @@ def main(argv: Sequence[str]) -> int:
         for link in links:
             print(f"{setup.name}: {link.what}: {link.parts[1]:.1%} of nominal")
         print(f"{setup.name}: {', '.join(f'{r.strategy} {r.off:+.1%}' for r in found)}", flush=True)
-    write_text(args.out, report(loaded, rows, args.values, args.repeats, before))
+    write_text(args.out, report(loaded, rows, args.values, args.repeats, load_before))
     return 0
 
 

@@ -43,20 +43,20 @@ KINDS = ((24.0, 20.0), (40.0, 120.0), (80.0, 400.0), (140.0, 400.0), (640.0, 320
 def random_instance(rng: np.random.Generator) -> tuple[str, pl.Cluster, pl.Workload]:
     """Draw a cluster and a workload whose state needs about half of all memory."""
     name = str(rng.choice(list(MODELS)))
-    layers, hidden, heads, kv_heads, ffn, words = MODELS[name]
+    layers, hidden, heads, kv_heads, ffn, vocabulary = MODELS[name]
     sequence = int(rng.choice([1024, 2048, 4096]))
-    arch = Architecture(Family.LLAMA, layers, hidden, heads, kv_heads, ffn, words, sequence)
+    arch = Architecture(Family.LLAMA, layers, hidden, heads, kv_heads, ffn, vocabulary, sequence)
     batch = int(rng.choice([32, 64, 128]))
     workload = pl.Workload.transformer(name, arch, batch_samples=batch)
     state = workload.parameters * 18.0
     while True:
         devices = int(rng.integers(2, 41))
         kinds = rng.choice(len(KINDS), size=int(rng.integers(1, 5)))
-        of = np.sort(rng.choice(kinds, size=devices))
-        memory = np.array([KINDS[k][0] for k in of]) * 1e9
+        gpus = np.sort(rng.choice(kinds, size=devices))
+        memory = np.array([KINDS[k][0] for k in gpus]) * 1e9
         if 1.4 * state <= memory.sum():
             break
-    flops = np.array([KINDS[k][1] for k in of]) * 1e12
+    flops = np.array([KINDS[k][1] for k in gpus]) * 1e12
     places = np.sort(rng.integers(0, rng.integers(1, 6), size=devices))
     same = places[:, None] == places
     far_s = 10 ** rng.uniform(-3, np.log10(0.15), (5, 5))
@@ -101,25 +101,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     slower = 0
     for number in range(args.instances):
         rng = np.random.default_rng((args.seed, number))
-        words, cluster, workload = random_instance(rng)
+        description, cluster, workload = random_instance(rng)
         began = time.perf_counter()
         try:
             result = pl.plan(cluster, workload, stop=pl.Effort(args.effort))
         except ValueError as error:
-            lines.append(f"| {number}: {words} | refused: {str(error)[:120]} | | | | | |")
+            lines.append(f"| {number}: {description} | refused: {str(error)[:120]} | | | | | |")
             print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
             continue
         assert result.plan is not None and result.objective is not None
         problems = pl.check(result.plan, cluster)
         problem = PlanningProblem.of(cluster, workload, None, 0, {})
-        more = Baselines.of(problem, pl.Effort(20 * args.effort))
-        baseline = min((one.step_s for one in more), default=float("inf"))
+        with_more_effort = Baselines.of(problem, pl.Effort(20 * args.effort))
+        baseline = min(
+            (baseline_plan.step_s for baseline_plan in with_more_effort), default=float("inf")
+        )
         straight = best_straight_s(cluster, workload, args.effort)
         least = min(baseline, straight)
         slower += result.objective > least * (1 + 1e-9) or bool(problems)
         bound = result.bound or float("nan")
         lines.append(
-            f"| {number}: {words} | {result.objective:.3f} | {bound:.3f} | "
+            f"| {number}: {description} | {result.objective:.3f} | {bound:.3f} | "
             f"{result.objective / bound - 1:.1%} | {_or_none(baseline)} | "
             f"{_or_none(result.objective / least)} | {_or_none(straight)} |"
             + (f" INVALID {problems[0]}" if problems else "")

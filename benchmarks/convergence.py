@@ -61,7 +61,7 @@ class Case:
         gradients within.
     """
 
-    every: int
+    interval: int
     codec: str
     rate: float
     outer: bool = True
@@ -71,7 +71,7 @@ class Case:
     @property
     def key(self) -> str:
         """Name for tables."""
-        what = "gradients every step" if self.every == 1 else f"H = {self.every}"
+        what = "gradients every step" if self.interval == 1 else f"H = {self.interval}"
         coded = "" if self.codec == "none" else f", {self.codec} boundaries"
         how = ", means of parameters" if not self.outer else ", delayed" if self.delayed else ""
         who = {"pipelines": "", "devices": ", four devices", "regions": ", two regions of two"}
@@ -80,21 +80,21 @@ class Case:
     @property
     def sync(self) -> Sync:
         """Averaging settings of the plan."""
-        if self.every == 1:
+        if self.interval == 1:
             return Sync()
-        return Sync(self.every, OuterOptimizer() if self.outer else None, self.delayed)
+        return Sync(self.interval, OuterOptimizer() if self.outer else None, self.delayed)
 
 
 CASES = (
     *(
-        Case(every, codec, rate)
+        Case(interval, codec, rate)
         for rate in RATES
-        for every, codec in (
+        for interval, codec in (
             *((1, "none"), (10, "none"), (50, "none"), (200, "none")),
             *((1, "int8"), (50, "int8")),
         )
     ),
-    *(Case(every, "none", RATES[-1], outer=False) for every in (10, 50, 200)),
+    *(Case(interval, "none", RATES[-1], outer=False) for interval in (10, 50, 200)),
     Case(50, "none", RATES[-1], delayed=True),
     *(
         Case(50, "none", RATES[-1], outer, peers=peers)
@@ -132,7 +132,7 @@ def plan_of(case: Case) -> TrainingPlan:
         Cluster(network, Devices(1e12, 16e9)),
         small_llama(LAYERS),
         stages=2 if case.peers == "pipelines" else 1,
-        sync_every=case.every if two_frequency else 1,
+        sync_every=case.interval if two_frequency else 1,
         within="region" if two_frequency else None,
         boundary_codec=case.codec,
         stop=MaxIterations(1),
@@ -149,14 +149,14 @@ def row_of(case: Case, folder: Path, steps: int) -> Row:
     return Row(case.key, found, made.losses, made.sent_bytes, made.seconds)
 
 
-def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
+def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, load_before: str) -> str:
     """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].perplexity)
     lines = [
         f"# Rare averaging and 8-bit boundaries, {today}",
         "",
-        f"{describe_environment(before, LIBRARIES)} "
+        f"{describe_environment(load_before, LIBRARIES)} "
         f"Regenerate with `python -m benchmarks.convergence`.",
         "",
         f"{said_of(small_llama(LAYERS))}; two pipelines of two stages where nothing else is said. "
@@ -220,7 +220,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main(argv: Sequence[str]) -> int:
     """Train and write the report; return the exit code."""
     args = arguments(argv, "convergence", __doc__, STEPS, EVERY)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     cases = {case.key: case for case in CASES}
     rows, sizes = rows_of(
         args,
@@ -231,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     )
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
-    write_text(args.out, report(rows, sizes, picture.name, before))
+    write_text(args.out, report(rows, sizes, picture.name, load_before))
     return 0
 
 

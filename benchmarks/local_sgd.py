@@ -45,7 +45,7 @@ class Row:
     """Seconds and dollars per step of one instance with one way of training."""
 
     instance: str
-    every: int
+    interval: int
     codec: str
     boundary: str
     step_s: float
@@ -57,10 +57,10 @@ class Row:
     took_s: float
 
 
-def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> Row:
+def measure(name: str, method: tuple[int, str, str], effort: float, seed: int) -> Row:
     """Plan an instance and its ranks by region."""
-    every, codec, boundary = way
-    request = PlanRequest(sync_every=every, codec=codec, boundary_codec=boundary)
+    interval, codec, boundary = method
+    request = PlanRequest(sync_every=interval, codec=codec, boundary_codec=boundary)
     instance = INSTANCES[name]
     cluster, model = instance.cluster(), instance.model()
     began = time.perf_counter()
@@ -70,7 +70,7 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
     assert made is not None
     violations = check(made)
     if violations:
-        raise RuntimeError(f"{name}, {way}: {violations[0]}")
+        raise RuntimeError(f"{name}, {method}: {violations[0]}")
     try:
         ranks = ranks_by_region(instance.problem(request, seed)).best[1].step_s
     except ProblemError:
@@ -79,7 +79,7 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
     cost = made.cost
     return Row(
         name,
-        every,
+        interval,
         codec,
         boundary,
         made.predicted.step_s,
@@ -92,14 +92,14 @@ def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> R
     )
 
 
-def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
+def report(rows: Sequence[Row], load_before: str, effort: float, seed: int) -> str:
     """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     shown = dict.fromkeys(row.instance for row in rows)
     lines = [
         f"# Averaging rarely, in fewer bits, and its price, {today}",
         "",
-        describe_environment(before),
+        describe_environment(load_before),
         "",
         f"Regenerate with `python -m benchmarks.local_sgd`. Effort {effort:g}, seed {seed}, "
         "nothing else "
@@ -130,7 +130,7 @@ def _row(row: Row) -> str:
     ratio = None if row.ranks_s is None else row.step_s / row.ranks_s
     cells = [
         row.instance,
-        str(row.every),
+        str(row.interval),
         row.codec,
         row.boundary,
         number(row.step_s),
@@ -154,12 +154,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--effort", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    before, rows = f"{os.getloadavg()[0]:.1f}", []
+    load_before, rows = f"{os.getloadavg()[0]:.1f}", []
     for name in args.instances:
-        for way in WAYS:
-            rows.append(measure(name, way, args.effort, args.seed))
+        for method in WAYS:
+            rows.append(measure(name, method, args.effort, args.seed))
             print(_row(rows[-1]), flush=True)
-    write_text(args.out, report(rows, before, args.effort, args.seed))
+    write_text(args.out, report(rows, load_before, args.effort, args.seed))
     return 0
 
 

@@ -68,13 +68,13 @@ def measure(name: str) -> Row:
     return Row(name, work.parameters, pipeline / GIGA, averaging / GIGA)
 
 
-def report(rows: Sequence[Row], before: str, picture: str) -> str:
+def report(rows: Sequence[Row], load_before: str, picture: str) -> str:
     """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# What pipelines and averaging send as models grow, {today}",
         "",
-        describe_environment(before, ("planner", "numpy")),
+        describe_environment(load_before, ("planner", "numpy")),
         "",
         f"Regenerate with `python -m benchmarks.local_sgd_bytes`. {STAGES} stages x {PEERS} "
         "devices, batch "
@@ -86,7 +86,7 @@ def report(rows: Sequence[Row], before: str, picture: str) -> str:
         "So it is here with activations in fp32; in bf16 averaging is most from the smallest on.",
         "",
         "| model | parameters | pipelines | "
-        + " | ".join(f"averaging, H = {every}" for every in EVERY)
+        + " | ".join(f"averaging, H = {interval}" for interval in EVERY)
         + " | averaging's part, H = 1 | activations in fp32 | all, H = 1 over H = 50 |",
         "|---|---|---|" + "---|" * len(EVERY) + "---|---|---|",
         *map(_row, rows),
@@ -98,14 +98,14 @@ def report(rows: Sequence[Row], before: str, picture: str) -> str:
 
 
 def _row(row: Row) -> str:
-    whole = row.pipeline_gb + row.averaging_gb
-    saved = whole / (row.pipeline_gb + row.averaging_gb / 50)
+    total_gb = row.pipeline_gb + row.averaging_gb
+    saved = total_gb / (row.pipeline_gb + row.averaging_gb / 50)
     cells = [
         row.model,
         f"{row.parameters / 1e6:.1f} million",
         f"{row.pipeline_gb:.3f}",
-        *(f"{row.averaging_gb / every:.3f}" for every in EVERY),
-        f"{row.averaging_gb / whole:.1%}",
+        *(f"{row.averaging_gb / interval:.3f}" for interval in EVERY),
+        f"{row.averaging_gb / total_gb:.1%}",
         f"{row.averaging_gb / (2 * row.pipeline_gb + row.averaging_gb):.1%}",
         f"{saved:.2f} x",
     ]
@@ -120,9 +120,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes = figure.subplots()
     size = [row.parameters for row in rows]
     axes.plot(size, [row.pipeline_gb for row in rows], "o-", label="pipelines")
-    for every in EVERY:
-        some = [row.averaging_gb / every for row in rows]
-        axes.plot(size, some, "s--", label=f"averaging, H = {every}")
+    for interval in EVERY:
+        some = [row.averaging_gb / interval for row in rows]
+        axes.plot(size, some, "s--", label=f"averaging, H = {interval}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     for row in rows:
@@ -145,12 +145,12 @@ def main(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="python -m benchmarks.local_sgd_bytes", description=__doc__)
     parser.add_argument("--out", type=Path, default=report_path("local-sgd-bytes"))
     args = parser.parse_args(argv)
-    before, rows = f"{os.getloadavg()[0]:.1f}", [measure(name) for name in MODELS]
+    load_before, rows = f"{os.getloadavg()[0]:.1f}", [measure(name) for name in MODELS]
     for row in rows:
         print(_row(row))
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
-    write_text(args.out, report(rows, before, picture.name))
+    write_text(args.out, report(rows, load_before, picture.name))
     return 0
 
 

@@ -193,7 +193,8 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
         "figures": lambda: _scheduler_lines(scale),
         "links": lambda: _link_lines(instance, problem, seeds, scale),
     }
-    again = f"--seeds {' '.join(map(str, seeds))} --sections {' '.join(sections)}"
+    options = f"--seeds {' '.join(map(str, seeds))} --sections {' '.join(sections)}"
+    options += " --quick" if quick else ""
     lines = [
         "# Paths",
         "",
@@ -203,7 +204,7 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
         )
         + " 2 threads used.",
         "",
-        f"Regenerate with `python -m benchmarks.paths {again}{' --quick' if quick else ''}`.",
+        f"Regenerate with `python -m benchmarks.paths {options}`.",
     ]
     for name in sections:
         lines += make[name]()
@@ -333,12 +334,12 @@ def _link_lines(
         for seed in seeds:
             row = solved(name, paper, 60 * scale, seed)
             assert isinstance(row.result.plan, PathPlan)
-            again = retimed(queue, row.result.plan)
-            best[name] = min(best[name], again.makespan_s)
+            shared = retimed(queue, row.result.plan)
+            best[name] = min(best[name], shared.makespan_s)
             bound[name] = max(bound.get(name, (0.0, "")), _bound_of(row))
             lines.append(
                 f"| {name} | {row.limit_s:g} | {seed} | {row.result.objective:.3f} | "
-                f"{row.result.bound:.3f} | {again.makespan_s:.3f} | {len(check(again, queue))} |"
+                f"{row.result.bound:.3f} | {shared.makespan_s:.3f} | {len(check(shared, queue))} |"
             )
     lines += ["", "Solved for links that queue:", *HEADER]
     for name, _, queue in both:

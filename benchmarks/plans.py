@@ -114,8 +114,8 @@ class Row:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """Read a line of the results."""
-        kept = {name: Baseline(**found) for name, found in data.pop("baselines").items()}
-        return cls(**{"settled_s": None, "long_run_s": None} | data, baselines=kept)
+        rules = {name: Baseline(**found) for name, found in data.pop("baselines").items()}
+        return cls(**{"settled_s": None, "long_run_s": None} | data, baselines=rules)
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -175,8 +175,8 @@ def seedless(problem: PlanningProblem) -> dict[str, Baseline]:
 
     def sailor() -> list[Baseline]:
         rule = sailor_rule(problem)
-        before = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
-        return [_fixed(rule.plan, SearchCounts(), before)]
+        prefix = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
+        return [_fixed(rule.plan, SearchCounts(), prefix)]
 
     found = [
         *_tried(ranks, 2),
@@ -198,8 +198,8 @@ def seeded(problem: PlanningProblem, effort: float) -> dict[str, Baseline]:
 
     def dtfm() -> list[Baseline]:
         rule = dtfm_rule(problem, Effort(effort))
-        before = f"cost {rule.cost_s:.2f} s: "
-        return [_fixed(rule.plan, SearchCounts(), before), _fixed(rule.tried, SearchCounts())]
+        prefix = f"cost {rule.cost_s:.2f} s: "
+        return [_fixed(rule.plan, SearchCounts(), prefix), _fixed(rule.tried, SearchCounts())]
 
     return dict(zip(NAMES[5:], _tried(dtfm, 2), strict=True))
 
@@ -212,13 +212,13 @@ def _tried(make: Callable[[], list[Baseline]], count: int = 1) -> list[Baseline]
         return [_refused(error)] * count
 
 
-def _fixed(plan: BaselinePlan, tally: SearchCounts, before: str = "") -> Baseline:
-    words = [
-        f"{before}{plan.stages} x {plan.pipelines}, mb {plan.microbatch_samples}, {plan.order}"
+def _fixed(plan: BaselinePlan, tally: SearchCounts, prefix: str = "") -> Baseline:
+    facts = [
+        f"{prefix}{plan.stages} x {plan.pipelines}, mb {plan.microbatch_samples}, {plan.order}"
     ]
-    words += ["recomputing"] * plan.recompute + ["balanced layers"] * plan.balanced
-    words += [f"{tally.left_out} more not tried"] * (tally.left_out > 0)
-    return Baseline(plan.step_s, ", ".join(words))
+    facts += ["recomputing"] * plan.recompute + ["balanced layers"] * plan.balanced
+    facts += [f"{tally.left_out} more not tried"] * (tally.left_out > 0)
+    return Baseline(plan.step_s, ", ".join(facts))
 
 
 def _refused(error: ProblemError) -> Baseline:
@@ -258,7 +258,7 @@ def measure(
     return Row(name, seed, asked, *found, about, seconds, baselines)
 
 
-def report(rows: Sequence[Row], before: str) -> str:
+def report(rows: Sequence[Row], load_before: str) -> str:
     """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     asked = sorted({row.asked for row in rows})
@@ -267,7 +267,7 @@ def report(rows: Sequence[Row], before: str) -> str:
     lines = [
         f"# Plans and what needs no planner, {today}",
         "",
-        describe_environment(before),
+        describe_environment(load_before),
         "",
         f"Regenerate with `python -m benchmarks.plans`. Asked: {'; '.join(asked)}. Seeds "
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock "
@@ -364,7 +364,7 @@ def main(argv: Sequence[str]) -> int:
         stop = AnyOf(stop, MaxRuntime(args.seconds))
         asked += f", at most {args.seconds:g} s"
     asked += f", {json.dumps(args.fields)}" if args.fields else ", nothing fixed"
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     for row in _measured(args, request, stop, asked):
         print(_row(row), flush=True)
@@ -373,7 +373,7 @@ def main(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt  # interrupted before the first row
     for line in summary(rows):
         print(line)
-    write_text(args.out, report(rows, before))
+    write_text(args.out, report(rows, load_before))
     return 0
 
 
@@ -381,11 +381,11 @@ def _measured(
     args: argparse.Namespace, request: PlanRequest, stop: StoppingCriterion, asked: str
 ) -> Iterator[Row]:
     """Return stored and new rows; new ones are stored, unless their search was interrupted."""
-    kept = _kept(args.results)
+    saved_rows = _kept(args.results)
     for name in args.instances or (catalogue() if args.catalogue else INSTANCES):
         same: dict[str, Baseline] = {}
         for seed in args.seeds:
-            row = kept.get((name, seed, asked))
+            row = saved_rows.get((name, seed, asked))
             if row is None:
                 problem = instances()[name].problem(request, seed)
                 same = same or seedless(problem)

@@ -128,16 +128,16 @@ def compared(name: str, cluster: Cluster, log: ProbeLog) -> list[Off]:
         for k, d in enumerate(ids)
         for ends, limit, axis in (((d, ALL), up, 1), ((ALL, d), down, 0))
     ]
-    told = {"latency": latency, "one flow": one, "two flows": two, "whole lines": lines}
-    return [Off(name, what, np.array(values) - 1) for what, values in told.items()]
+    summary = {"latency": latency, "one flow": one, "two flows": two, "whole lines": lines}
+    return [Off(name, what, np.array(values) - 1) for what, values in summary.items()]
 
 
-def report(rows: Sequence[Off], seed: int, before: str) -> str:
+def report(rows: Sequence[Off], seed: int, load_before: str) -> str:
     """Format the dated report as Markdown."""
     lines = [
         f"# Probed against imposed links, {datetime.now(UTC).date().isoformat()}",
         "",
-        describe_environment(before, ("planner", "numpy", "torch")),
+        describe_environment(load_before, ("planner", "numpy", "torch")),
         "",
         f"Regenerate with `python -m benchmarks.probe_accuracy --seed {seed}`, as root. "
         f"{DEVICES} devices of each "
@@ -159,13 +159,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows: list[Off] = []
     for name in args.networks:
         cluster = time_scale(name, NETWORKS[name], DEVICES, args.seed)
         rows += compared(name, cluster, probed(cluster))
         print("\n".join(row.line() for row in rows[-4:]), flush=True)
-    write_text(args.out, report(rows, args.seed, before))
+    write_text(args.out, report(rows, args.seed, load_before))
     print(f"wrote {args.out}")
     return 0
 

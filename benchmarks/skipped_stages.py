@@ -103,30 +103,30 @@ def plan_of(stages: int, visited: int, *, swaps: int | None = None) -> TrainingP
 
 def row_of(key: str, folder: Path, steps: int) -> Row:
     """Train a model, then evaluate it with dropped stages."""
-    kept = folder / f"kept-{key.rstrip('%')}"
-    more = ("--checkpoint", str(kept), "--every", str(steps))
-    made = train(plan_of(*TRAINED[key]), folder, steps, EVERY, RATE, *more)
+    checkpoint = folder / f"kept-{key.rstrip('%')}"
+    extra = ("--checkpoint", str(checkpoint), "--every", str(steps))
+    made = train(plan_of(*TRAINED[key]), folder, steps, EVERY, RATE, *extra)
     curve = {str(e["steps"]): e["perplexity"] for e in made.evaluated if e["paths"] == "all stages"}
     dropped = {"0%": curve[str(steps)]}
     for what, (stages, visited) in DROPPED.items():
         if visited < stages:
             alone = train(
                 *(plan_of(stages, visited, swaps=0), folder, steps, EVERY, RATE),
-                *("--resume", str(kept)),
+                *("--resume", str(checkpoint)),
             )
             (few,) = (e for e in alone.evaluated if e["paths"] != "all stages")
             dropped[what] = few["perplexity"]
     return Row(key, curve, dropped, made.losses, made.sent_bytes, made.seconds)
 
 
-def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
+def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, load_before: str) -> str:
     """Format the dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     steps = list(rows[0].curve)
     lines = [
         f"# Stages skipped in training, and dropped afterwards, {today}",
         "",
-        f"{describe_environment(before, LIBRARIES)} "
+        f"{describe_environment(load_before, LIBRARIES)} "
         f"Regenerate with `python -m benchmarks.skipped_stages`.",
         "",
         f"{said_of(small_llama(LAYERS))}; a device a stage: four stages, or six where a third is "
@@ -201,7 +201,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main(argv: Sequence[str]) -> int:
     """Train and write the report; return the exit code."""
     args = arguments(argv, "skipping", __doc__, STEPS, EVERY)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows, sizes = rows_of(
         args,
         TRAINED,
@@ -211,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
     )
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
-    write_text(args.out, report(rows, sizes, picture.name, before))
+    write_text(args.out, report(rows, sizes, picture.name, load_before))
     return 0
 
 

@@ -102,9 +102,9 @@ def texts(folder: Path) -> tuple[int, int]:
         parts["held" if k % HELD_OUT == 0 else "train"].append(text)
     sizes = []
     for name, several in parts.items():
-        whole = "".join(several).encode()
-        (folder / f"{name}.txt").write_bytes(whole)
-        sizes.append(len(whole))
+        content = "".join(several).encode()
+        (folder / f"{name}.txt").write_bytes(content)
+        sizes.append(len(content))
     return sizes[0], sizes[1]
 
 
@@ -117,7 +117,7 @@ def said_of_texts(sizes: tuple[int, int]) -> str:
 
 
 def train(
-    plan: TrainingPlan, folder: Path, steps: int, every: int, rate: float, *more: str
+    plan: TrainingPlan, folder: Path, steps: int, interval: int, rate: float, *extra: str
 ) -> Trained:
     """Run one training."""
     path = folder / "plan.json"
@@ -128,8 +128,8 @@ def train(
         *("--devices", *ids, "--steps", str(steps), "--wait", WAIT_S),
         *("--data", str(folder / "train.txt"), "--shuffle", str(SHUFFLE)),
         *("--eval-data", str(folder / "held.txt"), "--eval-batches", str(BATCHES)),
-        *("--eval-every", str(every), *SCHEDULE, "--schedule-steps", str(steps)),
-        *("--learning-rate", str(rate), *more),
+        *("--eval-every", str(interval), *SCHEDULE, "--schedule-steps", str(steps)),
+        *("--learning-rate", str(rate), *extra),
     ]
     lines: list[str] = []
     begin = time.monotonic()
@@ -155,21 +155,21 @@ def train(
 
 def means(losses: Sequence[float], width: int) -> list[float]:
     """Average losses over windows of ``width``, for a curve."""
-    whole = len(losses) // width * width
-    return [sum(losses[k : k + width]) / width for k in range(0, whole, width)]
+    end = len(losses) // width * width
+    return [sum(losses[k : k + width]) / width for k in range(0, end, width)]
 
 
 def arguments(
-    argv: Sequence[str], name: str, about: str | None, steps: int, every: int
+    argv: Sequence[str], name: str, about: str | None, steps: int, interval: int
 ) -> argparse.Namespace:
     """Parse a benchmark's command line."""
     parser = OneLineParser(prog=f"planner bench {name}", description=about)
     parser.add_argument("--out", type=Path, default=report_path(name))
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and continue")
-    parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {every}")
+    parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {interval}")
     args = parser.parse_args(argv)
-    if args.steps < every or args.steps % every:
-        raise ValueError(f"--steps is {args.steps}; give a multiple of {every}")
+    if args.steps < interval or args.steps % interval:
+        raise ValueError(f"--steps is {args.steps}; give a multiple of {interval}")
     return args
 
 
@@ -187,16 +187,16 @@ def rows_of(
     tuple[list[RowT], tuple[int, int]]
         Rows in the order of ``keys``; sizes of both texts in bytes.
     """
-    kept: dict[str, RowT] = {}
+    saved_rows: dict[str, RowT] = {}
     if args.results is not None and args.results.exists():
         found = (form(**json.loads(line)) for line in args.results.read_text().splitlines())
-        kept = {row.key: row for row in found if len(row.losses) == args.steps}
+        saved_rows = {row.key: row for row in found if len(row.losses) == args.steps}
     rows = []
     with tempfile.TemporaryDirectory() as name:
         sizes = texts(Path(name))
         for key in keys:
-            row = kept.get(key) or make(key, Path(name))
-            if args.results is not None and key not in kept:
+            row = saved_rows.get(key) or make(key, Path(name))
+            if args.results is not None and key not in saved_rows:
                 with args.results.open("a") as file:
                     file.write(json.dumps(asdict(row)) + "\n")
             print(say(row), flush=True)

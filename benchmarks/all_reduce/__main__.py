@@ -56,13 +56,13 @@ class Row:
     chunking: Chunking
     found: dict[str, list[tuple[float, float]]]
 
-    def seconds(self, way: str) -> float:
+    def seconds(self, method: str) -> float:
         """Median."""
-        return statistics.median(seconds for seconds, _ in self.found[way])
+        return statistics.median(seconds for seconds, _ in self.found[method])
 
-    def extra_bytes(self, way: str) -> float:
+    def extra_bytes(self, method: str) -> float:
         """The most."""
-        return max(size for _, size in self.found[way])
+        return max(size for _, size in self.found[method])
 
 
 def local_pace(ranks: int, values: int) -> Chunking:
@@ -114,17 +114,19 @@ def measure(ranks: int, values: int, repeats: int, *, gpus: bool = False) -> Row
     return Row(ranks, values, chunking, json.loads(outputs[0][0].strip().splitlines()[-1]))
 
 
-def report(rows: Sequence[Row], words: str, before: str) -> str:
+def report(rows: Sequence[Row], command: str, load_before: str) -> str:
     """The dated report as Markdown."""
     names = list(rows[0].found)
     library = WAYS[names[0]].partition("'")[0]
-    heads = [WAYS[way] for way in names] + [f"extra memory, {WAYS[way]}" for way in names]
+    heads = [WAYS[method] for method in names] + [
+        f"extra memory, {WAYS[method]}" for method in names
+    ]
     lines = [
         f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
         "",
-        describe_environment(before, ("planner", "numpy", "torch")),
+        describe_environment(load_before, ("planner", "numpy", "torch")),
         "",
-        f"Regenerate with `python -m benchmarks.all_reduce {words}`. Processes of one thread, "
+        f"Regenerate with `python -m benchmarks.all_reduce {command}`. Processes of one thread, "
         "the ways "
         f"in turns; medians of the slowest rank's seconds with their ratio to {library}'s, and the "
         "most host memory beyond the vector that any rank took. Of the processors nothing is left "
@@ -136,7 +138,7 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
     ]
     for row in rows:
         first, *ours = map(row.seconds, row.found)
-        extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in row.found]
+        extra = [f"{row.extra_bytes(method) / 1e6:.1f} MB" for method in row.found]
         cells = [f"{seconds:.3f} s ({seconds / first:.2f})" for seconds in ours]
         lines.append(
             f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {first:.3f} s | "
@@ -165,17 +167,17 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.out is None:
         args.out = report_path("all-reduce-gpus" if args.gpus else "all-reduce")
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     cases = cases_of(gpus=args.gpus)
-    words = f"--repeats {args.repeats}"
-    words += " --gpus" if args.gpus else ""
+    command = f"--repeats {args.repeats}"
+    command += " --gpus" if args.gpus else ""
     for ranks, values in cases:
         row = measure(ranks, values, args.repeats, gpus=args.gpus)
         rows.append(row)
-        told = ", ".join(f"{way} {row.seconds(way):.3f} s" for way in row.found)
-        print(f"{ranks} ranks, {values:,} values: {told}", flush=True)
-    write_text(args.out, report(rows, words, before))
+        summary = ", ".join(f"{method} {row.seconds(method):.3f} s" for method in row.found)
+        print(f"{ranks} ranks, {values:,} values: {summary}", flush=True)
+    write_text(args.out, report(rows, command, load_before))
     return 0
 
 

@@ -61,11 +61,11 @@ def main() -> int:
         backend.wait_time_s(backend.mark())
 
     ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
-    with ExitStack() as held:
+    with ExitStack() as stack:
         os.environ[NEAR] = "1"
-        for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
-            os.environ[NEAR] = near
-            opened = held.enter_context(connections_to(ranks, wanted, name))
+        for name, inside in (("exchange", "1"), ("exchange, TCP", "0")):
+            os.environ[NEAR] = inside
+            opened = stack.enter_context(connections_to(ranks, wanted, name))
             peers = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
 
             def exchange(peers: AllReduceLinks = peers) -> None:
@@ -79,8 +79,8 @@ def main() -> int:
             ways[name] = exchange
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats + 1):
-            for name, way in ways.items():
-                found[name].append(_measured(vector, way))
+            for name, method in ways.items():
+                found[name].append(_measured(vector, method))
                 if not bool((vector == world * (world + 1) / 2).all()):
                     raise SystemExit(f"{name}: the sum is wrong")
     if rank == 0:
@@ -90,17 +90,17 @@ def main() -> int:
     return 0
 
 
-def _measured(vector: torch.Tensor, way: Callable[[], None]) -> tuple[float, float]:
+def _measured(vector: torch.Tensor, method: Callable[[], None]) -> tuple[float, float]:
     """Seconds of the slowest rank, and the most memory that any took beyond what it had."""
     vector.fill_(dist.get_rank() + 1.0)
     with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
         file.write(CLEAR_PEAK)
-    before = _status("VmRSS")
+    rss_before = _status("VmRSS")
     dist.barrier()
     start = time.perf_counter()
-    way()
+    method()
     seconds = time.perf_counter() - start
-    most = torch.tensor([seconds, _status("VmHWM") - before], dtype=torch.float64)
+    most = torch.tensor([seconds, _status("VmHWM") - rss_before], dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return float(most[0]), float(most[1])
 

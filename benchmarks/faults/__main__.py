@@ -57,31 +57,31 @@ def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> 
     """One rank is killed, or is stopped until all others have ended."""
     with fresh_run() as run:
         path, names = saved(run, pipelines)
-        others = [name for name in names if name != names[victim]]
+        peers = [name for name in names if name != names[victim]]
         for name in names:
             run.start(
                 name, [*rank_words(run, path, names[victim], fault, phase), "--devices", name]
             )
-        seconds = since(run, others)
+        seconds = since(run, peers)
         if fault == "stop":
             run.processes[names[victim]].send_signal(signal.SIGCONT)
         run.follow([names[victim]])
         return Row(
-            *(what, phase, names[victim], run.said(others), codes_of(run, others)),
+            *(what, phase, names[victim], run.said(peers), codes_of(run, peers)),
             *(seconds, run.left()),
         )
 
 
-def cut(what: str, victim: int, others: Sequence[int], phase: str) -> Row:
+def cut(what: str, victim: int, peers: Sequence[int], phase: str) -> Row:
     """The network between a device and others is cut for good."""
-    with fresh_run() as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as stack:
         path, names = saved(run)
-        network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
+        network = stack.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
         for device, name in enumerate(names):
             words = [*rank_words(run, path, names[victim], "cut", phase), "--devices", name]
             run.start_in(network, device, words)
-        when_due(run, lambda: change_links(network, run.environment, victim, others))
+        when_due(run, lambda: change_links(network, run.environment, victim, peers))
         seconds = since(run, names)
         return Row(
             what, phase, names[victim], run.said(names), codes_of(run, names), seconds, run.left()
@@ -101,9 +101,9 @@ def unfit(what: str, start: Callable[[Run, str, list[str]], None]) -> Row:
         return Row(what, "join", "", said, codes_of(run, all_names), seconds, run.left())
 
 
-def _rank(path: str, name: str, *more: str) -> list[str]:
+def _rank(path: str, name: str, *extra: str) -> list[str]:
     words = ["-m", "planner.executor", path, "--devices", name, "--device", "cpu"]
-    return [*words, "--steps", STEPS, "--wait", WAIT, *more]
+    return [*words, "--steps", STEPS, "--wait", WAIT, *extra]
 
 
 def _missing(run: Run, path: str, names: list[str]) -> None:
@@ -182,13 +182,13 @@ def rows(quick: bool, network: bool) -> Iterator[Row]:
             if pipelines > 1 or phase != "averaging":
                 yield hurt(what, fault, victim, phase, pipelines)
     if network:
-        for what, victim, others in (
+        for what, victim, peers in (
             ("rank 0 cut off", 0, range(1, 6)),
             ("another cut off", 4, (0, 1, 2, 3, 5)),
             ("link of two neighbours cut", 4, (5,)),
         ):
             for phase in phases:
-                yield cut(what, victim, others, phase)
+                yield cut(what, victim, peers, phase)
     for what, start in UNFIT.items():
         yield unfit(what, start)
     yield by_starter("SIGKILL under torchrun, one node", _torchrun(1), "backward")
@@ -225,9 +225,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"cuts and full disks are left out: {error}", file=sys.stderr)
     lines = [f"# When something fails, {today}", ""]
 
-    def say(*more: str) -> None:
-        lines.extend(more)
-        print("\n".join(more), flush=True)
+    def say(*extra: str) -> None:
+        lines.extend(extra)
+        print("\n".join(extra), flush=True)
 
     say(
         f"planner {version('planner')}, torch {version('torch')}, {os.cpu_count()} processors, "

@@ -92,12 +92,12 @@ def elastic_rows(quick: bool, network: bool) -> Iterator[ElasticRow]:
     yield hurt("SIGKILL of a stage's only device", "kill", 1, "backward", {}, pipelines=1)
     yield hurt("SIGKILL of another, started again", "kill", 4, "backward", want, back=True)
     if network:
-        for what, others in (
+        for what, peers in (
             ("another cut off", (0, 1, 2, 3, 5)),
             ("link of two neighbours cut", (5,)),
         ):
             for phase in phases:
-                yield cut(what, 4, others, phase, want)
+                yield cut(what, 4, peers, phase, want)
 
 
 def losses_without_fault() -> dict[int, float]:
@@ -129,12 +129,12 @@ def hurt(
             until_due(run)
             if back:
                 run.follow([names[victim]])
-                words = rank_words(run, path, names[victim], fault, phase)
-                words += ["--elastic", "--events", "--steps", str(steps)]
-                run.start("again", [*words, "--devices", names[victim]])
+                command = rank_words(run, path, names[victim], fault, phase)
+                command += ["--elastic", "--events", "--steps", str(steps)]
+                run.start("again", [*command, "--devices", names[victim]])
             at_s = _goes_on(run, names)
-            others = [name for name in run.processes if name != names[victim]]
-            run.follow(others)
+            peers = [name for name in run.processes if name != names[victim]]
+            run.follow(peers)
             if fault == "stop":
                 run.processes[names[victim]].send_signal(signal.SIGCONT)
             run.follow(list(run.processes))
@@ -142,18 +142,18 @@ def hurt(
 
 
 def cut(
-    what: str, victim: int, others: Sequence[int], phase: str, want: Mapping[int, float]
+    what: str, victim: int, peers: Sequence[int], phase: str, want: Mapping[int, float]
 ) -> ElasticRow:
     """The network between a device and others is cut for good; rank 0 serves the store."""
-    with fresh_run() as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as stack:
         path, names = saved(run)
-        network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
+        network = stack.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
-        words = rank_words(run, path, names[victim], "cut", phase)
-        words += ["--elastic", "--events", "--steps", str(STEPS)]
+        command = rank_words(run, path, names[victim], "cut", phase)
+        command += ["--elastic", "--events", "--steps", str(STEPS)]
         for device, name in enumerate(names):
-            run.start_in(network, device, [*words, "--devices", name])
-        when_due(run, lambda: change_links(network, run.environment, victim, others))
+            run.start_in(network, device, [*command, "--devices", name])
+        when_due(run, lambda: change_links(network, run.environment, victim, peers))
         at_s = _goes_on(run, names)
         run.follow(names)
         return _row(run, what, phase, at_s, want)
@@ -172,8 +172,8 @@ def _start(
     run: Run, path: str, names: list[str], victim: str, fault: str, phase: str, steps: int
 ) -> None:
     for name in names:
-        words = [*rank_words(run, path, victim, fault, phase), "--elastic", "--events"]
-        run.start(name, [*words, "--steps", str(steps), "--devices", name])
+        command = [*rank_words(run, path, victim, fault, phase), "--elastic", "--events"]
+        run.start(name, [*command, "--steps", str(steps), "--devices", name])
 
 
 def _events(run: Run, names: Sequence[str]) -> list[dict[str, Any]]:

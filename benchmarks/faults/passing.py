@@ -40,9 +40,9 @@ def stopped(victim: int, patience: str | None) -> Row:
     """SIGSTOP, and SIGCONT after a while."""
     with fresh_run() as run:
         path, names = saved(run)
-        words = [*rank_words(run, path, names[victim], "stop", "backward"), *_more(patience)]
+        command = [*rank_words(run, path, names[victim], "stop", "backward"), *_more(patience)]
         for name in names:
-            run.start(name, [*words, "--devices", name])
+            run.start(name, [*command, "--devices", name])
         until_due(run)
         _pass(run, names)
         run.processes[names[victim]].send_signal(signal.SIGCONT)
@@ -51,13 +51,13 @@ def stopped(victim: int, patience: str | None) -> Row:
 
 def mended(victim: int, other: int, patience: str | None) -> Row:
     """The link of two neighbours is cut, and mended after a while."""
-    with fresh_run() as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as stack:
         path, names = saved(run)
-        network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
+        network = stack.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
-        words = [*rank_words(run, path, names[victim], "cut", "backward"), *_more(patience)]
+        command = [*rank_words(run, path, names[victim], "cut", "backward"), *_more(patience)]
         for device, name in enumerate(names):
-            run.start_in(network, device, [*words, "--devices", name])
+            run.start_in(network, device, [*command, "--devices", name])
         when_due(run, lambda: change_links(network, run.environment, victim, [other]))
         _pass(run, names)
         change_links(network, run.environment, victim, [other], "mend")
@@ -68,13 +68,13 @@ def full_disk() -> Row:
     """Checkpoints go to a file system that holds some shards of one and not all."""
     with fresh_run() as run:
         path, names = saved(run)
-        kept = run.folder / "kept"
-        kept.mkdir()
-        words = ["-m", "planner.executor", path, "--device", "cpu", "--steps", DONE]
-        words += ["--checkpoint", str(kept), "--every", str(STEP + 1)]
-        with _small(kept):
+        checkpoints = run.folder / "kept"
+        checkpoints.mkdir()
+        command = ["-m", "planner.executor", path, "--device", "cpu", "--steps", DONE]
+        command += ["--checkpoint", str(checkpoints), "--every", str(STEP + 1)]
+        with _small(checkpoints):
             for name in names:
-                run.start(name, [*words, "--devices", name])
+                run.start(name, [*command, "--devices", name])
             ended = run.follow(names)
         ends = run.ended_s.values()
         seconds = max(ends) - min(ends) if ended else None

@@ -56,8 +56,8 @@ class Fault:
         As the first word has it.
     """
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given, self._folder = given, Path(given["folder"])
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._given, self._folder = options, Path(options["folder"])
         self._steps = -1
         self._done = False
         self._open: Connections = {}
@@ -97,11 +97,11 @@ class Fault:
     def _before(self, owner: Any, name: str, when: Callable[..., bool]) -> None:
         usual = getattr(owner, name)
 
-        def hurt(*args: Any, **more: Any) -> Any:
+        def hurt(*args: Any, **extra: Any) -> Any:
             if when(*args) and not self._done:
                 self._done = True
                 self._happen()
-            return usual(*args, **more)
+            return usual(*args, **extra)
 
         setattr(owner, name, hurt)
 
@@ -120,8 +120,8 @@ class Fault:
     def _keep_connections(self) -> None:
         usual = opening._open
 
-        def opened(*args: Any, **more: Any) -> Connections:
-            found = usual(*args, **more)
+        def opened(*args: Any, **extra: Any) -> Connections:
+            found = usual(*args, **extra)
             self._open |= found
             return found
 
@@ -167,14 +167,14 @@ def _count_late(seconds: float) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the rank; returns the exit code."""
     torch.set_num_threads(1)
-    given, words = json.loads(argv[0]), list(argv[1:])
-    devices = parse_arguments(words, None).devices
-    happened = (Path(given["folder"]) / "when").exists()
-    if binding.own_name(devices) == given.get("late"):
-        _count_late(float(given["late_s"]))
-    if binding.own_name(devices) in given["device"].split(BOTH) and not happened:
-        Fault(given).prepare()
-    return entry.main(words)
+    options, command = json.loads(argv[0]), list(argv[1:])
+    devices = parse_arguments(command, None).devices
+    happened = (Path(options["folder"]) / "when").exists()
+    if binding.own_name(devices) == options.get("late"):
+        _count_late(float(options["late_s"]))
+    if binding.own_name(devices) in options["device"].split(BOTH) and not happened:
+        Fault(options).prepare()
+    return entry.main(command)
 
 
 if __name__ == "__main__":

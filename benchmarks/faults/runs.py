@@ -96,12 +96,12 @@ class Run:
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
 
-    def start(self, name: str, command: Sequence[str], **more: str) -> None:
+    def start(self, name: str, command: Sequence[str], **extra: str) -> None:
         """A process on this machine, in a session of its own."""
         with self.file(name, "err").open("w") as errors, self.file(name, "out").open("w") as out:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *command],
-                env=self.environment | more,
+                env=self.environment | extra,
                 stdout=out,
                 stderr=errors,
                 text=True,
@@ -215,14 +215,14 @@ def saved(run: Run, pipelines: int = 2, seed: int = 0) -> tuple[str, list[str]]:
 
 def rank_words(run: Run, path: str, victim: str, fault: str, phase: str) -> list[str]:
     """Of a rank's command, but for its device."""
-    given = {
+    options = {
         "device": victim,
         "fault": fault,
         "phase": phase,
         "step": STEP,
         "folder": str(run.folder),
     }
-    words = ["-m", "benchmarks.faults.rank", json.dumps(given), path, "--steps", STEPS]
+    words = ["-m", "benchmarks.faults.rank", json.dumps(options), path, "--steps", STEPS]
     if phase == "checkpoint":
         words += ["--checkpoint", str(run.folder / "kept"), "--every", str(STEP + 1)]
     return [*words, "--device", "cpu", "--wait", WAIT]
@@ -258,13 +258,13 @@ def change_links(
     network: EmulatedNetwork,
     environment: dict[str, str],
     victim: int,
-    others: Sequence[int],
+    peers: Sequence[int],
     how: str = "cut",
 ) -> None:
     """Cut or mend all links of a device with others."""
     module = [sys.executable, "-m", "benchmarks.faults.cut", how]
-    done = [network.start(victim, [*module, *map(str, others)], environment)]
-    done += [network.start(other, [*module, str(victim)], environment) for other in others]
+    done = [network.start(victim, [*module, *map(str, peers)], environment)]
+    done += [network.start(other, [*module, str(victim)], environment) for other in peers]
     for process in done:
         _, error = process.communicate(timeout=LIMIT_S)
         if process.returncode:

@@ -101,19 +101,19 @@ class About:
     """What a report says of its plans: a title, how to run them again, and the networks."""
 
     title: str
-    again: str
+    rerun_command: str
     networks: Sequence[str] = ()
 
 
-def report(rows: Sequence[Row], settings: EmulationSettings, before: str, about: About) -> str:
+def report(rows: Sequence[Row], settings: EmulationSettings, load_before: str, about: About) -> str:
     """The dated report as Markdown."""
     today = datetime.now(UTC).date().isoformat()
     lines = [
         f"# {about.title}, {today}",
         "",
-        describe_environment(before, ("planner", "numpy", "numba", "torch")),
+        describe_environment(load_before, ("planner", "numpy", "numba", "torch")),
         "",
-        f"{about.again} imposed compute times; medians of {settings.rest} steps from rest "
+        f"{about.rerun_command} imposed compute times; medians of {settings.rest} steps from rest "
         f"(pipeline, averaging), and the mean of {settings.steps} steps that chain (step). Every "
         "pair of devices has its rate, delay and queue, every device its stated limits or else its "
         "fastest pair.",
@@ -177,8 +177,8 @@ def main(argv: Sequence[str]) -> int:
     if args.random is not None and args.plans is not None:
         parser.error("--plans names fixed plans, --random draws others; leave one out")
     settings = EmulationSettings(args.speed, None, args.steps, args.rest)
-    before = f"{os.getloadavg()[0]:.1f}"
-    kept = _kept(args.results)
+    load_before = f"{os.getloadavg()[0]:.1f}"
+    saved_rows = _kept(args.results)
     rows = []
     wanted = tuple([""] if args.plans is None else args.plans)
     cases: Iterable[Case | RandomCase] = (c for c in CASES if c.key.startswith(wanted))
@@ -186,10 +186,13 @@ def main(argv: Sequence[str]) -> int:
     about, name = About("Predicted against executed", FIXED, networks), "fidelity"
     if args.random is not None:
         cases = (RandomCase(args.seed + k) for k in range(args.random))
-        again = RANDOM.format(count=args.random, seed=args.seed)
-        about, name = About("Predicted against executed, drawn plans", again), f"{name}-random"
+        rerun_command = RANDOM.format(count=args.random, seed=args.seed)
+        about, name = (
+            About("Predicted against executed, drawn plans", rerun_command),
+            f"{name}-random",
+        )
     for case in cases:
-        row = next((row for key, row in kept.items() if case.is_of(key)), None)
+        row = next((row for key, row in saved_rows.items() if case.is_of(key)), None)
         if row is None:
             begin = time.monotonic()
             row = measure(case, settings)
@@ -204,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
     for line in summary(rows):
         print(line)
     out = args.out or report_path(name)
-    write_text(out, report(rows, settings, before, about))
+    write_text(out, report(rows, settings, load_before, about))
     return 0
 
 

@@ -42,9 +42,9 @@ def _devices(flops: float, **limits: Any) -> Devices:
 
 
 def _bandwidth() -> tuple[Cluster, Workload]:
-    whole = load_network("gcp12_skippipe_2025_repaired")
-    at = np.ix_(*[[whole.ids.index(name) for name in EIGHT]] * 2)
-    network = Network(whole.latency_s[at], whole.bandwidth_bytes_per_s[at], EIGHT)
+    full_network = load_network("gcp12_skippipe_2025_repaired")
+    at = np.ix_(*[[full_network.ids.index(name) for name in EIGHT]] * 2)
+    network = Network(full_network.latency_s[at], full_network.bandwidth_bytes_per_s[at], EIGHT)
     return Cluster(network, _devices(4e12)), small_model(64, 2, 1024)
 
 
@@ -69,8 +69,8 @@ def _limits() -> tuple[Cluster, Workload]:
 
 def _sites() -> tuple[Cluster, Workload]:
     two = load_network("aws8_dtfm_worldwide_2022")
-    near = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 5e8}
-    network = two.replicate({"Oregon": 5, "Virginia": 3}, **near)
+    inside = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 5e8}
+    network = two.replicate({"Oregon": 5, "Virginia": 3}, **inside)
     sites = [str(region) for region in network.regions]
     lines = {"Oregon": 6e7, "Virginia": 4e7}
     shared = {"site_upload_bytes_per_s": lines, "site_download_bytes_per_s": lines}
@@ -79,8 +79,8 @@ def _sites() -> tuple[Cluster, Workload]:
 
 def _regions() -> tuple[Cluster, Workload]:
     two = load_network("aws8_dtfm_worldwide_2022")
-    near = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 3e8}
-    network = two.replicate({"Oregon": 4, "Virginia": 4}, **near)
+    inside = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 3e8}
+    network = two.replicate({"Oregon": 4, "Virginia": 4}, **inside)
     return Cluster(network, _devices(4e12)), small_model(64, 2, 1024)
 
 

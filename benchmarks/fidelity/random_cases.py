@@ -72,8 +72,8 @@ class RandomCase:
             step_s = simulate_cycle(made)[0].step_s
             if step_s * sum(planned_steps(made, 5, 5)) <= LONGEST_S:
                 named = {name: value for name, value in fields.items() if name != "routing"}
-                words = [f"{name} {_word(value)}" for name, value in named.items()]
-                return ", ".join([where, *(words or ["everything open"])]), made
+                settings = [f"{name} {_word(value)}" for name, value in named.items()]
+                return ", ".join([where, *(settings or ["everything open"])]), made
 
 
 def _word(value: Any) -> str:
@@ -85,46 +85,46 @@ def _cluster(rng: Generator) -> tuple[Cluster, str]:
     network = _apart(rng) if apart else _regions(rng)
     count = len(network.ids)
     flops = np.full(count, np.exp(rng.uniform(np.log(1e12), np.log(8e12))))
-    words = [f"{count} devices" if apart else f"{count} in {len(set(network.regions))} regions"]
+    traits = [f"{count} devices" if apart else f"{count} in {len(set(network.regions))} regions"]
     if rng.random() < 0.5:
         flops *= rng.choice((0.5, 1.0, 2.0), count)
-        words.append("unlike")
+        traits.append("unlike")
     limits: dict[str, Any] = {}
     fastest = device_limits(Cluster(network, Devices(flops=flops, memory_bytes=16e9)))[0]
     drawn = rng.random()
     if drawn < 0.35:
-        for way in ("upload", "download"):
-            limits[f"{way}_bytes_per_s"] = fastest * rng.uniform(0.3, 1.5, count)
-        words.append("limited")
+        for direction in ("upload", "download"):
+            limits[f"{direction}_bytes_per_s"] = fastest * rng.uniform(0.3, 1.5, count)
+        traits.append("limited")
     elif drawn < 0.7 and not apart:
         sites = [str(region) for region in network.regions]
         shared = {
             site: float(fastest[[s == site for s in sites]].max() * rng.uniform(0.2, 1.0))
             for site in dict.fromkeys(sites)
         }
-        limits = {f"site_{way}_bytes_per_s": shared for way in ("upload", "download")}
+        limits = {f"site_{direction}_bytes_per_s": shared for direction in ("upload", "download")}
         limits["sites"] = sites
-        words.append("shared lines")
-    return Cluster(network, Devices(flops=flops, memory_bytes=16e9, **limits)), " ".join(words)
+        traits.append("shared lines")
+    return Cluster(network, Devices(flops=flops, memory_bytes=16e9, **limits)), " ".join(traits)
 
 
 def _apart(rng: Generator) -> Network:
     """A part of a measured network, its bandwidths scaled."""
-    whole = load_network(str(rng.choice(MEASURED))).complete()
+    full_network = load_network(str(rng.choice(MEASURED))).complete()
     count = int(rng.integers(MIN_DEVICES, MAX_DEVICES + 1))
-    part = whole.subset(sorted(rng.choice(whole.ids, count, replace=False).tolist()))
+    part = full_network.subset(sorted(rng.choice(full_network.ids, count, replace=False).tolist()))
     scale = np.exp(rng.uniform(np.log(0.5), np.log(8)))
     return part.replace(bandwidth_bytes_per_s=scale * part.bandwidth_bytes_per_s)
 
 
 def _regions(rng: Generator) -> Network:
     """Two or three regions, several devices in each."""
-    whole = load_network("aws8_dtfm_worldwide_2022")
-    chosen = rng.choice(whole.ids, int(rng.integers(2, 4)), replace=False).tolist()
+    full_network = load_network("aws8_dtfm_worldwide_2022")
+    chosen = rng.choice(full_network.ids, int(rng.integers(2, 4)), replace=False).tolist()
     counts = dict.fromkeys(sorted(chosen), 1)
     for _ in range(int(rng.integers(MIN_DEVICES, MAX_DEVICES + 1)) - len(chosen)):
         counts[str(rng.choice(chosen))] += 1
-    return whole.replicate(
+    return full_network.replicate(
         counts,
         intra_latency_s=float(rng.uniform(3e-4, 5e-3)),
         intra_bandwidth_bytes_per_s=float(rng.uniform(1e8, 5e8)),
@@ -154,14 +154,14 @@ def _fields(rng: Generator, cluster: Cluster) -> Mapping[str, Any]:
         rest = rng.multinomial(count - stages, [1 / stages] * stages)
         fields = {
             "stages": stages,
-            "stage_sizes": tuple(int(1 + more) for more in rest),
+            "stage_sizes": tuple(int(1 + extra) for extra in rest),
             "path_stages": int(rng.integers(max(1, stages - 1), stages + 1)),
             "full_every": int(rng.choice((0, 2))),
         }
 
-    def maybe(share: float, **more: Any) -> None:
+    def maybe(share: float, **extra: Any) -> None:
         if rng.random() < share:
-            fields.update(more)
+            fields.update(extra)
 
     maybe(0.3, averaging=str(rng.choice(("equal", "adaptive"))))
     maybe(0.15, codec="int8")

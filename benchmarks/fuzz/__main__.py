@@ -109,13 +109,13 @@ def _alarm(seconds: int) -> Iterator[None]:
     def ring(_: int, __: FrameType | None) -> None:
         raise TookTooLongError(f"over {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    previous_handler = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.only is not None:
         return _again(args.targets, args.seed, args.only)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows, bad = [], 0
     for name in args.targets:
         tally = fuzz(TARGETS[name], args.seed, range(args.count))
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     lines = [
         f"# Damaged inputs, {today}",
         "",
-        describe_environment(before, ("planner", "numpy", "scipy")),
+        describe_environment(load_before, ("planner", "numpy", "scipy")),
         "",
         f"Regenerate with `python -m benchmarks.fuzz --count {args.count} --seed {args.seed}`. "
         "Taken: "

@@ -553,13 +553,13 @@ def _calls(folder: Path) -> Attempt:
 
     def attempt(random: Random) -> object:
         function, fields = calls[int(random.integers(len(calls)))]
-        given = dict(fields)
+        options = dict(fields)
         for _ in range(int(random.integers(1, 3))):
-            name = list(given)[int(random.integers(len(given)))]
-            given[name] = OBJECTS[int(random.integers(len(OBJECTS)))]
+            name = list(options)[int(random.integers(len(options)))]
+            options[name] = OBJECTS[int(random.integers(len(OBJECTS)))]
         if function is pl.AnyOf:
-            return pl.AnyOf(*given.values())
-        return _call(function, given)
+            return pl.AnyOf(*options.values())
+        return _call(function, options)
 
     return attempt
 
@@ -590,12 +590,14 @@ def _objects(folder: Path) -> Attempt:
         lambda plan: plan in wholes,
         hash,
     )
-    can = [(whole, [use for use in uses if _taken(use, whole)]) for whole in wholes]
+    can = [
+        (valid_input, [use for use in uses if _taken(use, valid_input)]) for valid_input in wholes
+    ]
 
     def attempt(random: Random) -> object:
         if random.random() < 0.7:
-            whole, known = can[int(random.integers(len(can)))]
-            damaged = _survivor(whole, random)
+            valid_input, known = can[int(random.integers(len(can)))]
+            damaged = _survivor(valid_input, random)
             _every(known, damaged)
             return damaged
         result, problem = results[int(random.integers(len(results)))]
@@ -648,14 +650,14 @@ def _every(uses: list[Callable[[Any], object]], subject: Any) -> None:
         raise refused
 
 
-def _call(function: Callable[..., object], given: dict[str, Any]) -> object:
+def _call(function: Callable[..., object], options: dict[str, Any]) -> object:
     """By position, since parameters' names are not the matter."""
     import inspect
 
     known = inspect.signature(function).parameters
     names = [n for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
-    keywords = {n: v for n, v in given.items() if n in known or _takes_any(known)}
-    rest = [v for n, v in given.items() if n not in keywords]
+    keywords = {n: v for n, v in options.items() if n in known or _takes_any(known)}
+    rest = [v for n, v in options.items() if n not in keywords]
     free = [n for n in names if n not in keywords]
     return function(**dict(zip(free, rest, strict=False)), **keywords)
 

@@ -106,13 +106,13 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     need = memory_need(plan, rank, averaging_of(plan, rank), other=tied, on_gpu=cuda)
     beyond = {name: value / 1e6 for name, value in need.beyond.items()}
     expected = need.total / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
-    kept = stage_module.held_bytes / 1e6
+    kept_mb = stage_module.held_bytes / 1e6
     return {
         "peaks_mb": {name: round(value, 1) for name, value in peaks.items()} if cuda else None,
-        "kept_mb": round(kept, 1),
+        "kept_mb": round(kept_mb, 1),
         "planned_mb": round(need.planned / 1e6, 1),
         "beyond_mb": {name: round(value, 1) for name, value in beyond.items()},
         "expected_mb": round(expected, 1),
         "reserved_mb": round(torch.cuda.max_memory_reserved() / 1e6, 1) if cuda else None,
-        "ratio": round((max(peaks.values()) if cuda else kept) / expected, 4),
+        "ratio": round((max(peaks.values()) if cuda else kept_mb) / expected, 4),
     }

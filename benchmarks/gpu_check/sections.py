@@ -266,20 +266,20 @@ def checkpoint(device: str, out: Path) -> dict[str, Any]:
     """Train six steps with four ranks, without a stop and resumed from a checkpoint after three."""
     path, folder = plan_path(device, "grid"), out / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
-    whole = run_plan(path, 6, device)
+    uninterrupted = run_plan(path, 6, device)
     repeated = run_plan(path, 6, device)
     first = run_plan(path, 3, device, "--checkpoint", str(folder), "--every", "3")
     second = run_plan(path, 6, device, "--resume", str(folder))
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     shutil.rmtree(folder, ignore_errors=True)
-    runs = (whole, repeated, first, second)
+    runs = (uninterrupted, repeated, first, second)
     if any(run.code for run in runs):
         return {
             "ok": False,
             "codes": [run.code for run in runs],
             "reasons": [run.reason for run in runs],
         }
-    expected = whole.losses
+    expected = uninterrupted.losses
 
     def largest_difference(losses: dict[int, float]) -> float:
         return max(abs(losses[k] - expected[k]) / expected[k] for k in expected)
@@ -291,7 +291,7 @@ def checkpoint(device: str, out: Path) -> dict[str, Any]:
         "resumed_off": resumed_off,
         "the_same_run_twice_off": largest_difference(repeated.losses),
         "bytes": size,
-        "memory": whole.memory(),
+        "memory": uninterrupted.memory(),
     }
 
 

@@ -151,9 +151,9 @@ class Row:
             for pair in processes
         )
 
-    def step_s(self, way: str) -> float:
+    def step_s(self, method: str) -> float:
         """Median over all."""
-        return statistics.median(s for process in self.seconds[way] for s in process)
+        return statistics.median(s for process in self.seconds[method] for s in process)
 
 
 def measure(case: Case, device: str, repeats: int) -> Row:
@@ -167,8 +167,8 @@ def measure(case: Case, device: str, repeats: int) -> Row:
         for _ in range(repeats):
             events = _in_turns(made, path, device, WARM + case.steps)
             found = next(e for e in events if e["event"] == EVENT)
-            for way, each in found["seconds"].items():
-                seconds[way].append(each[WARM:])
+            for method, each in found["seconds"].items():
+                seconds[method].append(each[WARM:])
             own = {e.get("loss_step", e["step"]): e["loss"] for e in events if "loss" in e}
             losses = losses or {
                 "executor": [own[t] for t in range(WARM + case.steps)],
@@ -180,10 +180,10 @@ def measure(case: Case, device: str, repeats: int) -> Row:
 def _in_turns(made: TrainingPlan, path: Path, device: str, steps: int) -> list[dict[str, Any]]:
     """Events of a process that does both."""
     ids = made.cluster.network.ids
-    words = [str(path), "--devices", *ids, "--steps", str(steps), "--device", device, "--events"]
+    command = [str(path), "--devices", *ids, "--steps", str(steps), "--device", device, "--events"]
     lines: list[str] = []
     code, reason = run_local(
-        [sys.executable, "-m", "benchmarks.overhead.in_turns", *words],
+        [sys.executable, "-m", "benchmarks.overhead.in_turns", *command],
         ids,
         dict(os.environ),
         lines.append,
@@ -200,9 +200,9 @@ def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
-        words = [str(path), "--steps", str(WARM + STEPS), "--device", device, "--json"]
+        command = [str(path), "--steps", str(WARM + STEPS), "--device", device, "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "planner.cli", "run", *words],
+            [sys.executable, "-m", "planner.cli", "run", *command],
             # on one GPU, however many there are
             env={"CUDA_VISIBLE_DEVICES": "0"} | dict(os.environ),
             capture_output=True,
@@ -218,13 +218,13 @@ def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
 
 
 def report(
-    rows: Sequence[Row], shared: Sequence[SharedRow], device: str, repeats: int, before: str
+    rows: Sequence[Row], shared: Sequence[SharedRow], device: str, repeats: int, load_before: str
 ) -> str:
     """The dated report as Markdown."""
     lines = [
         f"# One device against a plain loop, {datetime.now(UTC).date().isoformat()}",
         "",
-        f"{describe_environment(before, ('planner', 'numpy', 'torch'))} "
+        f"{describe_environment(load_before, ('planner', 'numpy', 'torch'))} "
         f"Computed on {_processor(device)}.",
         "",
         f"Regenerate with `python -m benchmarks.overhead --device {device} --repeats "
@@ -287,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", choices=list(CASES), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="processes of each model")
     args = parser.parse_args(argv)
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     for case in CASES[args.device]:
         rows.append(measure(case, args.device, args.repeats))
@@ -299,7 +299,7 @@ def main(argv: Sequence[str]) -> int:
             row = shared[-1]
             ratio = row.measured_s / row.predicted_s
             print(f"{case.name}, {stages} stages: {ratio:.3f} of the clock", flush=True)
-    write_text(args.out, report(rows, shared, args.device, args.repeats, before))
+    write_text(args.out, report(rows, shared, args.device, args.repeats, load_before))
     return 0
 
 

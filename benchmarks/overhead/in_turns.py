@@ -129,8 +129,8 @@ def main() -> int:
         turns.work, context.progress = context.progress.work, turns
         train(context, plan)
         context.ranks.leave()
-        told = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
-        print(json.dumps(told), flush=True)
+        summary = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
+        print(json.dumps(summary), flush=True)
         return 0
 
     return run_rank(own_name(config.devices), detector, run)

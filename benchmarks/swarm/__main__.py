@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         "movesx": lambda: moves_executed(say),
         "flowx": lambda: flow_executed(say),
     }
-    before = f"{os.getloadavg()[0]:.1f}"
+    load_before = f"{os.getloadavg()[0]:.1f}"
     lines = [line for name in (*PARTS, *EXECUTED) if name in args.tables for line in parts[name]()]
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "numba"))
     seeds = " ".join(str(seed) for seed in args.seeds)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         "",
         f"Python {platform.python_version()}, {packages}, planner {version('planner')}; "
         f"{platform.system()} on {platform.machine()}, {cores()} cores; load "
-        f"{before} before.",
+        f"{load_before} before.",
         "",
         f"Regenerate with `{command}`. The paper: M. Ryabinin et al., “SWARM Parallelism” (2023). "
         "No figure of ours is of GPUs or of a real network; its figures are. Only Table 1's law "

@@ -121,7 +121,7 @@ def pipelines(
     layer_s: float,
     output_bytes: float,
     microbatches: int,
-    held: int,
+    live: int,
     latency_s: float,
 ) -> TrainingPlan:
     """Straight pipelines of layers that take so long, all links alike.
@@ -147,7 +147,7 @@ def pipelines(
         FLOPS * speeds, 1e15, upload_bytes_per_s=BYTES_PER_S, download_bytes_per_s=BYTES_PER_S
     )
     cluster = Cluster(network, devices)
-    request = PlanRequest(stages=stages, stage_layers="even", recompute="all", in_flight=held)
+    request = PlanRequest(stages=stages, stage_layers="even", recompute="all", in_flight=live)
     problem = PlanningProblem.of(cluster, work, request, 0, {})
     grid = AssignmentPlan.of_grid(np.arange(n).reshape(-1, stages).tolist())
     return straight_plan(problem, shape_of(problem), grid)
@@ -170,7 +170,7 @@ def simulated(
     counts : ndarray
         ``float[rest, N]``: forward passes of every device.
     """
-    found = plan_scenario(plan, by_holder=routing is not None, kept=True)
+    found = plan_scenario(plan, by_holder=routing is not None, limit_memory=True)
     scene = replace(found.scene, jitter_s=jitter_s)
     microbatches = len(plan.schedules[0].paths)
     chosen: Sequence[Chooser]
@@ -295,14 +295,14 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
                 plan = by_speed(plan, speeds)
                 now[SLOWED] /= 3
                 plan = retimed(plan, speeds / now)
-            for told in RouterFeedback:
-                routing = Routing(told=told)
+            for feedback in RouterFeedback:
+                routing = Routing(told=feedback)
                 _, counted = simulated(plan, routing, SHARE_STEPS, SWITCH_S)
                 ran = run(wired(plan, routing), SHARE_STEPS, SHARE_SPEED, 0.0, warm=0)
                 cells = [[f(c, now) for c in (counted, ran.counts)] for f in (_off, _right_after)]
                 off, right = cells
                 row = (
-                    f"| {what} | {latency_s * 1e3:g} ms | {told} | {off[0]} | {off[1]} | "
+                    f"| {what} | {latency_s * 1e3:g} ms | {feedback} | {off[0]} | {off[1]} | "
                     f"{right[0]} | {right[1]} |"
                 )
                 say(f"{row} processors {ran.busy:.0%} busy")

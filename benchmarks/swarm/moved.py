@@ -85,14 +85,14 @@ def _run(plan: TrainingPlan, rule: RebalanceRule) -> tuple[list[Step], list[dict
     settings = EmulationSettings(SPEED, rest=1, steps=1)
     asked = replace(resolve_settings(plan, settings), rest=0, steps=STEPS)
     links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
-    told: list[str] = []
+    output: list[str] = []
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         path = Path(name) / "plan.json"
         save_plan(plan, path)
-        more = ("--rebalance", str(EVERY), "--rebalance-rule", str(rule), "--events")
-        records = run_ranks(network, path, plan, asked, Path(name), told.append, more)
+        extra = ("--rebalance", str(EVERY), "--rebalance-rule", str(rule), "--events")
+        records = run_ranks(network, path, plan, asked, Path(name), output.append, extra)
         network.stop()
-    events = [json.loads(line) for line in told if line.startswith("{")]
+    events = [json.loads(line) for line in output if line.startswith("{")]
     moves = [e for e in events if e["event"] == "move" and not e["why_not"]]
     return steps_of(records, False, asked.speed), moves
 

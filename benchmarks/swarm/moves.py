@@ -105,8 +105,8 @@ def played(
 def table_5(seeds: Sequence[int], path: Path | None, say: Callable[[str], None]) -> list[str]:
     """The section of the report."""
     market = Market()
-    given = None if path is None else load_trace(path)
-    traces = [given or market.trace(seed) for seed in seeds]
+    given_trace = None if path is None else load_trace(path)
+    traces = [given_trace or market.trace(seed) for seed in seeds]
     events = np.mean([len(trace.time_s) for trace in traces])
     lines = [
         "## Table 5: rebalancing, per cent of the best allocation",
@@ -120,7 +120,7 @@ def table_5(seeds: Sequence[int], path: Path | None, say: Callable[[str], None])
         f"parameters in {STAGES} stages, 12 bytes each).",
         "",
     ]
-    for enter, words in (
+    for enter, label in (
         (Enter.RANDOM, "New peers enter at random stages"),
         (Enter.SLOWEST, "New peers enter at the slowest stage (3.2: “assigned to the optimal”)"),
     ):
@@ -131,7 +131,7 @@ def table_5(seeds: Sequence[int], path: Path | None, say: Callable[[str], None])
             )
             takes = f"{download_s:.0f} s (200 Mb/s)" if download_s else "no time"
             lines += [
-                f"**{words}; a download takes {takes}.**",
+                f"**{label}; a download takes {takes}.**",
                 "",
                 "| policy | paper: overall | first hour | last hour | ours: overall | first hour | "
                 "last hour | moves | GB moved |",
@@ -279,7 +279,7 @@ def scale(seed: int, say: Callable[[str], None]) -> list[str]:
         "of one kind": ((10_000,), [1.0]),
         "of three kinds (speeds 1, 2.5, 5)": ((6_000, 3_000, 1_000), [1.0, 2.5, 5.0]),
     }
-    for words, (peers, speeds) in kinds.items():
+    for label, (peers, speeds) in kinds.items():
         speed = np.array(speeds)
         trace = Market(peers=peers, hours=24.0).trace(seed)
         chosen = policies(DOWNLOAD_S)
@@ -298,10 +298,10 @@ def scale(seed: int, say: Callable[[str], None]) -> list[str]:
             run = replay(setting, policy, seed)
             day = time.perf_counter() - begin
             lines.append(
-                f"| {words} | {name} | {slowest:.3f} s | {day:.1f} s | {len(trace.time_s):,} | "
+                f"| {label} | {name} | {slowest:.3f} s | {day:.1f} s | {len(trace.time_s):,} | "
                 f"{run.share():.1%} | {run.moves:,} |"
             )
-            say(f"scale: {words}, {name}: decision {slowest:.3f} s, day {day:.1f} s")
+            say(f"scale: {label}, {name}: decision {slowest:.3f} s, day {day:.1f} s")
     return [*lines, ""]
 
 

@@ -41,7 +41,7 @@ class PlanScenario:
 
 
 def plan_scenario(
-    plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, kept: bool = False
+    plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, limit_memory: bool = False
 ) -> PlanScenario:
     """Peers as fast as the plan's devices, over its links."""
     n, stage_of, chosen = len(plan.cluster), plan.stage_of, plan.schedules[schedule]
@@ -59,7 +59,7 @@ def plan_scenario(
     counts = np.bincount([d for path in chosen.paths for d in path], minlength=n)
     parts = {d: float(counts[d]) / len(chosen.paths) for d in range(n)}
     homes = plan.assignment.groups[0]
-    held = chosen.most_live()
+    live = chosen.most_live()
     scene = Scenario(
         LinkResources.of(plan.cluster),
         tuple(stage_of[d] for d in range(n)),
@@ -67,9 +67,9 @@ def plan_scenario(
         backward + np.where(is_last, head, 0.0),
         float(message_bytes(plan, plan.workload)[list(homes)].max()),
         homes,
-        max(1, round(sum(held[d] for d in homes) / len(homes))),
+        max(1, round(sum(live[d] for d in homes) / len(homes))),
         by_holder=by_holder,
-        room=tuple(held) if kept else (),
+        room=tuple(live) if limit_memory else (),
     )
     estimates: dict[int, float] = {}
     for group in plan.assignment.groups:

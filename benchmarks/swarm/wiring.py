@@ -217,9 +217,11 @@ def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     for in_flight, trainers in LOADS:
         cells = []
         for latency_s in (1e-6, 0.05):
-            for told in (False, True):
+            for summary in (False, True):
                 homes = tuple(range(trainers))
-                scene = _scene(SPEEDS, latency_s, homes=homes, in_flight=in_flight, told_work=told)
+                scene = _scene(
+                    SPEEDS, latency_s, homes=homes, in_flight=in_flight, told_work=summary
+                )
                 log = simulate_queues(scene, routers(scene), 12_000)
                 off = _off(log, log.finished_s[4000])
                 cells.append(f"{log.per_s(4000) / (sum(SPEEDS[0]) / 0.3):.1%} | {off:.1%}")
@@ -258,12 +260,12 @@ def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     }
     for what, (changes, late, speeds) in cases.items():
         cells = []
-        for entry, told in (
+        for entry, summary in (
             (Entry.LEVEL, True),
             (Entry.LEVEL, False),
             (Entry.EPSILON, False),
         ):
-            found = [_recovered_s(changes, late, speeds, entry, told, seed) for seed in seeds]
+            found = [_recovered_s(changes, late, speeds, entry, summary, seed) for seed in seeds]
             cells.append(f"{np.mean(found):.1f} ({max(found):.0f})")
         lines.append(f"| {what} | {' | '.join(cells)} |")
         say(f"shares: {what}: {cells}")
@@ -281,7 +283,7 @@ def _recovered_s(
     late: tuple[int, ...],
     speeds: Sequence[float],
     entry: Entry,
-    told: bool,
+    summary: bool,
     seed: int,
 ) -> float:
     """Seconds until the second stage's shares are right, in steps of one."""
@@ -293,7 +295,7 @@ def _recovered_s(
         jitter_s=5e-4,
         timeout_s=5.0,
         announce_s=30.0,
-        told_work=told,
+        told_work=summary,
         late=late,
     )
     last_s = 900.0
@@ -347,16 +349,16 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         "| wiring | seconds, mean | least | most | off | held |",
         "|---|---|---|---|---|---|",
     ]
-    kept: dict[str, object] = {"smoothing": 0.0, "estimates_s": found.estimates_s}
+    saved_rows: dict[str, object] = {"smoothing": 0.0, "estimates_s": found.estimates_s}
     begun: dict[str, object] = {"estimates_s": found.estimates_s}
     each = replace(found.scene, jitter_s=0.01)
-    told, few = replace(each, told_work=True), replace(each, by_holder=False)
+    summary, few = replace(each, told_work=True), replace(each, by_holder=False)
     cases: dict[str, tuple[Scenario, dict[str, object]]] = {
-        "the plan's weights, kept": (each, kept),
+        "the plan's weights, kept": (each, saved_rows),
         "stochastic, from nothing": (each, {}),
         "stochastic, begun at the plan's weights": (each, begun),
-        "stochastic, told the work, from nothing": (told, {}),
-        "stochastic, told the work, begun at the plan's weights": (told, begun),
+        "stochastic, told the work, from nothing": (summary, {}),
+        "stochastic, told the work, begun at the plan's weights": (summary, begun),
         "stochastic, from nothing, one router a trainer": (few, {}),
     }
     for name, (scene, options) in cases.items():
@@ -373,10 +375,10 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         times = [log.finished_s[-1] for log in logs]
         counts = np.mean([log.counts(len(plan.cluster)) for log in logs], axis=0) / many
         off = max(abs(counts[d] - part) for d, part in found.parts.items())
-        held = max(max(log.max_in_flight) for log in logs)
+        stack = max(max(log.max_in_flight) for log in logs)
         lines.append(
             f"| {name} | {np.mean(times):.2f} | {min(times):.2f} | {max(times):.2f} | "
-            f"{off:.3f} | {held} |"
+            f"{off:.3f} | {stack} |"
         )
         say(f"flow: {name}: {np.mean(times):.2f} s, off {off:.3f}")
     return [*lines, ""]

@@ -76,7 +76,7 @@ def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None
             for stage in range(2):
                 assert router.estimates_s(stage) == same.estimates_s(stage)
     kept = plan.replace(wiring="stochastic", routing=Routing(0.0))
-    found = plan_scenario(kept, kept=True)
+    found = plan_scenario(kept, limit_memory=True)
     assert found.scene.room == tuple(plan.schedules[0].most_live())
     many = len(plan.schedules[0].paths)
     log = simulate_queues(found.scene, plan_routers(kept), many, drain=True)
