@@ -3,7 +3,8 @@
 State: fp32 parameters, gradients and moments as the workload states them, and copies of all
 parameters but the embedding's in the format of compute. Saved: what layers save of each microbatch
 between F and B, and the stage's output. The largest operation: B of one layer, B of the embedding,
-or H with its logits in fp32. Four messages are on their way to or from other stages.
+or H with its logits in fp32, of which at most 2**27 are computed at a time. Four messages are on
+their way to or from other stages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 from planner.workload.layers import Family
 from planner.workload.workload import Workload
+
+CHUNK_LOGITS = 2**27
 
 
 class StageMemory(NamedTuple):
@@ -59,7 +62,8 @@ def stage_memory(
         table = arch.vocabulary * arch.hidden
         operations.append(4.0 * table + 20.0 * tokens * arch.hidden - freed)
     if runs_head:
-        logit_count = tokens * arch.vocabulary
+        chunks = min(-(-samples * arch.sequence * arch.vocabulary // CHUNK_LOGITS), arch.sequence)
+        logit_count = samples * -(-arch.sequence // chunks) * arch.vocabulary
         head_values = compute * (logit_count + arch.vocabulary * arch.hidden)
         operations.append(
             max(12.0 * logit_count, head_values) + 2.0 * compute * tokens * arch.hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -58,6 +59,8 @@ class Family(enum.StrEnum):
 
 
 ROPE_THETA = 10000.0
+MAX_LOGITS = 2**27
+"""Most logits at a time: beyond, the head runs in chunks of tokens."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,12 @@ class Architecture:
     def position_rows(self) -> int:
         """Learned positions, or longest supported sequence."""
         return self.positions or self.sequence
+
+    def head_tokens(self, samples: int) -> int:
+        """Tokens of each sample for which head and loss run at a time, at most `MAX_LOGITS` in
+        all."""
+        chunks = math.ceil(samples * self.sequence * self.vocabulary / MAX_LOGITS)
+        return math.ceil(self.sequence / min(chunks, self.sequence))
 
     def window_of(self, layer: int) -> int:
         """Tokens that a token of this layer attends to at most."""

@@ -36,7 +36,7 @@ class WorkingMemory:
         Backward pass of the embedding: its dense gradient in fp32; the stage's activations are
         freed by then.
     head
-        Head and loss, forward and backward.
+        Head and loss, forward and backward, for the tokens of one chunk.
     messages
         Messages between stages.
     rounded_bytes
@@ -60,7 +60,8 @@ class WorkingMemory:
             return cls(0.0, 0.0, workload.head.saved_bytes * samples, 0.0, 0.0)
         saved_bytes = workload.precision.compute.bytes
         tokens = samples * arch.sequence
-        table, logits = arch.vocabulary * arch.hidden, tokens * arch.vocabulary
+        table = arch.vocabulary * arch.hidden
+        logits = samples * arch.head_tokens(samples) * arch.vocabulary
         # a window's mask is one tensor for all layers and microbatches
         mask = saved_bytes * arch.sequence**2 if arch.window and arch.window < arch.sequence else 0
         return cls(

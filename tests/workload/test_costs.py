@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from planner.checker.memory import stage_memory
 from planner.workload.costs import split_costs, stage_costs
-from planner.workload.layers import Layer
+from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.workload import Workload
 
 
@@ -100,3 +101,24 @@ def test_invalid_ratios(changes: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         workload().replace(**changes)
+
+
+def test_large_vocabularies_run_the_head_in_chunks() -> None:
+    """Equal chunks of at most 2**27 logits; the checker counts the same."""
+    for sequence, vocabulary, samples, expected in (
+        (8192, 128_256, 1, 1024),
+        (8192, 128_256, 3, 342),
+        (2048, 50_257, 1, 2048),
+        (2048, 65_536, 1, 2048),
+        (2048, 65_537, 1, 1024),
+        (8, 10**6, 1000, 1),
+    ):
+        arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, vocabulary, sequence)
+        assert arch.head_tokens(samples) == expected
+        workload = Workload.transformer(
+            "vocabulary", arch, batch_samples=samples, microbatch_samples=samples
+        )
+        costs = stage_costs(workload, 0, 2, with_head=True)
+        checked = stage_memory(workload, 0, 2, runs_head=True, recomputes=False)
+        assert costs.scratch_bytes == checked.operation
+        assert expected == 1 or samples * expected * vocabulary <= 2**27
