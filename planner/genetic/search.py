@@ -211,7 +211,12 @@ class AssignmentSearch:
         return float(self.params.descent_factor**left)
 
     def _swap_replicas(self, temperatures: list[float]) -> None:
-        """Exchange replicas of neighbouring temperatures, alternating even and odd pairs."""
+        """Exchange replicas of neighbouring temperatures, alternating even and odd pairs.
+
+        During the descent replicas are hotter than ``temperatures``, which are those after it. The
+        criterion is then stricter than Metropolis's and sorts replicas nearly by cost. That is
+        intended: a cooling replica is in no equilibrium that exact exchanges could preserve.
+        """
         for k in range(self.iterations % 2, len(temperatures) - 1, 2):
             cold, hot = self.replicas[k], self.replicas[k + 1]
             gain = (cold.cost - hot.cost) * (1 / temperatures[k] - 1 / temperatures[k + 1])

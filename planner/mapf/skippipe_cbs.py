@@ -257,13 +257,13 @@ class SkipPipeSearch:
     def search(self) -> None:
         """Find 32 candidates for CC3, resolve TC1 and TC2 from these, and repeat."""
         router = PathRouter(self.arrays)
-        stage_options = ConflictSearch(
+        stage_search = ConflictSearch(
             MicrobatchAgents(router, True, self.params), self.run, self.params.stage_options
         )
-        root = stage_options.root()
+        root = stage_search.root()
         if root is None:
             return
-        candidates = stage_options.solutions([root])
+        candidates = stage_search.solutions([root])
         while batch := list(itertools.islice(candidates, self.params.candidates)):
             self._resolve_collisions(MicrobatchAgents(router, False, self.params), batch)
 

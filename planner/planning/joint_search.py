@@ -8,6 +8,7 @@ layouts and repeat until the limit; the first one already yields a plan.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,6 +47,8 @@ from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
+
+logger = logging.getLogger(__name__)
 
 ROUND_TRIALS = 600_000.0
 """Maximum trials of the layout search in a round."""
@@ -179,6 +182,8 @@ class _Search:
         # compile kernels before the clock of the search starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
+        # trials of layouts are estimates: that they improve no plan is no reason to stop
+        self.run.evaluates_plans = False
         self.incumbent: Incumbent[TrainingPlan] = Incumbent(
             self.run, problem.cluster, method="layouts, flow", seed=problem.seed
         )
@@ -264,17 +269,28 @@ class _Search:
         return list(dict.fromkeys(layouts))
 
     def _is_below_bound(self, value: float) -> bool:
-        """Whether the value of a plan cannot hold in the long run.
+        """Whether the value of a plan is below a bound on the mean over many steps.
 
-        The simulator looks at a few steps; without averaging, devices that are ahead leave their
-        links to those behind for a while.
+        The value comes from a few simulated steps, which may be shorter than the steps that follow:
+        in steps without averaging, devices that are ahead leave their links to those behind until
+        the distance between them has settled. Such a value is no sign of a wrong bound.
         """
         bound = self.incumbent.bound
         return self.is_mean and bound is not None and value < bound
 
     def _accept_below_bound(self) -> None:
-        """If nothing else was found, take the best plan below the bound, and drop the bound."""
+        """If nothing else was found, take the best plan below the bound, and drop the bound.
+
+        The plan is valid, but its simulated steps are shorter than its mean step can be (see
+        `_is_below_bound`). A result must not state an objective below its bound, so it has none.
+        """
         cluster, seed = self.problem.cluster, self.problem.seed
+        logger.warning(
+            "no bound is stated: all %d plans that were evaluated are below the bound of %.6g on "
+            "the mean over many steps, since only a few steps are simulated",
+            len(self.below_bound),
+            self.incumbent.bound,
+        )
         self.incumbent = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
         for value, plan in self.below_bound:
             self.incumbent.offer(value, plan)
@@ -636,6 +652,7 @@ class _Search:
             smaller = self._candidate(busy, always=True)
             return math.inf if smaller is None else self._evaluate(smaller.with_next_step())
         plan = with_cost(with_aggregators(self.problem, candidate.plan()), self.problem.request)
+        self.run.evaluates_plans = True
         value = self.objective.of_plan(plan)
         if self._is_below_bound(value):
             self.below_bound.append((value, plan))

@@ -393,8 +393,10 @@ def two_frequency_s(
 ) -> tuple[float, float]:
     """Seconds for regions to average ``plain`` bytes each, and then ``size`` bytes between them.
 
-    See `planner.planning.two_frequency_averaging`; limits of sites' lines are ignored. Stops early
-    at ``enough`` seconds within a region.
+    See `planner.planning.two_frequency_averaging`; limits of sites' lines are ignored. The first
+    value is ``enough`` if it would be less: it matters only where it makes a step without exchange
+    longer. The step with exchange, which counts one in H times, is then overestimated by at most
+    the difference.
     """
     some, held = scratch.subset, scratch.region_devices
     classes, used, least, within, spread = len(row), 0, np.inf, enough, 0.0
