@@ -72,7 +72,9 @@ def test_warns_where_only_plans_below_the_mean_bound_were_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The result then has no bound."""
-    monkeypatch.setattr("planner.planning.joint_search._Search._is_below_bound", lambda *_: True)
+    monkeypatch.setattr(
+        "planner.planning.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
+    )
     result = planned(regions([4, 2, 2], 0), model(6, 64), 0.2)
     assert result.plan is not None and result.bound is None
     assert "no bound is stated" in caplog.text
