@@ -169,7 +169,10 @@ class DevicePool:
         return all(bool((column == column[0]).all()) for column in columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form for a witness; equal devices and latencies are listed once."""
+        """JSON-ready form for a witness; equal devices and latencies are listed once.
+
+        Keys of the plan file keep their first names; docs/reference/plan-file.md lists both.
+        """
         options = (
             ("helped", self.has_aggregators),
             ("levels", self.hierarchical),
