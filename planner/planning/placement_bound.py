@@ -58,8 +58,8 @@ def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentP
     averaging = stage_averaging(problem, shape, assignment.groups)
     codec = Codec(problem.request.codec)
     # tied parameters are averaged afterwards, in a round that is not counted
-    own = averaging[: shape.stages]
-    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
+    stages = averaging[: shape.stages]
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in stages])
 
 
 class _PipelineWalk:
@@ -87,12 +87,12 @@ class _PipelineWalk:
         """With the devices' compute times and the pairs' latency and bandwidth."""
         network = problem.cluster.limited_network()
         head = np.zeros(grid.shape)
-        at = shape.head_stage
-        head[:, at] = np.array(head_s)[grid[:, at]]
+        head_stage = shape.head_stage
+        head[:, head_stage] = np.array(head_s)[grid[:, head_stage]]
         sent = np.array([c.output_bytes for c in shape.costs(problem.workload)[:-1]])
-        left, right = grid[:, :-1], grid[:, 1:]
+        senders, receivers = grid[:, :-1], grid[:, 1:]
         hops = []
-        for u, v in ((left, right), (right, left)):
+        for u, v in ((senders, receivers), (receivers, senders)):
             busy = sent / network.bandwidth_bytes_per_s[u, v]
             hops.append([busy, busy + network.latency_s[u, v]])
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))

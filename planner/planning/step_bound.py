@@ -179,7 +179,7 @@ def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -
         return 0.0
     rate = cluster.limited_network().bandwidth_bytes_per_s
     rate = np.where(np.eye(len(cluster), dtype=bool), 0.0, rate)
-    best = np.maximum(rate.max(axis=1), rate.max(axis=0))
+    fastest_pair = np.maximum(rate.max(axis=1), rate.max(axis=0))
     least = min(stage.output_bytes for stage in costs[:-1])
     up, down = device_limits(cluster)
-    return count * least / float(np.minimum(best, np.maximum(up, down)).min())
+    return count * least / float(np.minimum(fastest_pair, np.maximum(up, down)).min())

@@ -211,10 +211,10 @@ def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]
     np.fill_diagonal(both_s, np.inf)
     orders = []
     for first in np.linspace(0, len(network), count, endpoint=False).astype(int).tolist():
-        left, order = both_s.copy(), [first]
+        distance_s, order = both_s.copy(), [first]
         while len(order) < len(network):
-            left[:, order[-1]] = np.inf
-            order.append(int(np.argmin(left[order[-1]])))
+            distance_s[:, order[-1]] = np.inf
+            order.append(int(np.argmin(distance_s[order[-1]])))
         orders.append(tuple(order))
     return list(dict.fromkeys(orders))
 
@@ -266,10 +266,10 @@ def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[Baseline
         assert isinstance(stages, int)
         for order in ORDERS:
             # 1F1B fixes the number of microbatches in flight: that of the stages
-            held = in_flight if order is OperationOrder.EAGER_1F1B else None
-            if held is None and stages > (in_flight or stages):
+            max_live = in_flight if order is OperationOrder.EAGER_1F1B else None
+            if max_live is None and stages > (in_flight or stages):
                 continue
-            ordered = variant.request.replace(schedule=order, in_flight=held)
+            ordered = variant.request.replace(schedule=order, in_flight=max_live)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
                 yield BaselineCandidate(kind, replace(variant, request=ordered), grid)
