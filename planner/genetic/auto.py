@@ -96,15 +96,13 @@ class AutoParams:
 class AutoSolver:
     """One solve with method ``auto``; plans and bounds go to the search's incumbent."""
 
-    def __init__(
-        self, problem: AssignmentProblem, search: AssignmentSearch, params: AutoParams | None = None
-    ) -> None:
+    def __init__(self, problem: AssignmentProblem, search: AssignmentSearch) -> None:
         self.problem = problem
         self.search = search
         self.data = search.data
         self.incumbent = search.incumbent
         self.stop_run = search.incumbent.run
-        self.params = params or AutoParams()
+        self.params = AutoParams()
 
     def run(self) -> None:
         """Run the class model where devices repeat, then search and chain bound."""

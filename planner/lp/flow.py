@@ -172,9 +172,9 @@ def _remaining_s(flow: StageFlow, edge_share: Floats) -> Floats:
         out = np.flatnonzero(flow.source == v)
         if len(out) == 0:
             continue
-        away = flow.delay_s[out] + remaining_s[flow.target[out]]
+        onward_s = flow.delay_s[out] + remaining_s[flow.target[out]]
         total = edge_share[out].sum()
-        remaining_s[v] += edge_share[out] @ away / total if total > 1e-12 else away.min()
+        remaining_s[v] += edge_share[out] @ onward_s / total if total > 1e-12 else onward_s.min()
     return remaining_s
 
 
@@ -216,9 +216,9 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     number[limited] = count + np.arange(len(limited))
     # between F and B on a node, a microbatch is there or on a later node
     outgoing = np.flatnonzero(number[flow.source] >= 0)
-    away = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
+    delay_s = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
     rows.append((number[limited], limited, flow.compute_s[limited]))
-    rows.append((number[flow.source[outgoing]], nodes + outgoing, away))
+    rows.append((number[flow.source[outgoing]], nodes + outgoing, delay_s))
     rows.append((number[limited], np.full(len(limited), period), -flow.room[limited]))
     labels += ((RowKind.MEMORY, v) for v in limited.tolist())
     count += len(limited)
@@ -232,8 +232,8 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
         inner = np.flatnonzero(flow.stage != edge)
         equality.append((row[inner], inner, np.full(len(inner), -1.0)))
         equality.append((row[side], nodes + np.arange(edges), np.ones(edges)))
-    ahead = np.flatnonzero(flow.stage == 0)
-    equality.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
+    first_stage = np.flatnonzero(flow.stage == 0)
+    equality.append((np.full(len(first_stage), 2 * nodes), first_stage, np.ones(len(first_stage))))
     equality_rhs[-1] = 1.0
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:

@@ -150,9 +150,9 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
             max_stages = len(problem.workload.layers)
             fits = [s for s in range(1, n + 1) if n % s == 0 and s <= max_stages]
             raise ProblemError(
-                f"{_num_able(problem)} cannot be divided into {stages} equal stages; ask for one of "
-                f"{fits}, give --wiring flow, whose stages may be unequal, or plan on a subset of "
-                "the devices"
+                f"{_num_able(problem)} cannot be divided into {stages} equal stages; ask for one "
+                f"of {fits}, give --wiring flow, whose stages may be unequal, or plan on a subset "
+                "of the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:

@@ -107,57 +107,59 @@ class RebalancingProblem:
         download_s: float,
         end_s: float,
     ) -> None:
-        work, each = _real("work_s", work_s).ravel(), _real("speed", speed).ravel()
+        work, counts = _real("work_s", work_s).ravel(), _real("speed", speed).ravel()
         times = _real("time_s", time_s).ravel()
         draws = _real("leaves", leaves)
         if draws.size % 2:
             raise ProblemError(f"leaves must have two draws a row, found {draws.shape}; correct it")
         draws = draws.reshape(-1, 2)
-        whole = {
+        all_counts = {
             "serving": _whole("serving", serving),
             "kind": _whole("kind", kind).ravel(),
             "change": _whole("change", change).ravel(),
             "enters": _whole("enters", enters).ravel(),
         }
         end = positive("end_s", end_s)
-        if not (np.all(work > 0) and np.all(each > 0) and work.size and each.size):
+        if not (np.all(work > 0) and np.all(counts > 0) and work.size and counts.size):
             raise ProblemError(
                 "work_s and speed must be above 0, one or more of each; correct them"
             )
-        if whole["serving"].shape != (len(work), len(each)) or np.any(whole["serving"] < 0):
+        if all_counts["serving"].shape != (len(work), len(counts)) or np.any(
+            all_counts["serving"] < 0
+        ):
             raise ProblemError(
-                f"serving must have {len(work)} x {len(each)} counts >= 0, found "
-                f"{whole['serving'].shape}; give a row a stage and a column a kind"
+                f"serving must have {len(work)} x {len(counts)} counts >= 0, found "
+                f"{all_counts['serving'].shape}; give a row a stage and a column a kind"
             )
-        if not len(times) == len(whole["kind"]) == len(whole["change"]):
+        if not len(times) == len(all_counts["kind"]) == len(all_counts["change"]):
             raise ProblemError("time_s, kind and change differ in length; give one each an event")
         if np.any(np.diff(times, prepend=0.0) < 0) or times.max(initial=0.0) > end:
             raise ProblemError("time_s must ascend from 0 to end_s; sort the events")
-        if np.any((whole["kind"] < 0) | (whole["kind"] >= len(each))):
-            raise ProblemError(f"kind must be 0 to {len(each) - 1}; correct the events")
-        come = int(np.maximum(whole["change"], 0).sum())
-        go = int(np.maximum(-whole["change"], 0).sum())
-        if len(whole["enters"]) != come or len(draws) != go:
+        if np.any((all_counts["kind"] < 0) | (all_counts["kind"] >= len(counts))):
+            raise ProblemError(f"kind must be 0 to {len(counts) - 1}; correct the events")
+        come = int(np.maximum(all_counts["change"], 0).sum())
+        go = int(np.maximum(-all_counts["change"], 0).sum())
+        if len(all_counts["enters"]) != come or len(draws) != go:
             raise ProblemError(
-                f"{come} peers come and {go} go, found {len(whole['enters'])} stages in enters and "
-                f"{len(draws)} draws in leaves; give one each"
+                f"{come} peers come and {go} go, found {len(all_counts['enters'])} stages in "
+                f"enters and {len(draws)} draws in leaves; give one each"
             )
-        if np.any((whole["enters"] < 0) | (whole["enters"] >= len(work))):
+        if np.any((all_counts["enters"] < 0) | (all_counts["enters"] >= len(work))):
             raise ProblemError(f"enters must be 0 to {len(work) - 1}; correct the stages")
         if np.any((draws < 0) | (draws >= 1)):
             raise ProblemError("leaves must be draws in [0, 1); correct them")
-        there = whole["serving"].sum(axis=0)
-        for k, by in zip(whole["kind"].tolist(), whole["change"].tolist(), strict=True):
+        there = all_counts["serving"].sum(axis=0)
+        for k, by in zip(all_counts["kind"].tolist(), all_counts["change"].tolist(), strict=True):
             there[k] += by
             if there[k] < 0:
                 raise ProblemError(f"more peers of kind {k} go than there are; correct change")
         down_s = real("download_s", download_s, 0.0, error=ProblemError)
         for name, value in (
             ("work_s", work),
-            ("speed", each),
+            ("speed", counts),
             ("time_s", times),
             ("leaves", draws),
-            *whole.items(),
+            *all_counts.items(),
         ):
             value.setflags(write=False)
             object.__setattr__(self, name, value)

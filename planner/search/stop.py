@@ -90,11 +90,10 @@ class StopRun:
             return 0.0
         return max(0.0, self._criterion.effort() - self.iterations / self.steps_per_effort)
 
-    def spend(self, effort: float, steps: int = 0) -> str | None:
+    def spend(self, effort: float) -> str | None:
         """Count work other than iterations, such as CP-SAT's deterministic time."""
-        if math.isfinite(self._criterion.effort()):
-            steps = math.ceil(effort * self.steps_per_effort)
-        return self.update(steps)
+        limited = math.isfinite(self._criterion.effort())
+        return self.update(math.ceil(effort * self.steps_per_effort) if limited else 0)
 
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""

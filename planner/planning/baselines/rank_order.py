@@ -31,6 +31,9 @@ from planner.planning.request import OperationOrder
 from planner.problems import ProblemError
 from planner.training_plan.model import Routing
 
+NEAREST_ORDERS = 10
+"""Nearest-neighbour orders that are compared."""
+
 
 class Outermost(enum.StrEnum):
     """The degree of parallelism that changes last over consecutive ranks."""
@@ -220,7 +223,7 @@ def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]
 
 
 def ranks_by_neighbour(
-    problem: PlanningProblem, orders: int = 10, most_events: int = MAX_EVENTS
+    problem: PlanningProblem, most_events: int = MAX_EVENTS
 ) -> tuple[BaselinePlan, SearchCounts]:
     """The best of several `nearest_orders`, otherwise as `ranks_by_region`.
 
@@ -231,7 +234,7 @@ def ranks_by_neighbour(
     """
     starts = (
         replace(start, name="nearest")
-        for order in nearest_orders(problem, orders)
+        for order in nearest_orders(problem, NEAREST_ORDERS)
         for start in _starts(problem, order)
     )
     trials = search_baselines(starts, most_events)
