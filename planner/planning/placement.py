@@ -121,7 +121,7 @@ def evaluate_placement(
     incumbent: Incumbent[AssignmentPlan] = Incumbent(
         started(MaxIterations(0)),
         subproblem,
-        method=f"{problem.request.method}, on the clock",
+        method=f"{problem.request.method}, by simulated step",
         seed=problem.seed,
     )
     incumbent.offer(subproblem.cost(assignment.groups), assignment)

@@ -118,7 +118,7 @@ class BaselineCandidate:
     grid: NDArray[np.int64]
 
     def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
-        """Layers and bound.
+        """The placement with its layers, and a bound on its step.
 
         Returns
         -------
