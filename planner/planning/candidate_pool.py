@@ -16,7 +16,6 @@ from planner.planning.device_classes import DeviceClasses, Floats
 from planner.planning.device_flow import PairSpread
 from planner.planning.flow_plan import CandidatePlan, LayoutContext
 from planner.planning.layout import Layout
-from planner.planning.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest, RequestedWiring
 from planner.planning.step_bound import StepBound
@@ -121,7 +120,7 @@ class CandidatePool:
             return None
         self.tried.add(layout)
         try:
-            context = LayoutContext.of(self.problem, self.classes, layout, IN_FLIGHT)
+            context = LayoutContext.of(self.problem, self.classes, layout)
             first, *others = context.spreads
             best = self.build(context, spread=first)
         except ProblemError as error:
@@ -200,7 +199,7 @@ class CandidatePool:
         """The best candidate with one decision changed; None if memory is too small."""
         try:
             variant = replace(self.problem, request=request)
-            context = LayoutContext.of(variant, self.classes, layout, IN_FLIGHT)
+            context = LayoutContext.of(variant, self.classes, layout)
             return context.candidate(slowdown=best.slowdown, spread=best.spread).with_next_step()
         except ProblemError:
             return None

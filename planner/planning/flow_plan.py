@@ -16,6 +16,7 @@ from planner.planning.evaluation import chained_step_s, compute_times, evaluated
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import FlowNodes, flow_of, max_in_flight
+from planner.planning.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight import eagerly_served
@@ -73,9 +74,7 @@ class LayoutContext:
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(
-        cls, problem: PlanningProblem, classes: DeviceClasses, layout: Layout, in_flight: float
-    ) -> LayoutContext:
+    def of(cls, problem: PlanningProblem, classes: DeviceClasses, layout: Layout) -> LayoutContext:
         """Restrict the problem to the devices of a layout."""
         full_cluster, workload = problem.cluster, problem.workload
         stage_devices = layout.groups(classes)
@@ -93,7 +92,7 @@ class LayoutContext:
         variant = replace(problem, cluster=cluster)
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
-        nodes, flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))
+        nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT, max_in_flight(problem))
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(variant, shape, assignment), LinkResources.of(cluster)
         codec = Codec(problem.request.codec)
@@ -102,11 +101,8 @@ class LayoutContext:
             tuple(rounds_s(select(rounds), size, links, codec) for rounds, size in averaging)
             for select in (tuple, within)
         )
-        objective, usd_per_byte = (
-            PlanObjective.of(problem.request),
-            np.zeros((len(cluster), len(cluster))),
-        )
-        averaging_usd = 0.0
+        objective = PlanObjective.of(problem.request)
+        usd_per_byte, averaging_usd = np.zeros((len(cluster), len(cluster))), 0.0
         if objective.by_cost:
             usd_per_byte = problem.request.prices.usd_per_byte(cluster.network)
             averaged = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)

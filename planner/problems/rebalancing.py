@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,8 +178,7 @@ class RebalancingProblem:
 
     def replace(self, **changes: Any) -> RebalancingProblem:
         """A copy with some of the constructor's fields changed."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return RebalancingProblem(**{**values, **changes})
+        return replace(self, **changes)
 
 
 def _real(name: str, values: ArrayLike) -> Floats:

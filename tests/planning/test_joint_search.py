@@ -232,7 +232,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout, 2.0).candidate().plan()
+    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout).candidate().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:
