@@ -45,15 +45,15 @@ MIN_FULL_SHARE = 0.25
 Groups = tuple[tuple[int, ...], ...]
 
 
-class PartialPathPlan(NamedTuple):
-    """A simulated plan and how it was found.
+class PlannedShape(NamedTuple):
+    """A simulated plan of one shape, the certificates of its parts, and how it was found.
 
     Attributes
     ----------
     plan, shape
         With the chosen layers.
     certificates
-        Of assignment and paths.
+        Of assignment and, with partial paths, of paths.
     method, reason
         How it was found, and why the search ended.
     """
@@ -76,7 +76,7 @@ class _Trial(NamedTuple):
 
 def partial_path_plan(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> PartialPathPlan:
+) -> PlannedShape:
     """The best plan that was tried."""
     return _Search(problem, shape, stop, run).result()
 
@@ -94,7 +94,7 @@ class _Search:
         self.refused: ProblemError | None = None
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
 
-    def result(self) -> PartialPathPlan:
+    def result(self) -> PlannedShape:
         """All trials, then the best one's paths with the remaining limit."""
         arranged = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
         self.interrupted = arranged.certificate.stop_reason == "interrupted"
@@ -118,7 +118,7 @@ class _Search:
             reason = certificate.stop_reason
             certificate = evaluate_placement(self.problem, best.shape, best.plan.assignment, reason)
         paths = paths_certificate(self.problem, best.plan, best.solved, self.run)
-        return PartialPathPlan(
+        return PlannedShape(
             best.plan,
             best.shape,
             {"assignment": certificate, "paths": paths},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.network.cluster import Cluster
 from planner.planning.aggregators import with_aggregators
@@ -19,7 +19,7 @@ from planner.planning.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.local_sgd_placement import place_for_local_sgd
 from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.partial_path_plan import partial_path_plan
+from planner.planning.partial_path_plan import PlannedShape, partial_path_plan
 from planner.planning.placement import Placement, place_heterogeneous, place_stages
 from planner.planning.plan_aware_stop import PlanAwareStop
 from planner.planning.problem import PlanningProblem
@@ -187,16 +187,6 @@ def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[Tr
     return replace(result, plan=plan)
 
 
-class _PlannedShape(NamedTuple):
-    """A simulated plan, the certificates of its parts, and how it was found."""
-
-    plan: TrainingPlan
-    shape: Shape
-    certificates: dict[str, Certificate]
-    method: str
-    reason: str
-
-
 def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
     """One shape or the best of all; no slower than consecutive ranks of the same kind."""
     shapes = candidates(problem) if problem.request.stages == "auto" else [problem]
@@ -245,7 +235,7 @@ def _plan_shape(
     ranked: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _partial_paths if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
+    make = partial_path_plan if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
     planned = make(problem, shape, stop, run)
     for baseline in ranked:
         if (
@@ -253,7 +243,7 @@ def _plan_shape(
             and baseline.step_s < planned.plan.predicted.step_s
         ):
             fitted, _, _ = baseline.start.fitted()
-            planned = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
+            planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
         run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )
@@ -288,12 +278,12 @@ def _with_certificates(
 
 def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
-) -> _PlannedShape:
+) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
     arranged = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
     plan = arranged.plan or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
-    return _PlannedShape(
+    return PlannedShape(
         plan,
         arranged.shape,
         {"assignment": certificate},
@@ -309,13 +299,6 @@ def _placement_search(
     if not is_uniform(problem.cluster, problem.workload):
         return place_heterogeneous
     return place_for_local_sgd if problem.request.sync_every > 1 else place_stages
-
-
-def _partial_paths(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> _PlannedShape:
-    """Paths that skip stages, with the best placement and layers that were tried."""
-    return _PlannedShape(*partial_path_plan(problem, shape, stop, run))
 
 
 def _best_shape(

@@ -262,7 +262,8 @@ class Effort(StoppingCriterion):
       at most 60,000 operations.
 
     Within the search, layout moves that are estimated to find the next candidates are part of the
-    fixed cost of a candidate.
+    fixed cost of a candidate. Straight pipelines with ``stages="auto"`` also try recomputation in
+    shapes that are short of memory, with up to half of ``units`` in addition.
     """
 
     units: float
