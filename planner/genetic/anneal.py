@@ -217,7 +217,7 @@ def _recompute(data: AssignmentData, state: AnnealState) -> None:
 
 @force_inlined
 def _smoothed_objective(data: AssignmentData, state: AnnealState, w: float) -> float:
-    """The smoothed objective."""
+    """``(1 - w) max + w mean`` of links and data-parallel sums; see the module."""
     n = len(state.device_at)
     value: float = _smoothed_dp_term(state.group_max, state.group_sum.sum(), n, w)
     for j in range(len(state.boundary_max)):
