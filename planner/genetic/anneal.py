@@ -199,9 +199,9 @@ def _recompute(data: AssignmentData, state: AnnealState) -> None:
         state.group_max[j] = 0.0
         state.group_sum[j] = 0.0
         for q in range(data.stage_ptr[j], data.stage_ptr[j + 1]):
-            own = state.dp_sums[j, state.device_at[q]]
-            state.group_max[j] = max(state.group_max[j], own)
-            state.group_sum[j] += own
+            device_sum = state.dp_sums[j, state.device_at[q]]
+            state.group_max[j] = max(state.group_max[j], device_sum)
+            state.group_sum[j] += device_sum
     for j in range(stages - 1):
         pp_cost = data.pp_cost[data.pp_kind[j]]
         state.boundary_max[j] = 0.0
@@ -217,7 +217,7 @@ def _recompute(data: AssignmentData, state: AnnealState) -> None:
 
 @force_inlined
 def _smoothed_objective(data: AssignmentData, state: AnnealState, w: float) -> float:
-    """The smoothed objective."""
+    """``(1 - w) max + w mean`` of links and data-parallel sums; see the module."""
     n = len(state.device_at)
     value: float = _smoothed_dp_term(state.group_max, state.group_sum.sum(), n, w)
     for j in range(len(state.boundary_max)):

@@ -96,37 +96,35 @@ class AutoParams:
 class AutoSolver:
     """One solve with method ``auto``; plans and bounds go to the search's incumbent."""
 
-    def __init__(
-        self, problem: AssignmentProblem, search: AssignmentSearch, params: AutoParams | None = None
-    ) -> None:
+    def __init__(self, problem: AssignmentProblem, search: AssignmentSearch) -> None:
         self.problem = problem
         self.search = search
         self.data = search.data
         self.incumbent = search.incumbent
-        self.stop = search.incumbent.run
-        self.params = params or AutoParams()
+        self.stop_run = search.incumbent.run
+        self.params = AutoParams()
 
     def run(self) -> None:
         """Run the class model where devices repeat, then search and chain bound."""
-        stop = self.stop
+        run = self.stop_run
         if int(self.data.sizes.max()) == 1 and self.data.free_order:
             self._one_pipeline()
-        if stop.check() is not None:
+        if run.check() is not None:
             return
         classes = interchangeable(self.problem)
         if self._class_model_applies(len(classes)):
             self._warm_up()
-            if stop.check() is None:
+            if run.check() is None:
                 prove_by_classes(self.search, classes, self.params.classes)
-                if not stop.paced_by_time:
-                    stop.update()
-        if stop.check() is None:
+                if not run.paced_by_time:
+                    run.update()
+        if run.check() is None:
             self._search_and_prove()
 
     def _one_pipeline(self) -> None:
         """Groups of one device: eq. 1 reduces to the open path of eq. 4."""
-        remaining_s = self.stop.remaining_s
-        if self.stop.paced_by_time:
+        remaining_s = self.stop_run.remaining_s
+        if self.stop_run.paced_by_time:
             # MaxRuntime(0) is not a valid criterion
             rule: StoppingCriterion = MaxRuntime(max(self.params.path_share * remaining_s, 1e-3))
         else:
@@ -138,7 +136,7 @@ class AutoSolver:
             self.search.offer(np.array(path.plan, dtype=np.int64))
             self.incumbent.raise_bound(path.bound, f"open path of all devices: {path.basis}")
         if path.stop_reason == "interrupted":
-            self.stop.reason = path.stop_reason
+            self.stop_run.reason = path.stop_reason
 
     def _class_model_applies(self, classes: int) -> bool:
         params = self.params
@@ -146,15 +144,15 @@ class AutoSolver:
         return classes <= params.max_classes_always or (classes <= params.max_classes and many_each)
 
     def _warm_up(self) -> None:
-        stop, params = self.stop, self.params
+        run, params = self.stop_run, self.params
         until_s = math.inf
-        if stop.paced_by_time:
-            share_s = params.warm_up_share * stop.remaining_s
-            until_s = stop.elapsed_s + min(params.warm_up_s, share_s)
+        if run.paced_by_time:
+            share_s = params.warm_up_share * run.remaining_s
+            until_s = run.elapsed_s + min(params.warm_up_s, share_s)
         # one iteration is reserved for the class model
-        iterations = min(params.warm_up_iterations, stop.remaining_iterations - 1)
-        if math.isfinite(stop.remaining_effort):
-            iterations = min(iterations, params.warm_up_share * stop.remaining_iterations)
+        iterations = min(params.warm_up_iterations, run.remaining_iterations - 1)
+        if math.isfinite(run.remaining_effort):
+            iterations = min(iterations, params.warm_up_share * run.remaining_iterations)
         self.search.run(until_s=until_s, iterations=iterations)
 
     def _search_and_prove(self) -> None:
@@ -162,31 +160,31 @@ class AutoSolver:
         chain = None
         if ChainBound.applies(self.data):
             chain = ChainBound(self.data, self.search.best)
-        if self.stop.paced_by_time:
+        if self.stop_run.paced_by_time:
             self._by_time(chain)
         else:
             self._by_counts(chain)
 
     def _by_time(self, chain: ChainBound | None) -> None:
-        stop, params = self.stop, self.params
+        run, params = self.stop_run, self.params
         until_s = math.inf
         if chain is not None:
-            remaining_s = stop.remaining_s
+            remaining_s = run.remaining_s
             wanted_s = max(params.search_share * remaining_s, params.search_s)
-            until_s = stop.elapsed_s + min(wanted_s, params.max_search_share * remaining_s)
+            until_s = run.elapsed_s + min(wanted_s, params.max_search_share * remaining_s)
         self.search.run(until_s=until_s)
-        while chain is not None and stop.check() is None and self._prove(chain):
+        while chain is not None and run.check() is None and self._prove(chain):
             pass
         self.search.run()
 
     def _by_counts(self, chain: ChainBound | None) -> None:
-        while self.stop.check() is None:
+        while self.stop_run.check() is None:
             self.search.run(iterations=self.params.search_iterations)
             for _ in range(self.params.rounds):
                 # proofs that follow the last iteration are still run
                 over = self.incumbent.closed or 0 in (
-                    self.stop.remaining_s,
-                    self.stop.remaining_effort,
+                    self.stop_run.remaining_s,
+                    self.stop_run.remaining_effort,
                 )
                 if chain is None or over or not self._prove(chain):
                     chain = None
@@ -198,7 +196,7 @@ class AutoSolver:
         queries = chain.queries(self.params.parallel_queries)
         if not queries:
             return False
-        limit_s = self.stop.remaining_s
+        limit_s = self.stop_run.remaining_s
         with ThreadPoolExecutor(max_workers=self.params.parallel_queries) as pool:
             outcomes = list(pool.map(lambda q: q.solve(self.data, limit_s), queries))
         for query, outcome in zip(queries, outcomes, strict=True):
@@ -206,7 +204,7 @@ class AutoSolver:
         self.incumbent.raise_bound(
             chain.bound, "chain bound: CP-SAT decisions on which boundaries stay below a level"
         )
-        self.stop.spend(sum(query.effort for query in queries))
+        self.stop_run.spend(sum(query.effort for query in queries))
         return True
 
 
@@ -214,16 +212,16 @@ def prove_by_classes(
     search: AssignmentSearch, classes: list[list[int]], params: ClassParams | None = None
 ) -> None:
     """Solve the class model with CP-SAT, starting from the search's incumbent."""
-    data, incumbent, stop = search.data, search.incumbent, search.incumbent.run
+    data, incumbent, run = search.data, search.incumbent, search.incumbent.run
     params = params or ClassParams()
     costs = ClassCosts.of(data, classes)
-    time_limited = stop.paced_by_time
-    until_s = stop.elapsed_s + (
-        params.time_share * stop.remaining_s if time_limited else stop.remaining_s
+    time_limited = run.paced_by_time
+    until_s = run.elapsed_s + (
+        params.time_share * run.remaining_s if time_limited else run.remaining_s
     )
     for first in (True, False):
-        remaining_s = until_s - stop.elapsed_s
-        max_work = min(params.first_effort if first else params.effort, stop.remaining_effort)
+        remaining_s = until_s - run.elapsed_s
+        max_work = min(params.first_effort if first else params.effort, run.remaining_effort)
         result = solve_classes(
             data,
             costs,
@@ -237,5 +235,5 @@ def prove_by_classes(
             search.offer(np.array([d for group in groups for d in group], dtype=np.int64))
         basis = f"CP-SAT: model of {len(classes)} classes of devices"
         incumbent.raise_bound(result.bound, basis)
-        if stop.spend(result.work) is not None:
+        if run.spend(result.work) is not None:
             break

@@ -24,12 +24,12 @@ def star_bound(data: AssignmentData) -> float:
     Every device is in some group j and pays at least for its |C_j| - 1 cheapest partners.
     """
     n = len(data.stage_of_slot)
-    needs = np.full(n, np.inf)
+    least_sums = np.full(n, np.inf)
     for size, kind in sorted({*zip(data.sizes, data.dp_kind, strict=True)}):
         dp_cost = data.dp_cost[kind] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
         cheapest = np.sort(dp_cost, axis=1)[:, : size - 1]
-        needs = np.minimum(needs, cheapest.sum(axis=1))
-    return float(needs.max())
+        least_sums = np.minimum(least_sums, cheapest.sum(axis=1))
+    return float(least_sums.max())
 
 
 def forest_bound(data: AssignmentData) -> float:

@@ -221,8 +221,8 @@ class ChainBound:
 
     def _stride(self, level_range: _LevelRange) -> float:
         """Step of the next query above the proven level; 0 if the level is known."""
-        room = self.levels[level_range.high] - self.levels[level_range.low]
-        return float(min(level_range.stride * self.upper, room))
+        open_range = self.levels[level_range.high] - self.levels[level_range.low]
+        return float(min(level_range.stride * self.upper, open_range))
 
     def _raise(self, interval: _Interval, key: Key, low: int) -> None:
         """Raise the proven level of ``key`` and of all sets that contain it."""
@@ -261,22 +261,24 @@ class ChainBound:
     def _refresh(self) -> None:
         """Update ceilings and bound from the levels and the incumbent."""
         for interval in self.intervals:
-            rest = self._chain(interval)[0]
-            if self._contradicts_incumbent(interval, rest):
-                self.bound = self.upper_dp_cost + rest
+            chain_cost = self._chain(interval)[0]
+            if self._contradicts_incumbent(interval, chain_cost):
+                self.bound = self.upper_dp_cost + chain_cost
                 return
             if math.isfinite(interval.ceiling):
                 # above the ceiling, a plan costs at least as much as the incumbent
-                interval.ceiling = min(interval.ceiling, max(interval.floor, self.upper - rest))
+                interval.ceiling = min(
+                    interval.ceiling, max(interval.floor, self.upper - chain_cost)
+                )
         values = [self._value(interval) for interval in self.intervals]
         if all(math.isfinite(interval.ceiling) for interval in self.intervals):
             values.append(self.upper)  # plans above the ceilings
         self.bound = max(self.bound, min(values))
 
-    def _contradicts_incumbent(self, interval: _Interval, rest: float) -> bool:
+    def _contradicts_incumbent(self, interval: _Interval, chain_cost: float) -> bool:
         """Whether the bound of an interval that contains the incumbent exceeds its cost."""
         inside = interval.floor <= self.upper_dp_cost <= interval.top
-        return inside and self.upper_dp_cost + rest > self.upper * (1 + ROUNDING)
+        return inside and self.upper_dp_cost + chain_cost > self.upper * (1 + ROUNDING)
 
     def _value(self, interval: _Interval) -> float:
         return interval.floor + self._chain(interval)[0]

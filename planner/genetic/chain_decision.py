@@ -68,11 +68,11 @@ def _limit_exchange(
     budget = math.ceil(ceiling / unit * (1 + SAFETY)) + 1
     for j in range(len(sizes)):
         dp_cost: Floats = np.floor(data.dp_cost[data.dp_kind[j]] / unit)
-        whole = np.minimum(dp_cost, budget + 1).astype(np.int64)
+        units = np.minimum(dp_cost, budget + 1).astype(np.int64)
         column = [row[j] for row in x]
         for d in range(len(x)):
             # the diagonal is zero: a device does not pay for itself
-            terms = cp_model.LinearExpr.weighted_sum(column, whole[d].tolist())
+            terms = cp_model.LinearExpr.weighted_sum(column, units[d].tolist())
             model.add(terms <= budget).only_enforce_if(x[d][j])
 
 

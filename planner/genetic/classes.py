@@ -172,8 +172,8 @@ class _ClassModel:
             for variable, count in zip(row, hinted, strict=True):
                 self.model.add_hint(variable, int(count))
 
-    def _variable(self, most: int, name: str) -> cp_model.IntVar:
-        return self.model.new_int_var(0, int(most), name)
+    def _variable(self, upper: int, name: str) -> cp_model.IntVar:
+        return self.model.new_int_var(0, int(upper), name)
 
     def _to_units(self, seconds: float) -> int:
         """Seconds in units, rounded down and capped above the limit."""
@@ -216,10 +216,10 @@ class _ClassModel:
             model.add_implication(high, low)
         flow = {}
         for (c, e), cost in link_costs.items():
-            most = int(min(len(members[c]), len(members[e]), sizes[j], sizes[j + 1]))
-            flow[c, e] = self._variable(most, f"f{c},{e},{j}")
+            max_flow = int(min(len(members[c]), len(members[e]), sizes[j], sizes[j + 1]))
+            flow[c, e] = self._variable(max_flow, f"f{c},{e},{j}")
             if level_costs.index(cost):
-                model.add(flow[c, e] <= most * level_used[level_costs.index(cost)])
+                model.add(flow[c, e] <= max_flow * level_used[level_costs.index(cost)])
         for c in classes:
             out = sum(v for (a, _), v in flow.items() if a == c)
             into = sum(v for (_, b), v in flow.items() if b == c)
@@ -259,10 +259,10 @@ def groups_from_counts(costs: ClassCosts, counts: Ints) -> list[list[int]]:
     """
     groups: list[list[int]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(costs.members, counts, strict=True):
-        taken = 0
+        num_taken = 0
         for j, count in enumerate(row):
-            groups[j] += members[taken : taken + count]
-            taken += count
+            groups[j] += members[num_taken : num_taken + count]
+            num_taken += count
     return groups
 
 

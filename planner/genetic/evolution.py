@@ -59,7 +59,7 @@ class _Individual(list[int]):
 
 
 class Evolution:
-    """The evolutionary loop.
+    """Genetic algorithm with local search; one offspring per iteration.
 
     Parameters
     ----------

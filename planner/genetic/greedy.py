@@ -27,10 +27,10 @@ def region_greedy(problem: AssignmentProblem, data: AssignmentData) -> Ints:
     pp_cost = data.pp_cost[0]
     between = np.array([[pp_cost[np.ix_(a, b)].mean() for b in members] for a in members])
     at = int(np.argmin(between.mean(axis=1)))
-    left = set(range(len(names))) - {at}
+    unassigned = set(range(len(names))) - {at}
     row = [int(d) for d in members[at]]
-    while left:
-        at = min(left, key=lambda r: (between[at, r], r))
-        left.remove(at)
+    while unassigned:
+        at = min(unassigned, key=lambda r: (between[at, r], r))
+        unassigned.remove(at)
         row += [int(d) for d in members[at]]
     return reorder_stages(data, np.array(row, dtype=np.int64))

@@ -64,8 +64,8 @@ def build_plan(problem: AssignmentProblem, data: AssignmentData, slots: Ints) ->
     arrangement = Arrangement.of(ordered)
     solve_matchings(data, arrangement)
     grid = np.empty((problem.pipelines, problem.stages), dtype=np.int64)
-    at = np.arange(problem.pipelines)
+    slots_of_stage = np.arange(problem.pipelines)
     for j in range(problem.stages):
-        grid[:, j] = ordered[at]
-        at = arrangement.next_slot[at]
+        grid[:, j] = ordered[slots_of_stage]
+        slots_of_stage = arrangement.next_slot[slots_of_stage]
     return AssignmentPlan.of_grid(grid)

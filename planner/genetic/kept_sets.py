@@ -65,13 +65,13 @@ class KeptSets:
             if key in best:
                 continue
             smaller = (self.keys[mask & ~(1 << j)] for j in range(self.boundaries) if mask >> j & 1)
-            rest, after = min((best[k][0], k) for k in smaller)
-            best[key] = (cost[key] + rest, after)
+            rest_cost, after = min((best[k][0], k) for k in smaller)
+            best[key] = (cost[key] + rest_cost, after)
         chain: list[Key] = []
-        at: Key | None = self.keys[-1]
-        while at is not None and best[at][1] is not None:
-            chain.append(at)
-            at = best[at][1]
+        key_at: Key | None = self.keys[-1]
+        while key_at is not None and best[key_at][1] is not None:
+            chain.append(key_at)
+            key_at = best[key_at][1]
         return best[self.keys[-1]][0], chain
 
     def _key(self, mask: Mask) -> Key:
@@ -91,19 +91,19 @@ def _refines(fine: Key, coarse: Key) -> bool:
     """Whether runs of lengths ``fine`` can be joined to runs of lengths ``coarse``."""
     if not coarse:
         return not fine
-    need = coarse[0]
+    target = coarse[0]
 
-    def pick(start: int, left: int, rest: Key) -> bool:
-        if left == 0:
-            return _refines(rest, coarse[1:])
-        for i in range(start, len(rest)):
-            repeated = i > start and rest[i] == rest[i - 1]
+    def pick(start: int, missing: int, candidates: Key) -> bool:
+        if missing == 0:
+            return _refines(candidates, coarse[1:])
+        for i in range(start, len(candidates)):
+            repeated = i > start and candidates[i] == candidates[i - 1]
             if (
                 not repeated
-                and rest[i] <= left
-                and pick(i, left - rest[i], rest[:i] + rest[i + 1 :])
+                and candidates[i] <= missing
+                and pick(i, missing - candidates[i], candidates[:i] + candidates[i + 1 :])
             ):
                 return True
         return False
 
-    return pick(0, need, fine)
+    return pick(0, target, fine)

@@ -59,11 +59,11 @@ def _gain_paper(
     Before the swap d would reach C_j' at the mean cost of its links there; after it, over its fast
     link to the partner left behind in C_j; and likewise for e.
     """
-    own, other = group_of[d], group_of[e]
+    own_group, other = group_of[d], group_of[e]
     gain: float = (
         _cost_to_group(w, group_of, d, other) / sizes[other]
         - w[d, d_fast]
-        + _cost_to_group(w, group_of, e, own) / sizes[own]
+        + _cost_to_group(w, group_of, e, own_group) / sizes[own_group]
         - w[e, e_fast]
     )
     return gain
@@ -72,11 +72,11 @@ def _gain_paper(
 @kernel
 def _gain_kl(w: Floats2, group_of: Ints, d: int, e: int) -> float:
     """GAIN_KL of section 3.4."""
-    own, other = group_of[d], group_of[e]
+    own_group, other = group_of[d], group_of[e]
     gain: float = (
         _cost_to_group(w, group_of, d, other)
-        - _cost_to_group(w, group_of, d, own)
-        + _cost_to_group(w, group_of, e, own)
+        - _cost_to_group(w, group_of, d, own_group)
+        + _cost_to_group(w, group_of, e, own_group)
         - _cost_to_group(w, group_of, e, other)
         - 2 * w[d, e]
     )

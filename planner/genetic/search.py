@@ -125,13 +125,10 @@ class AssignmentSearch:
         self,
         data: AssignmentData,
         incumbent: Incumbent[Ints],
-        params: AssignmentSearchParams | None = None,
     ) -> None:
         self.data = data
         self.incumbent = incumbent
-        self.params = params or AssignmentSearchParams.for_problem(
-            len(data.stage_of_slot), len(data.sizes)
-        )
+        self.params = AssignmentSearchParams.for_problem(len(data.stage_of_slot), len(data.sizes))
         self.descent_iterations = self.params.descent_iterations
         self.rng = np.random.default_rng(incumbent.seed)
         self.iterations = 0
@@ -160,8 +157,10 @@ class AssignmentSearch:
                 self._iterate(pool)
                 if self.iterations == self.params.pacing_iterations and run.paced_by_time:
                     rate = self.iterations / run.elapsed_s
-                    wanted = self.params.descent_share * rate * run.remaining_s
-                    self.descent_iterations = max(self.descent_iterations, round(wanted))
+                    descent_iterations = self.params.descent_share * rate * run.remaining_s
+                    self.descent_iterations = max(
+                        self.descent_iterations, round(descent_iterations)
+                    )
                 if run.update() is not None:
                     break
 
@@ -190,28 +189,33 @@ class AssignmentSearch:
     def _anneal_params(self, temperature: float) -> AnnealParams:
         """Parameters of the next iteration of a replica with this temperature."""
         params = self.params
-        now, then = (
+        start_factor, end_factor = (
             self._temperature_factor(self.iterations),
             self._temperature_factor(self.iterations + 1),
         )
-        left = max(0.0, 1 - self.iterations / max(1, self.descent_iterations))
+        descent_left = max(0.0, 1 - self.iterations / max(1, self.descent_iterations))
         return AnnealParams(
             moves=params.moves_per_device * len(self.best),
-            t_start=now * temperature,
-            t_end=then * temperature,
+            t_start=start_factor * temperature,
+            t_end=end_factor * temperature,
             mean_weight=params.mean_weight_end
-            + (params.mean_weight - params.mean_weight_end) * left,
+            + (params.mean_weight - params.mean_weight_end) * descent_left,
             tail_share=params.tail_share,
             reversal_share=params.reversal_share,
         )
 
     def _temperature_factor(self, iteration: int) -> float:
         """Factor on all temperatures, decreasing to 1 during the descent."""
-        left = max(0.0, 1 - iteration / max(1, self.descent_iterations))
-        return float(self.params.descent_factor**left)
+        descent_left = max(0.0, 1 - iteration / max(1, self.descent_iterations))
+        return float(self.params.descent_factor**descent_left)
 
     def _swap_replicas(self, temperatures: list[float]) -> None:
-        """Exchange replicas of neighbouring temperatures, alternating even and odd pairs."""
+        """Exchange replicas of neighbouring temperatures, alternating even and odd pairs.
+
+        During the descent replicas are hotter than ``temperatures``, which are those after it. The
+        criterion is then stricter than Metropolis's and sorts replicas nearly by cost. That is
+        intended: a cooling replica is in no equilibrium that exact exchanges could preserve.
+        """
         for k in range(self.iterations % 2, len(temperatures) - 1, 2):
             cold, hot = self.replicas[k], self.replicas[k + 1]
             gain = (cold.cost - hot.cost) * (1 / temperatures[k] - 1 / temperatures[k + 1])

@@ -51,17 +51,19 @@ def aggregator_rates(
 
     n, trainers = len(upload), np.flatnonzero(~is_aggregator)
     m = len(trainers)
-    both = np.where(np.eye(n, dtype=bool), np.inf, np.minimum(link, link.T))
+    pair_limit = np.where(np.eye(n, dtype=bool), np.inf, np.minimum(link, link.T))
     line = np.minimum(upload, download)
     # R is at most the slowest trainer's line
     scale = float(line[trainers].min())
-    most = np.where(is_aggregator, np.minimum(line / m, both[:, trainers].min(axis=1)), scale)
-    highest = np.append(np.where(can_reduce, np.minimum(most / scale, 1.0), 0.0), 1.0)
-    own = (np.arange(m), trainers)
-    rows = csr_array((np.full(m, m - 2.0), own), shape=(m, n + 1))
-    rows += csr_array((np.ones(m), (own[0], np.full(m, n))), shape=(m, n + 1))
+    max_rate = np.where(
+        is_aggregator, np.minimum(line / m, pair_limit[:, trainers].min(axis=1)), scale
+    )
+    highest = np.append(np.where(can_reduce, np.minimum(max_rate / scale, 1.0), 0.0), 1.0)
+    trainer_entries = (np.arange(m), trainers)
+    rows = csr_array((np.full(m, m - 2.0), trainer_entries), shape=(m, n + 1))
+    rows += csr_array((np.ones(m), (trainer_entries[0], np.full(m, n))), shape=(m, n + 1))
     right = np.minimum(line[trainers] / scale, 4.0 * n)
-    pairs = both[np.ix_(trainers, trainers)] / scale
+    pairs = pair_limit[np.ix_(trainers, trainers)] / scale
     known = np.zeros((m, m), dtype=bool)
     while True:
         solution = linprog(
@@ -78,8 +80,8 @@ def aggregator_rates(
         rates = np.maximum(solution.x[:n], 0.0)
         trainer_rates = rates[trainers]
         # pair limits rarely bind, so their rows are added lazily
-        over = trainer_rates[:, None] + trainer_rates[None, :] > pairs * (1 + FIT) + FIT
-        broken = np.argwhere(np.triu(over & ~known, 1))
+        exceeds = trainer_rates[:, None] + trainer_rates[None, :] > pairs * (1 + FIT) + FIT
+        broken = np.argwhere(np.triu(exceeds & ~known, 1))
         if not len(broken):
             return np.asarray(rates * scale)
         known[broken[:, 0], broken[:, 1]] = True

@@ -145,11 +145,11 @@ class ContributorSearch:
         key = np.packbits(computes).tobytes()
         if key not in self._tried:
             samples = float(self.problem.samples_per_s[computes].sum())
-            wanted = samples * self.problem.gradient_bytes / self.problem.batch_size
+            needed_rate = samples * self.problem.gradient_bytes / self.problem.batch_size
             if len(self.problem) == 1:
-                rates = ReducerRates(wanted, wanted, np.array([wanted]))
+                rates = ReducerRates(needed_rate, needed_rate, np.array([needed_rate]))
             else:
-                cap = wanted if self.problem.overlap else math.inf
+                cap = needed_rate if self.problem.overlap else math.inf
                 rates = best_rates(self.limits, computes, cap)
             self._tried[key] = rates
             value = self.value(computes, rates)
@@ -421,9 +421,9 @@ class ContributorSearch:
 
     def _lone_contributors(self) -> None:
         """Try single contributors that compute fast enough on their own."""
-        alone = self.problem.samples_per_s / self.problem.batch_size
-        for i in np.argsort(-np.where(self.eligible, alone, 0.0), kind="stable"):
-            if not self.eligible[i] or alone[i] <= self.best:
+        contributor = self.problem.samples_per_s / self.problem.batch_size
+        for i in np.argsort(-np.where(self.eligible, contributor, 0.0), kind="stable"):
+            if not self.eligible[i] or contributor[i] <= self.best:
                 break
             self.try_set(np.arange(len(self.problem)) == i)
 

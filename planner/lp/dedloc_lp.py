@@ -51,9 +51,9 @@ def _all_contribute(s: ScaledProblem) -> RelaxedSolution | None:
     """
     problem = s.problem
     eligible = problem.contributors
-    need = s.samples * problem.gradient_bytes / problem.batch_size
-    rates = best_rates(BandwidthLimits(problem), eligible, need)
-    if rates.total < need:
+    needed_rate = s.samples * problem.gradient_bytes / problem.batch_size
+    rates = best_rates(BandwidthLimits(problem), eligible, needed_rate)
+    if rates.total < needed_rate:
         return None
     q = rates.rates / s.unit
     a = np.outer(eligible, q)

@@ -62,14 +62,14 @@ def solve_aggregated(s: ScaledProblem) -> RelaxedSolution | None:
             )
             form.add_senders(underestimated if add_few else np.ones(s.n, dtype=bool))
             continue
-        left = np.full((s.n, s.n), np.inf) if s.links is None else np.maximum(s.links - a, 0.0)
-        room = np.minimum(q[:, None], left)
-        np.fill_diagonal(room, 0.0)
+        link_left = np.full((s.n, s.n), np.inf) if s.links is None else np.maximum(s.links - a, 0.0)
+        capacity = np.minimum(q[:, None], link_left)
+        np.fill_diagonal(capacity, 0.0)
         supply = np.maximum(s.upload - a.sum(axis=1), 0.0)
-        g, cuts = solve_transportation(supply, np.maximum(s.gradient * z[0] - q, 0.0), room)
+        g, cuts = solve_transportation(supply, np.maximum(s.gradient * z[0] - q, 0.0), capacity)
         if g is not None:
             return solution_of(s, z[0], q, c, a, g)
-        by_link = left < q[:, None]
+        by_link = link_left < q[:, None]
         for cut in cuts:
             form.cut(*cut, by_link)
         # with a lower bound below a_ij, the cut would not exclude the solution
@@ -178,8 +178,8 @@ class AggregatedForm:
         )
         i, j = np.nonzero(self.link_limited)
         m = np.arange(len(i))
-        room = np.zeros((s.n, s.n), dtype=np.int64)
-        room[i, j] = w = len(upper) + m
+        column_of_w = np.zeros((s.n, s.n), dtype=np.int64)
+        column_of_w[i, j] = w = len(upper) + m
         rows.add(np.zeros(len(i)), (m, w, 1.0), (m, s.q[i], -1.0))
         if s.links is not None:
             # a_ij is a variable or its lower bound, which keeps the cut valid
@@ -197,7 +197,7 @@ class AggregatedForm:
             upper = np.concatenate([upper, s.links[i, j]])
         for suppliers, receivers in self.cuts:
             among = np.ix_(suppliers, receivers)
-            columns = room[among]
+            columns = column_of_w[among]
             wide = (columns == 0) & (suppliers[:, None] != receivers[None, :])
             rows.add(
                 np.zeros(1),
@@ -223,17 +223,17 @@ def _underestimated_senders(
     """Senders whose a_ki must exceed their lower bound, if a limit is violated."""
     n = s.n
     returned, received = z[1 + 2 * n : 1 + 3 * n], z[1 + 3 * n : 1 + 4 * n]
-    over = a > (np.inf if s.links is None else s.links + TOLERANCE)
-    np.fill_diagonal(over, False)
+    exceeds_link = a > (np.inf if s.links is None else s.links + TOLERANCE)
+    np.fill_diagonal(exceeds_link, False)
     if not (
-        over.any()
+        exceeds_link.any()
         or (a.sum(axis=1) + returned > s.upload + TOLERANCE).any()
         or (a.sum(axis=0) + received > s.download + TOLERANCE).any()
     ):
         return np.zeros(n, dtype=bool)
     off = np.abs(a - _contribution_lower_bounds(s, z)) > TOLERANCE
     np.fill_diagonal(off, False)
-    underestimated: NDArray[np.bool_] = (off | over).any(axis=1) & ~explicit_senders
+    underestimated: NDArray[np.bool_] = (off | exceeds_link).any(axis=1) & ~explicit_senders
     return underestimated
 
 

@@ -53,7 +53,7 @@ class StageFlow:
     busy_s
         ``float[V]``: seconds per microbatch that the node's devices (or their up- or downlinks) are
         busy if all microbatches pass it.
-    own_s
+    compute_s
         ``float[V]``: computing time of a microbatch on the node.
     source, target
         ``int[E]``: nodes of neighbouring stages.
@@ -67,14 +67,14 @@ class StageFlow:
         Factor on the delay beyond a node that accounts for queueing.
     lines
         Site lines shared by edges, or None.
-    spare, lack
-        Soft constraint: every pair should be busy for at most a share 1 / ``spare`` of the period;
-        ``lack`` is the penalty on the largest violation, relative to that of the period.
+    headroom, headroom_penalty
+        Soft constraint: every pair should be busy for at most a share 1 / ``headroom`` of the
+        period; the penalty on the largest violation is relative to that of the period.
     """
 
     stage: Ints
     busy_s: Floats
-    own_s: Floats
+    compute_s: Floats
     source: Ints
     target: Ints
     pair_s: Floats
@@ -82,8 +82,8 @@ class StageFlow:
     room: Floats
     waiting: float = 1.0
     lines: SharedLines | None = None
-    spare: float = 1.0
-    lack: float = 0.0
+    headroom: float = 1.0
+    headroom_penalty: float = 0.0
 
 
 class RowKind(enum.StrEnum):
@@ -167,14 +167,14 @@ def _iterate(flow: StageFlow, microbatches: float) -> tuple[FlowLinearProgram, F
 
 def _remaining_s(flow: StageFlow, edge_share: Floats) -> Floats:
     """Mean round trip from every node on; the fastest for nodes without flow."""
-    remaining_s = flow.own_s.copy()
+    remaining_s = flow.compute_s.copy()
     for v in range(len(flow.stage) - 1, -1, -1):
         out = np.flatnonzero(flow.source == v)
         if len(out) == 0:
             continue
-        away = flow.delay_s[out] + remaining_s[flow.target[out]]
+        onward_s = flow.delay_s[out] + remaining_s[flow.target[out]]
         total = edge_share[out].sum()
-        remaining_s[v] += edge_share[out] @ away / total if total > 1e-12 else away.min()
+        remaining_s[v] += edge_share[out] @ onward_s / total if total > 1e-12 else onward_s.min()
     return remaining_s
 
 
@@ -199,10 +199,10 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
 
     count = add_bounded_rows(RowKind.BUSY, np.arange(nodes), flow.busy_s, 0)
     count = add_bounded_rows(RowKind.PAIR, nodes + np.arange(edges), flow.pair_s, count)
-    if flow.spare > 1:
+    if flow.headroom > 1:
         rows.append((count + np.arange(edges), np.full(edges, slack_column), np.full(edges, -1.0)))
         count = add_bounded_rows(
-            RowKind.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count
+            RowKind.SPARE, nodes + np.arange(edges), flow.headroom * flow.pair_s, count
         )
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
@@ -216,9 +216,9 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     number[limited] = count + np.arange(len(limited))
     # between F and B on a node, a microbatch is there or on a later node
     outgoing = np.flatnonzero(number[flow.source] >= 0)
-    away = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
-    rows.append((number[limited], limited, flow.own_s[limited]))
-    rows.append((number[flow.source[outgoing]], nodes + outgoing, away))
+    delay_s = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
+    rows.append((number[limited], limited, flow.compute_s[limited]))
+    rows.append((number[flow.source[outgoing]], nodes + outgoing, delay_s))
     rows.append((number[limited], np.full(len(limited), period), -flow.room[limited]))
     labels += ((RowKind.MEMORY, v) for v in limited.tolist())
     count += len(limited)
@@ -232,15 +232,17 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
         inner = np.flatnonzero(flow.stage != edge)
         equality.append((row[inner], inner, np.full(len(inner), -1.0)))
         equality.append((row[side], nodes + np.arange(edges), np.ones(edges)))
-    ahead = np.flatnonzero(flow.stage == 0)
-    equality.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
+    first_stage = np.flatnonzero(flow.stage == 0)
+    equality.append((np.full(len(first_stage), 2 * nodes), first_stage, np.ones(len(first_stage))))
     equality_rhs[-1] = 1.0
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:
         row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
         return coo_array((value, (row, column)), shape=(height, slack_column + 1)).tocsr()
 
-    cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches, flow.lack * microbatches]])
+    cost = np.concatenate(
+        [flow.compute_s, flow.delay_s, [microbatches, flow.headroom_penalty * microbatches]]
+    )
     return FlowLinearProgram(
         cost, matrix(rows, count), matrix(equality, 2 * nodes + 1), equality_rhs, labels
     )
@@ -267,7 +269,7 @@ def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
         np.maximum(solution.x[:nodes], 0),
         np.maximum(solution.x[nodes:period], 0),
     )
-    delay_s = float(flow.own_s @ node_share + flow.delay_s @ edge_share)
+    delay_s = float(flow.compute_s @ node_share + flow.delay_s @ edge_share)
     return FlowRates(
         float(solution.x[period]), delay_s, node_share, edge_share, _remaining_s(flow, edge_share)
     )

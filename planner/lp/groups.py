@@ -220,9 +220,9 @@ def _factors(product: int, largest: int, count: int) -> tuple[int, ...] | None:
         return (product,) if product <= largest else None
     for factor in range(int(product ** (1 / count) + 1e-9), 0, -1):
         if product % factor == 0:
-            rest = _factors(product // factor, largest, count - 1)
-            if rest is not None and factor <= largest:
-                return tuple(sorted((factor, *rest)))
+            other_factors = _factors(product // factor, largest, count - 1)
+            if other_factors is not None and factor <= largest:
+                return tuple(sorted((factor, *other_factors)))
     return None
 
 
@@ -257,8 +257,8 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
     mixing = np.eye(peers)
     for r in range(rounds):
         mixing = average_in_groups(mixing, schedule[r % len(schedule)])
-    left = mixing - 1.0 / peers
-    error = float(np.sqrt((left**2).sum() / max(peers - 1, 1)))
+    deviation = mixing - 1.0 / peers
+    error = float(np.sqrt((deviation**2).sum() / max(peers - 1, 1)))
     return error if error > 1e-12 else 0.0
 
 

@@ -118,9 +118,9 @@ def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats
     if not floor.any():
         return water_fill(caps[0], total)
     i = int(np.argmax(floor))
-    rest = caps[0].copy()
-    rest[i] = 0.0
-    rates = water_fill(rest, min(total - floor[i], float(rest.sum())))
+    other_caps = caps[0].copy()
+    other_caps[i] = 0.0
+    rates = water_fill(other_caps, min(total - floor[i], float(other_caps.sum())))
     rates[i] = total - rates.sum()
     return rates
 

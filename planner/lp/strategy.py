@@ -78,17 +78,23 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> RecognisedS
     aggregators = reducers & ~computes
     contributing = shares[computes]
     # the part of the vector that all contributors sum evenly
-    even = float(contributing.min()) * len(contributing) if len(contributing) > 1 else 0.0
-    helped = float(shares[aggregators].sum())
-    rest = max(1.0 - even - helped, 0.0)
-    parts = {Strategy.ALL_REDUCE: even, Strategy.BYTEPS: 0.0, Strategy.PARAMETER_SERVER: rest}
+    by_contributors = (
+        float(contributing.min()) * len(contributing) if len(contributing) > 1 else 0.0
+    )
+    by_aggregators = float(shares[aggregators].sum())
+    single_reducer = max(1.0 - by_contributors - by_aggregators, 0.0)
+    parts = {
+        Strategy.ALL_REDUCE: by_contributors,
+        Strategy.BYTEPS: 0.0,
+        Strategy.PARAMETER_SERVER: single_reducer,
+    }
     # a single aggregator with a much larger share than any contributor is a parameter server
     largest = float(contributing.max(initial=0.0))
-    if int(aggregators.sum()) == 1 and helped > 2 * largest:
-        parts[Strategy.PARAMETER_SERVER] += helped
+    if int(aggregators.sum()) == 1 and by_aggregators > 2 * largest:
+        parts[Strategy.PARAMETER_SERVER] += by_aggregators
     else:
-        parts[Strategy.BYTEPS] += helped
-        if helped > TOLERANCE:
+        parts[Strategy.BYTEPS] += by_aggregators
+        if by_aggregators > TOLERANCE:
             # BytePS sums one part of the vector on the workers themselves
             parts[Strategy.BYTEPS] += parts.pop(Strategy.ALL_REDUCE)
     mix = sorted(

@@ -15,7 +15,7 @@ MIN_RESIDUAL = 1e-14
 
 
 def solve_transportation(
-    supply: Floats, need: Floats, capacity: Floats
+    supply: Floats, demand: Floats, capacity: Floats
 ) -> tuple[Floats | None, list[tuple[Index, Index]]]:
     """Flows g_ij within ``capacity`` that cover every demand, or cuts that prove there are none.
 
@@ -25,7 +25,7 @@ def solve_transportation(
     ----------
     supply
         ``float[n]``, supply of every source.
-    need
+    demand
         ``float[n]``, demand of every target.
     capacity
         ``float[n, n]``, maximum flow from source to target.
@@ -37,8 +37,8 @@ def solve_transportation(
         supplies outside S plus the capacity between S and J. Both are minimum cuts, the one closest
         to the sources and the one closest to the targets.
     """
-    g = _greedy_transport(supply, need, capacity)
-    remaining, unmet = supply - g.sum(axis=1), need - g.sum(axis=0)
+    g = _greedy_transport(supply, demand, capacity)
+    remaining, unmet = supply - g.sum(axis=1), demand - g.sum(axis=0)
     while (unmet > TOLERANCE).any():
         if not _augment(g, remaining, unmet, capacity):
             return None, _cuts(g, remaining, unmet, capacity)
@@ -67,20 +67,20 @@ def _augment(g: Floats, remaining: Floats, unmet: Floats, capacity: Floats) -> b
     else:
         return False
     for j in np.flatnonzero(new & (unmet > TOLERANCE)):
-        path, i, most = [(int(taken_from[j]), int(j))], int(taken_from[j]), float(unmet[j])
+        path, i, amount = [(int(taken_from[j]), int(j))], int(taken_from[j]), float(unmet[j])
         while sent_by[i] >= 0:
             k = int(sent_by[i])
-            most = min(most, float(g[i, k]))
+            amount = min(amount, float(g[i, k]))
             i = int(taken_from[k])
             path.append((i, k))
-        most = min(most, float(remaining[i]), *(float(capacity[at] - g[at]) for at in path))
+        amount = min(amount, float(remaining[i]), *(float(capacity[at] - g[at]) for at in path))
         for step, at in enumerate(path):
-            g[at] += most
+            g[at] += amount
             if step:
                 # reduce the flow on the backward edge of the augmenting path
-                g[path[step - 1][0], at[1]] -= most
-        remaining[i] -= most
-        unmet[j] -= most
+                g[path[step - 1][0], at[1]] -= amount
+        remaining[i] -= amount
+        unmet[j] -= amount
     return True
 
 
@@ -110,30 +110,30 @@ def _cuts(
     return cuts
 
 
-def _greedy_transport(supply: Floats, need: Floats, capacity: Floats) -> Floats:
+def _greedy_transport(supply: Floats, demand: Floats, capacity: Floats) -> Floats:
     """Serve targets in ascending order of capacity minus demand, from the largest supplies."""
     remaining = supply.copy()
     g = np.zeros_like(capacity)
-    for j in np.argsort(capacity.sum(axis=0) - need, kind="stable"):
+    for j in np.argsort(capacity.sum(axis=0) - demand, kind="stable"):
         cap = np.minimum(capacity[:, j], remaining)
         total = float(cap.sum())
-        if total <= 0 or need[j] <= 0:
+        if total <= 0 or demand[j] <= 0:
             continue
         # take from the sources with the largest remaining supply, down to a common level
-        share = cap if total <= need[j] else _from_the_fullest(remaining, cap, float(need[j]))
+        share = cap if total <= demand[j] else _from_the_fullest(remaining, cap, float(demand[j]))
         g[:, j] = share
         remaining -= share
     return g
 
 
-def _from_the_fullest(remaining: Floats, cap: Floats, need: float) -> Floats:
-    """Amounts ``clip(remaining - level, 0, cap)`` that sum to ``need``."""
+def _from_the_fullest(remaining: Floats, cap: Floats, demand: float) -> Floats:
+    """Amounts ``clip(remaining - level, 0, cap)`` that sum to ``demand``."""
     levels = np.sort(np.concatenate([remaining, remaining - cap]))
     totals = np.clip(remaining[None, :] - levels[:, None], 0.0, cap).sum(axis=1)
     # totals decrease with the level and are linear between neighbouring levels
-    below = int(np.searchsorted(-totals, -need, side="left"))
+    below = int(np.searchsorted(-totals, -demand, side="left"))
     low, high = levels[max(below - 1, 0)], levels[below]
     drop = totals[max(below - 1, 0)] - totals[below]
-    part = (totals[max(below - 1, 0)] - need) / drop if drop > 0 else 0.0
-    share: Floats = np.clip(remaining - (low + (high - low) * part), 0.0, cap)
+    fraction = (totals[max(below - 1, 0)] - demand) / drop if drop > 0 else 0.0
+    share: Floats = np.clip(remaining - (low + (high - low) * fraction), 0.0, cap)
     return share

@@ -129,53 +129,53 @@ def mean_end(data: ScheduleData, state: ScheduleState) -> float:
 def critical_path(data: ScheduleData, state: ScheduleState, makespan: float, critical: Ints) -> int:
     """Fill in the steps of a critical path, as ``b * steps + k``; returns their number."""
     count, steps = state.begin.shape
-    at = -1
+    step_index = -1
     for b in range(count):
         if state.begin[b, steps - 1] + data.backward[state.paths[b, 0]] >= makespan * (1 - 1e-12):
-            at = b * steps + steps - 1
+            step_index = b * steps + steps - 1
             break
     critical_count = 0
-    while at >= 0 and critical_count < len(critical):
-        critical[critical_count] = at
+    while step_index >= 0 and critical_count < len(critical):
+        critical[critical_count] = step_index
         critical_count += 1
-        b, k = at // steps, at % steps
+        b, k = step_index // steps, step_index % steps
         if state.begin[b, k] > state.ready[b, k]:
             # with live memory the step may have waited for memory; assume it waited for the device
-            at = state.device_pred[b, k]
+            step_index = state.device_pred[b, k]
         elif k > 0:
             # messages that queued: go back to the first of the queue, then to the step that sent it
             if len(state.link_pred) > 0:
-                while state.link_pred[at // steps, at % steps] >= 0:
-                    at = state.link_pred[at // steps, at % steps]
-            at -= 1
+                while state.link_pred[step_index // steps, step_index % steps] >= 0:
+                    step_index = state.link_pred[step_index // steps, step_index % steps]
+            step_index -= 1
         else:
-            at = -1
+            step_index = -1
     return critical_count
 
 
 @kernel
-def overtake(state: ScheduleState, offset: Floats, at: int, tail_weight: float) -> bool:
+def overtake(state: ScheduleState, offset: Floats, step_index: int, tail_weight: float) -> bool:
     """Give a step that waited for its device priority over its device predecessor.
 
     If its message queued for a link, give the sending step priority over the sender of the message
     ahead of it.
     """
     steps = state.begin.shape[1]
-    b, k = at // steps, at % steps
-    other = state.device_pred[b, k]
+    b, k = step_index // steps, step_index % steps
+    predecessor = state.device_pred[b, k]
     queued = len(state.link_pred) > 0 and state.link_pred[b, k] >= 0
     if queued and state.begin[b, k] <= state.ready[b, k]:
-        other = state.link_pred[b, k] - 1
-        at -= 1
-    if other < 0 or other // steps == at // steps:
+        predecessor = state.link_pred[b, k] - 1
+        step_index -= 1
+    if predecessor < 0 or predecessor // steps == step_index // steps:
         return False
-    b, k, c, j = at // steps, at % steps, other // steps, other % steps
+    b, k, c, j = step_index // steps, step_index % steps, predecessor // steps, predecessor % steps
     if tail_weight < 0.0:
         offset[b, k] = state.offset[c, j] - 1e-6
         return True
     key = state.begin[c, j] - tail_weight * state.tail[c, j] + state.offset[c, j]
-    mine = max(state.ready[b, k], state.begin[c, j]) - tail_weight * state.tail[b, k]
-    offset[b, k] = key - mine - 1e-6
+    own_key = max(state.ready[b, k], state.begin[c, j]) - tail_weight * state.tail[b, k]
+    offset[b, k] = key - own_key - 1e-6
     return True
 
 
@@ -218,19 +218,19 @@ def propose(
     candidate: ScheduleState,
     rng_state: Words,
     cycle: CycleParams,
-    at: int,
+    step_index: int,
 ) -> int:
-    """Apply a random move at step ``at``.
+    """Apply a random move at step ``step_index``.
 
     Returns the second microbatch changed (``b`` itself if there is none), or -1 if nothing changed.
     """
     steps = current.begin.shape[1]
-    b, k = at // steps, at % steps
+    b, k = step_index // steps, step_index % steps
     shares, tail_weight = cycle.shares, cycle.tail_weight
     kind = next_unit(rng_state)
     edge = shares.overtake
     if kind < edge:
-        return b if overtake(current, candidate.offset, at, tail_weight) else -1
+        return b if overtake(current, candidate.offset, step_index, tail_weight) else -1
     edge += shares.perturb
     if kind < edge:
         candidate.offset[b, k] += cycle.jitter * (2.0 * next_unit(rng_state) - 1.0)
@@ -270,29 +270,31 @@ def repair_order(
 
 
 @kernel
-def try_device_exchange(annealing: AnnealingState, at: int) -> tuple[int, int]:
+def try_device_exchange(annealing: AnnealingState, step_index: int) -> tuple[int, int]:
     """Exchange a step's device with that of another role, or move it to a vacant role.
 
     Returns both roles; -1, -1 if nothing was changed.
     """
     context, current, candidate = annealing.context, annealing.current, annealing.candidate
     steps, length = current.begin.shape[1], current.paths.shape[1]
-    b, k = at // steps, at % steps
-    one = current.paths[b, k if k < length else (2 * length - k if k > length else 0)]
-    other = exchange_partner(context, annealing.counts, current.device_of, one, annealing.rng_state)
-    if other < 0:
+    b, k = step_index // steps, step_index % steps
+    role = current.paths[b, k if k < length else (2 * length - k if k > length else 0)]
+    other_role = exchange_partner(
+        context, annealing.counts, current.device_of, role, annealing.rng_state
+    )
+    if other_role < 0:
         return -1, -1
-    leaves = current.device_of[other] == context.devices.vacant
+    leaves = current.device_of[other_role] == context.devices.vacant
     if leaves and not empty_role(
-        context.rules, annealing.counts, candidate.paths, one, annealing.rng_state
+        context.rules, annealing.counts, candidate.paths, role, annealing.rng_state
     ):
         recount(annealing.counts, context.rules.stage, current.paths)
         copy_rows(current, candidate)
         return -1, -1
-    exchange_devices(context, current.device_of, one, other)
+    exchange_devices(context, current.device_of, role, other_role)
     for m in range(len(candidate.paths)):
         fill_tail(context.data, candidate.paths[m], candidate.tail[m])
-    return one, other
+    return role, other_role
 
 
 @kernel
@@ -367,25 +369,25 @@ def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> 
     for _ in range(cycle.num_moves):
         temperature *= cooling
         if critical_count > 0 and next_unit(rng_state) < cycle.critical_share:
-            at = critical[next_below(rng_state, critical_count)]
+            step_index = critical[next_below(rng_state, critical_count)]
         else:
-            at = next_below(rng_state, size)
-        b = at // steps
-        c, one, other, rerouted = b, -1, -1, False
+            step_index = next_below(rng_state, size)
+        b = step_index // steps
+        partner, role, other_role, rerouted = b, -1, -1, False
         trial_rounds[:] = rounds
         if cycle.device_exchange_share > 0.0 and next_unit(rng_state) < cycle.device_exchange_share:
-            one, other = try_device_exchange(annealing, at)
-            if one < 0:
+            role, other_role = try_device_exchange(annealing, step_index)
+            if role < 0:
                 continue
             fill_rounds(averaging, rules, current.device_of, trial_rounds)
         else:
-            c = propose(rules, counts, current, candidate, rng_state, cycle, at)
-            if c < 0:
+            partner = propose(rules, counts, current, candidate, rng_state, cycle, step_index)
+            if partner < 0:
                 copy_row(current, candidate, b)
                 continue
             rerouted = repair_order(data, rules, current, candidate, b)
-            if c != b:
-                rerouted = repair_order(data, rules, current, candidate, c) or rerouted
+            if partner != b:
+                rerouted = repair_order(data, rules, current, candidate, partner) or rerouted
         # Metropolis with the threshold drawn first, so that scheduling can stop early
         threshold = cost - temperature * np.log(1.0 - next_unit(rng_state))
         # stage 0 runs the first F and the last B of all stages, then its averaging round
@@ -396,17 +398,17 @@ def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> 
         new_mean = mean_end(data, candidate) if span < INFINITE_S else mean
         value = objective(data, rules, candidate, trial_rounds, span)
         if span >= INFINITE_S or value + mean_weight * new_mean > threshold:
-            if one >= 0:
-                revert_device_exchange(annealing, one, other)
+            if role >= 0:
+                revert_device_exchange(annealing, role, other_role)
             copy_row(current, candidate, b)
-            copy_row(current, candidate, c)
+            copy_row(current, candidate, partner)
             continue
-        if one >= 0:
+        if role >= 0:
             accept_device_exchange(annealing)
         if rerouted:
-            update_counts(counts, rules.stage, current, candidate, b, c)
+            update_counts(counts, rules.stage, current, candidate, b, partner)
         copy_row(candidate, current, b)
-        copy_row(candidate, current, c)
+        copy_row(candidate, current, partner)
         copy_times(candidate, current)
         if tail_weight < 0.0:
             # the priorities to follow are the times of the accepted schedule

@@ -134,11 +134,11 @@ class _Arranged(PathIncumbent):
     def offer_schedule(
         self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
     ) -> bool:
-        at = self._first if device_of is None else device_of
+        devices = self._first if device_of is None else device_of
         value = makespan
         if self.problem.averaging is not None and math.isfinite(makespan):
-            value = span_of(self.problem, self.arrays, paths, begin, at)
-        return super().offer_schedule(paths, begin, value, at)
+            value = span_of(self.problem, self.arrays, paths, begin, devices)
+        return super().offer_schedule(paths, begin, value, devices)
 
 
 def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -164,8 +164,8 @@ def _search(
             if run.paced_by_time:
                 search.run(until_s=run.elapsed_s + share * run.remaining_s)
             else:
-                left = min(params.max_iterations, run.remaining_iterations)
-                search.run(iterations=math.ceil(share * left))
+                iterations_left = min(params.max_iterations, run.remaining_iterations)
+                search.run(iterations=math.ceil(share * iterations_left))
             search.intensify = True
         if run.check() is None:
             _paths_alone(problem, best, run, seed)
@@ -193,76 +193,76 @@ def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
     most memory for it, for several orders of the stages.
     """
     order = np.argsort(-problem.memory[0], kind="stable").tolist()
-    start, rest = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
+    start, others = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
     stages = range(1, len(problem.stage_sizes))
-    yield _dealt(problem, start, rest)
+    yield _dealt(problem, start, others)
     yield from (
-        _roomiest(problem, start, rest, list(turn))
+        _roomiest(problem, start, others, list(turn))
         for turn in (stages, reversed(stages), sorted(stages, key=lambda s: problem.stage_sizes[s]))
     )
     if not problem.fixed_sizes:
-        yield _balanced(problem, start, rest)
+        yield _balanced(problem, start, others)
     # devices with much memory for later stages should not be start devices
     least = 1 if problem.live_memory else problem.microbatches_per_start
-    able = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
-    if len(able) >= len(start):
+    eligible = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
+    if len(eligible) >= len(start):
         elsewhere = problem.memory[1:].max(axis=0, initial=0)
-        start = sorted(able, key=lambda d: (int(elsewhere[d]), d))[: len(start)]
-        rest = [d for d in range(len(problem)) if d not in start]
-        yield _roomiest(problem, start, rest, list(stages))
+        start = sorted(eligible, key=lambda d: (int(elsewhere[d]), d))[: len(start)]
+        others = [d for d in range(len(problem)) if d not in start]
+        yield _roomiest(problem, start, others, list(stages))
         if not problem.fixed_sizes:
-            yield _balanced(problem, start, rest)
+            yield _balanced(problem, start, others)
 
 
-def _dealt(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
+def _dealt(problem: ArrangedPathProblem, start: list[int], others: list[int]) -> list[list[int]]:
     """Assign the other devices to stages round robin."""
     groups: list[list[int]] = [start, *([] for _ in problem.stage_sizes[1:])]
-    deck = iter(rest)
-    for stage in itertools.cycle(range(1, len(groups))) if rest else ():
+    to_assign = iter(others)
+    for stage in itertools.cycle(range(1, len(groups))) if others else ():
         if len(groups[stage]) < problem.stage_sizes[stage]:
-            groups[stage].append(next(deck))
+            groups[stage].append(next(to_assign))
         if all(len(g) == n for g, n in zip(groups, problem.stage_sizes, strict=True)):
             break
     return groups
 
 
 def _roomiest(
-    problem: ArrangedPathProblem, start: list[int], rest: list[int], turn: list[int]
+    problem: ArrangedPathProblem, start: list[int], others: list[int], turn: list[int]
 ) -> list[list[int]]:
     """Stages pick in the order ``turn``, repeatedly, the device with the most memory for them."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
-    left = list(rest)
-    while left:
+    unassigned = list(others)
+    while unassigned:
         for s in turn:
-            if left and len(groups[s]) < problem.stage_sizes[s]:
-                d = max(left, key=lambda d: (int(problem.memory[s, d]), -d))
+            if unassigned and len(groups[s]) < problem.stage_sizes[s]:
+                d = max(unassigned, key=lambda d: (int(problem.memory[s, d]), -d))
                 groups[s].append(d)
-                left.remove(d)
+                unassigned.remove(d)
     return groups
 
 
-def _balanced(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
+def _balanced(problem: ArrangedPathProblem, start: list[int], others: list[int]) -> list[list[int]]:
     """Free stage sizes: the stage with the least memory repeatedly picks its largest device."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
-    left, capacity = list(rest), [0] * len(groups)
+    unassigned, capacity = list(others), [0] * len(groups)
     stages = range(1, len(groups))
-    while left:
+    while unassigned:
         empty = [s for s in stages if not groups[s]]
-        choice = empty if len(left) <= len(empty) else stages
+        choice = empty if len(unassigned) <= len(empty) else stages
         s = min(choice, key=lambda s: (capacity[s], s))
-        d = max(left, key=lambda d: (int(problem.memory[s, d]), -d))
+        d = max(unassigned, key=lambda d: (int(problem.memory[s, d]), -d))
         groups[s].append(d)
-        left.remove(d)
+        unassigned.remove(d)
         capacity[s] += int(problem.memory[s, d])
     return groups
 
 
 def _never_possible(problem: ArrangedPathProblem) -> bool:
     """Whether TC1 rules out every arrangement, not only the one tried."""
-    least = 1 if problem.live_memory else problem.microbatches_per_start
-    few = int((problem.memory[0] >= least).sum()) < problem.stage_sizes[0]
-    alike = bool((problem.memory == problem.memory[:, :1]).all())
-    return few or (alike and problem.fixed_sizes)
+    min_memory = 1 if problem.live_memory else problem.microbatches_per_start
+    too_few_starts = int((problem.memory[0] >= min_memory).sum()) < problem.stage_sizes[0]
+    equal_memory = bool((problem.memory == problem.memory[:, :1]).all())
+    return too_few_starts or (equal_memory and problem.fixed_sizes)
 
 
 def _device_numbers(problem: ArrangedPathProblem) -> DeviceStageData:
@@ -295,8 +295,8 @@ def _arrangement(best: PathIncumbent, devices: int) -> list[list[int]]:
 def _role_of(device_of: Ints, devices: int) -> Ints:
     """The role of each device."""
     role = np.empty(devices, dtype=np.int64)
-    taken = np.flatnonzero(device_of != devices)
-    role[device_of[taken]] = taken
+    filled = np.flatnonzero(device_of != devices)
+    role[device_of[filled]] = filled
     return role
 
 
@@ -304,9 +304,9 @@ def _paths_alone(
     problem: ArrangedPathProblem, best: PathIncumbent, run: StopRun, seed: int
 ) -> None:
     """Improve the paths with the best arrangement fixed."""
-    at = problem.arranged(_arrangement(best, len(problem)))
+    arranged = problem.arranged(_arrangement(best, len(problem)))
     inner = inner_run(run, 1.0)
-    incumbent = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
+    incumbent = PathIncumbent(PathArrays.of(arranged), inner, arranged, seed=seed)
     device_of = best.device_of
     rows = device_of[best.paths]
     ends = best.starts[:, -1] + incumbent.arrays.backward[rows[:, 0]]
@@ -314,7 +314,7 @@ def _paths_alone(
     search = PathSearch(incumbent.arrays, incumbent, seed)
     search.intensify = True
     try:
-        improve(search, ExactSolver(at, incumbent.arrays, incumbent, seed), inner)
+        improve(search, ExactSolver(arranged, incumbent.arrays, incumbent, seed), inner)
     finally:
         roles = _role_of(device_of, len(problem))
         best.offer_schedule(
@@ -335,9 +335,9 @@ def _answer(
     return replace(result, plan=_in_order(groups, plan, problem.microbatches_per_start))
 
 
-def _in_order(groups: list[list[int]], plan: PathPlan, each: int) -> ArrangedPathPlan:
+def _in_order(groups: list[list[int]], plan: PathPlan, per_start: int) -> ArrangedPathPlan:
     """Sort the groups and number microbatches by the sorted devices of stage 0."""
-    order = sorted(range(len(plan.paths)), key=lambda b: (plan.paths[b][0], b % each))
+    order = sorted(range(len(plan.paths)), key=lambda b: (plan.paths[b][0], b % per_start))
     name = {b: k for k, b in enumerate(order)}
     ops = [PathOp(name[op.microbatch], *op[1:]) for op in plan.ops]
     paths = PathPlan.of([plan.paths[b] for b in order], ops)

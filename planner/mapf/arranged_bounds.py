@@ -43,23 +43,23 @@ def _start_s(problem: ArrangedPathProblem) -> float:
 
     A chain costs at least the cheapest closed walk over as many devices, ignoring stages.
     """
-    n, each = len(problem), problem.microbatches_per_start
+    n, per_start = len(problem), problem.microbatches_per_start
     transfers = problem.transfer_s + problem.transfer_s.T
     np.fill_diagonal(transfers, math.inf)
     busy = problem.forward_s + problem.backward_s
     spans = []
     elsewhere = busy[1:].min(axis=0, initial=math.inf)
     for d in range(n):
-        memory = int(problem.memory[0, d]) if problem.live_memory else each
-        if problem.memory[0, d] < (1 if problem.live_memory else each):
+        memory = int(problem.memory[0, d]) if problem.live_memory else per_start
+        if problem.memory[0, d] < (1 if problem.live_memory else per_start):
             continue
         walk = np.full(n, math.inf)
         walk[d] = 0.0
         for _ in range(problem.path_stages - 1):
             walk = (walk[:, None] + transfers).min(axis=0) + elsewhere
-        home = float((walk + np.where(np.arange(n) == d, 0.0, transfers[:, d])).min())
-        own = float(busy[0, d] + problem.head_s[d])
+        return_s = float((walk + np.where(np.arange(n) == d, 0.0, transfers[:, d])).min())
+        busy_s = float(busy[0, d] + problem.head_s[d])
         f, h, b = problem.forward_s[0, d], problem.head_s[d], problem.backward_s[0, d]
-        spans.append(turnover_s(float(f), float(h), float(b), memory, each, home + own))
+        spans.append(turnover_s(float(f), float(h), float(b), memory, per_start, return_s + busy_s))
     spans.sort()
     return spans[problem.stage_sizes[0] - 1] if len(spans) >= problem.stage_sizes[0] else 0.0

@@ -78,9 +78,11 @@ class PathArrays:
             capacity = np.minimum(problem.memory, count)
             memory = np.full(len(problem), count, dtype=np.int64)
         low, high = problem.visits
-        fewest = np.full(len(groups), low, dtype=np.int64)
-        most = np.array([min(high, int(capacity[list(g)].sum())) for g in groups], dtype=np.int64)
-        fewest[0] = most[0] = count
+        min_visits = np.full(len(groups), low, dtype=np.int64)
+        max_visits = np.array(
+            [min(high, int(capacity[list(g)].sum())) for g in groups], dtype=np.int64
+        )
+        min_visits[0] = max_visits[0] = count
         link = np.zeros((0, 0)) if problem.link_s is None else problem.link_s
         # kernels are compiled for read-only arrays, as the problem's arrays are
         link.setflags(write=False)
@@ -98,8 +100,8 @@ class PathArrays:
             starts,
             capacity,
             memory.astype(np.int64),
-            fewest,
-            most,
+            min_visits,
+            max_visits,
             problem.path_stages,
             swaps,
             count * swaps if cap is None else min(cap, count * swaps),
@@ -157,13 +159,13 @@ class PathArrays:
     def shares(self) -> Ints:
         """Visits per stage; stages with more spare memory get the remainder."""
         share = self.min_visits.copy()
-        left = self.microbatches * (self.path_stages - 1) - int(share[1:].sum())
+        visits_left = self.microbatches * (self.path_stages - 1) - int(share[1:].sum())
         spare = [
             int(self.capacity[self.members[self.stage_ptr[s] : self.stage_ptr[s + 1]]].sum())
             for s in range(len(share))
         ]
         for s in sorted(range(1, len(share)), key=lambda s: (-spare[s], s)):
-            if left > 0 and share[s] < self.max_visits[s]:
+            if visits_left > 0 and share[s] < self.max_visits[s]:
                 share[s] += 1
-                left -= 1
+                visits_left -= 1
         return share

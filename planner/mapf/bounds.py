@@ -107,10 +107,12 @@ def _stage_bound_s(
         total = 0
         for d in group:
             busy = float(arrays.forward[d] + arrays.backward[d])
-            room = span - float(entry_s[d] + back[d])
-            if room < busy + head:
+            time_left = span - float(entry_s[d] + back[d])
+            if time_left < busy + head:
                 continue
-            total += min(int(arrays.capacity[d]), int(room / busy + 1e-9) if busy > 0 else visits)
+            total += min(
+                int(arrays.capacity[d]), int(time_left / busy + 1e-9) if busy > 0 else visits
+            )
         return total >= visits
 
     return min_feasible_span(fits)

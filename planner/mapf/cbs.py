@@ -193,10 +193,15 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
     def _expand(
         self, node: Node[RouteT, ConstraintT, ConflictT]
     ) -> Iterable[Node[RouteT, ConstraintT, ConflictT]]:
-        """Children of the most cardinal conflict, or the bypassed node."""
+        """Children of the most cardinal conflict, or the bypassed node.
+
+        Boyarski et al. classify all conflicts and bypass only if none is cardinal. Here a conflict
+        is bypassed as soon as it can be, which spares the classification of the others: the bypass
+        is valid in any case, and a cardinal conflict is found again when its node is expanded.
+        """
         first_priority = min(self.domain.priority(c) for c in node.conflicts)
         chosen: list[Node[RouteT, ConstraintT, ConflictT]] | None = None
-        best = -1
+        chosen_rank = -1
         first_conflicts = [c for c in node.conflicts if self.domain.priority(c) == first_priority]
         for conflict in first_conflicts[: max(1, self.options.max_classified)]:
             branches = self.domain.split(conflict, node)
@@ -205,8 +210,8 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
             num_costlier += len(branches) - len(children)
             # cardinal: all branches cost more; semi-cardinal: some; non-cardinal: none
             rank = 2 if num_costlier == len(branches) else 1 if num_costlier else 0
-            if rank > best:
-                chosen, best = children, rank
+            if rank > chosen_rank:
+                chosen, chosen_rank = children, rank
             if rank == 2:
                 break
             if self.options.bypass:

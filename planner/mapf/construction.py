@@ -30,15 +30,21 @@ def construct(
     capacity = arrays.capacity.copy()
     load = np.zeros(len(capacity))
     paths = np.empty((count, length), dtype=np.int64)
-    left = count
+    visits_left = count
     for b in order:
         paths[b] = _cheapest(
-            arrays, int(arrays.starts[b]), share, capacity, load * visit_cost, transfers, left
+            arrays,
+            int(arrays.starts[b]),
+            share,
+            capacity,
+            load * visit_cost,
+            transfers,
+            visits_left,
         )
         share[arrays.stage[paths[b]]] -= 1
         capacity[paths[b]] -= 1
         load[paths[b]] += 1
-        left -= 1
+        visits_left -= 1
     return paths
 
 

@@ -131,24 +131,25 @@ class ExactSolver:
         arrays: PathArrays,
         incumbent: PathIncumbent,
         seed: int,
-        params: ExactSolverParams | None = None,
     ) -> None:
         self.problem = problem
         self.arrays = arrays
         self.incumbent = incumbent
         self.seed = seed
-        self.params = params = params or ExactSolverParams()
+        self.params = params = ExactSolverParams()
         self.rng = np.random.default_rng((seed, 1))
         self.neighbourhood_size = params.neighbourhood_size
         self.work = 0.0
         path_count = count_paths(arrays)
         swaps = 1 + max(0, arrays.path_stages - 2) * (arrays.max_swaps > 0)
-        few = arrays.microbatches <= params.max_microbatches
+        few_microbatches = arrays.microbatches <= params.max_microbatches
         self.small = arrays.microbatches * arrays.steps <= params.small
         self.enumerable = path_count <= params.max_paths and arrays.path_stages > 1
         literals = path_count * swaps * arrays.microbatches
-        self.fits_one_model = self.enumerable and few and literals <= params.max_literals
-        self.lns_applicable = few
+        self.fits_one_model = (
+            self.enumerable and few_microbatches and literals <= params.max_literals
+        )
+        self.lns_applicable = few_microbatches
         # the relaxation without queueing on links; None once it is solved
         self._relaxed = problem.replace(link_s=None) if arrays.queueing else None
         self._enumerated: dict[int, list[Path]] = {}
@@ -261,8 +262,8 @@ class ExactSolver:
             ends[op.microbatch] = max(ends[op.microbatch], op.end_s)
         weight = np.exp((ends - ends.max()) / (0.1 * ends.max() + 1e-12))
         seed_microbatch = int(self.rng.choice(count, p=weight / weight.sum()))
-        mine = set(plan.paths[seed_microbatch])
-        shared = np.array([0.2 + len(mine & set(p)) for p in plan.paths])
+        seed_devices = set(plan.paths[seed_microbatch])
+        shared = np.array([0.2 + len(seed_devices & set(p)) for p in plan.paths])
         shared[seed_microbatch] = 0.0
         others = self.rng.choice(count, size - 1, replace=False, p=shared / shared.sum())
         return [seed_microbatch, *(int(b) for b in others)]

@@ -24,7 +24,9 @@ class FocalQueue(Generic[ItemT]):
 
     def __init__(self, suboptimality: float = 1.0) -> None:
         if not suboptimality >= 1.0:
-            raise ValueError(f"slack must be at least 1, found {suboptimality}; 1 is best first")
+            raise ValueError(
+                f"suboptimality must be at least 1, found {suboptimality}; 1 is best-first"
+            )
         self._suboptimality = suboptimality
         self._count = itertools.count()
         # item, cost and rank by a serial number

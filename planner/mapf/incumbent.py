@@ -82,9 +82,9 @@ class PathIncumbent(Incumbent[PathSchedule]):
         self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
     ) -> bool:
         """Offer paths with the start of each step; a deadlock (infinite makespan) is ignored."""
-        at = self._first if device_of is None else device_of
+        devices = self._first if device_of is None else device_of
         return math.isfinite(makespan) and self.offer(
-            makespan, lambda: PathSchedule(paths.copy(), begin.copy(), at.copy())
+            makespan, lambda: PathSchedule(paths.copy(), begin.copy(), devices.copy())
         )
 
     def offer_plan(self, plan: PathPlan | None) -> bool:

@@ -320,22 +320,22 @@ class _ModelBuilder:
 
     def add_visit_counts(self) -> None:
         """Add minimum and maximum visits per stage (CC3)."""
-        fewest, most = self.problem.visits
+        min_visits, max_visits = self.problem.visits
         for group in self.problem.stage_devices[1:]:
             through = sum(x for d in group for x in self.visits[d])
-            self.model.add_linear_constraint(through, fewest, most)
+            self.model.add_linear_constraint(through, min_visits, max_visits)
 
     def add_swap_limit(self) -> None:
         """Add the limit on swaps over all paths (D.2)."""
-        most = self.problem.max_total_swaps
-        if most is None:
+        max_swaps = self.problem.max_total_swaps
+        if max_swaps is None:
             return
         stage = np.array(self.problem.stage_of)
         total: Any = 0
         for options, chosen in zip(self.options, self.chosen, strict=True):
             counts = [int(count_swaps(np.array(path), stage)) for path in options]
             total += _weighted_sum(chosen, counts) if chosen else counts[0]
-        self.model.add(total <= most)
+        self.model.add(total <= max_swaps)
 
 
 def _weighted_sum(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
@@ -360,9 +360,9 @@ def build(
     builder.add_link_constraints()
     builder.add_visit_counts()
     builder.add_swap_limit()
-    each = problem.microbatches_per_start
-    for k in range(0, len(options), each):
-        batch = list(range(k, k + each))
+    per_start = problem.microbatches_per_start
+    for k in range(0, len(options), per_start):
+        batch = list(range(k, k + per_start))
         if all(options[b] is options[k] for b in batch):
             builder.break_symmetry(batch)
     builder.model.minimize(builder.makespan)
@@ -384,18 +384,18 @@ def proven_bound_s(solver: cp_model.CpSolver, status: Any, tick_s: float) -> flo
     return max(0.0, float(solver.best_objective_bound) * tick_s)
 
 
-def renumber_by_first_forward(plan: PathPlan, each: int) -> PathPlan:
+def renumber_by_first_forward(plan: PathPlan, per_start: int) -> PathPlan:
     """Renumber the microbatches of each start device by the start of their first F."""
     starts_of = {
         op.microbatch: op.start_s
         for op in plan.ops
         if op.kind == "F" and op.device == plan.paths[op.microbatch][0]
     }
-    name = {}
-    for k in range(0, len(plan.paths), each):
-        batch = sorted(range(k, k + each), key=lambda b: (starts_of[b], b))
-        name.update({b: k + i for i, b in enumerate(batch)})
-    old = {new: b for b, new in name.items()}
-    paths = [plan.paths[old[b]] for b in range(len(plan.paths))]
-    ops = [PathOp(name[o.microbatch], *o[1:]) for o in plan.ops]
+    new_number = {}
+    for k in range(0, len(plan.paths), per_start):
+        batch = sorted(range(k, k + per_start), key=lambda b: (starts_of[b], b))
+        new_number.update({b: k + i for i, b in enumerate(batch)})
+    old_number = {new: b for b, new in new_number.items()}
+    paths = [plan.paths[old_number[b]] for b in range(len(plan.paths))]
+    ops = [PathOp(new_number[o.microbatch], *o[1:]) for o in plan.ops]
     return PathPlan.of(paths, ops)

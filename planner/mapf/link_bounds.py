@@ -63,13 +63,16 @@ def _span_s(
     before = np.where(arrays.stage[u] == 0, 0.0, entry_s[u]) + arrays.forward[u]
     after = arrays.backward[v] + np.where(arrays.stage[v] == 0, 0.0, return_s[v])
     busy = arrays.link[u, v]
-    around = before + (arrays.transfer[u, v] - busy) + after
-    most = 2 * np.minimum(arrays.capacity[u], arrays.capacity[v])
+    other_s = before + (arrays.transfer[u, v] - busy) + after
+    max_messages = 2 * np.minimum(arrays.capacity[u], arrays.capacity[v])
 
     def fits(span: float) -> bool:
-        room = span - around
+        time_left = span - other_s
         with np.errstate(divide="ignore", invalid="ignore"):
-            many = np.where(busy > 0, np.floor(room / busy + 1e-9), most)
-        return bool(np.where(room >= 0, np.minimum(many, most), 0).sum() >= messages)
+            messages_by_time = np.where(busy > 0, np.floor(time_left / busy + 1e-9), max_messages)
+        return bool(
+            np.where(time_left >= 0, np.minimum(messages_by_time, max_messages), 0).sum()
+            >= messages
+        )
 
     return min_feasible_span(fits)

@@ -29,7 +29,7 @@ class PathRules(NamedTuple):
 
     @classmethod
     def of(cls, arrays: PathArrays) -> PathRules:
-        """From the arrays."""
+        """The rules of a path problem."""
         return cls(
             arrays.stage,
             arrays.members,
@@ -50,7 +50,7 @@ class PathCounts(NamedTuple):
 
     @classmethod
     def of(cls, arrays: PathArrays, paths: Ints) -> PathCounts:
-        """Counted from paths."""
+        """The counts of given paths."""
         device = np.bincount(paths.ravel(), minlength=len(arrays.stage)).astype(np.int64)
         stages = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.min_visits))
         return cls(device, stages.astype(np.int64))

@@ -112,15 +112,17 @@ class SearchWorker:
         self, paths: Ints, tail_weight: float, times: Floats | None, device_of: Ints
     ) -> None:
         """Start a cycle from given paths, with zero offsets or the times of a schedule."""
-        now = ScheduleState.of(self.arrays, paths, times)
+        current = ScheduleState.of(self.arrays, paths, times)
         if self.free:
             for role, device in enumerate(device_of.tolist()):
-                put_device(self.context, now.device_of, role, device)
+                put_device(self.context, current.device_of, role, device)
         for b in range(len(paths)):
-            fill_tail(self.context.data, now.paths[b], now.tail[b])
-        trial, best = ScheduleState.of(self.arrays, paths), ScheduleState.of(self.arrays, paths)
+            fill_tail(self.context.data, current.paths[b], current.tail[b])
+        candidate, best = ScheduleState.of(self.arrays, paths), ScheduleState.of(self.arrays, paths)
         counts = PathCounts.of(self.arrays, paths)
-        self.annealing = AnnealingState(self.context, counts, now, trial, best, self.rng_state)
+        self.annealing = AnnealingState(
+            self.context, counts, current, candidate, best, self.rng_state
+        )
         self.makespan, self.tail_weight = math.inf, tail_weight
 
     @property
@@ -130,8 +132,8 @@ class SearchWorker:
 
     def shuffle(self) -> None:
         """Exchange random devices, if the arrangement is free."""
-        context, now = self.context, self.annealing.current
-        device_of, vacant = now.device_of, context.devices.vacant
+        context, current = self.context, self.annealing.current
+        device_of, vacant = current.device_of, context.devices.vacant
         tries = 4 * len(device_of) if self.free else 0
         for role in self.rng.integers(len(device_of), size=tries).tolist():
             if device_of[role] == vacant:
@@ -141,8 +143,8 @@ class SearchWorker:
             )
             if other >= 0 and device_of[other] != vacant:
                 exchange_devices(context, device_of, role, other)
-        for b, path in enumerate(now.paths):
-            fill_tail(context.data, path, now.tail[b])
+        for b, path in enumerate(current.paths):
+            fill_tail(context.data, path, current.tail[b])
 
     def run_moves(self, moves: int, t_start: float, t_end: float, jitter: float) -> None:
         """Run a part of the cycle, cooling from ``t_start`` to ``t_end`` seconds."""
@@ -204,8 +206,8 @@ class PathSearch:
         last = run.iterations + iterations
         with ThreadPoolExecutor(max_workers=len(self.workers)) as pool:
             while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
-                left = min(run.remaining_iterations, last - run.iterations)
-                self._cycle(pool, math.ceil(min(self._length, left)), until_s)
+                iterations_left = min(run.remaining_iterations, last - run.iterations)
+                self._cycle(pool, math.ceil(min(self._length, iterations_left)), until_s)
                 self._length = min(self._length * self.params.growth, self.params.max_cycle)
                 self._cycles += 1
 
@@ -227,8 +229,10 @@ class PathSearch:
             else:
                 last = worker.best
                 worker.start_cycle(last.paths, FOLLOW_TIMES, last.begin, last.device_of)
-            spread = 2.0 ** worker.rng.uniform(-2.0, 2.0)
-            temperatures.append((params.t_restart if restart else params.t_improve * spread) * best)
+            temperature_factor = 2.0 ** worker.rng.uniform(-2.0, 2.0)
+            temperatures.append(
+                (params.t_restart if restart else params.t_improve * temperature_factor) * best
+            )
         if self.is_large:
             temperatures = [temperature / 4 for temperature in temperatures]
         t_end = params.t_end * best
@@ -237,9 +241,9 @@ class PathSearch:
             tasks = []
             for worker, t_restart in zip(self.workers, temperatures, strict=True):
                 cool = min(t_end, t_restart / 2)
-                now = t_restart * (cool / t_restart) ** (step / length)
-                then = t_restart * (cool / t_restart) ** ((step + 1) / length)
-                tasks.append(pool.submit(worker.run_moves, self.moves, now, then, jitter))
+                t_start = t_restart * (cool / t_restart) ** (step / length)
+                t_stop = t_restart * (cool / t_restart) ** ((step + 1) / length)
+                tasks.append(pool.submit(worker.run_moves, self.moves, t_start, t_stop, jitter))
             for task in tasks:
                 task.result()
             for worker in self.workers:
@@ -257,13 +261,11 @@ class PathSearch:
         return construct(self.arrays, construction_order(self.arrays, worker.rng), visit_cost)
 
 
-def initial_plans(
-    arrays: PathArrays, incumbent: PathIncumbent, params: PathSearchParams | None = None
-) -> None:
+def initial_plans(arrays: PathArrays, incumbent: PathIncumbent) -> None:
     """Offer constructed paths, list scheduled; at least one is valid, and no baseline is better."""
     unit = float(np.mean(arrays.forward + arrays.backward))
     order = construction_order(arrays)
-    for visit_cost in (*(params or PathSearchParams()).visit_costs, None):
+    for visit_cost in (*PathSearchParams().visit_costs, None):
         paths = (
             unit_cost_paths(arrays)
             if visit_cost is None

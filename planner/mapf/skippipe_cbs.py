@@ -154,22 +154,22 @@ class MicrobatchAgents:
     def _constraint_for(self, node: Node, occupancy: Occupancy, spared: Occupancy) -> Constraint:
         """Constraint to avoid the other's occupancy; on a link, to keep behind it in the queue."""
         if occupancy.place >= len(self.arrays.stage):
-            mine = _sender(node.routes[occupancy.agent], occupancy)
-            its = _sender(node.routes[spared.agent], spared)
-            if mine.begin < mine.end < its.end:
-                return Constraint(mine.place, mine.begin, its.end)
+            sender = _sender(node.routes[occupancy.agent], occupancy)
+            spared_sender = _sender(node.routes[spared.agent], spared)
+            if sender.begin < sender.end < spared_sender.end:
+                return Constraint(sender.place, sender.begin, spared_sender.end)
         return Constraint(occupancy.place, spared.begin, spared.end)
 
     def _stage_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         t = self.arrays
         groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.stage_ptr)]
         visits = [sum(d in group for r in routes for d in r.path) for group in groups]
-        most = t.max_visits
+        max_visits = t.max_visits
         if (visits <= t.max_visits).all() and (visits < t.min_visits).any():
             # no constraint can force a visit: reroute the visits above the minimum elsewhere
-            most = t.min_visits
+            max_visits = t.min_visits
         capacity_conflicts = [
-            self._capacity_conflict(routes, True, group, int(most[s]))
+            self._capacity_conflict(routes, True, group, int(max_visits[s]))
             for s, group in enumerate(groups)
             if s > 0
         ]
@@ -201,13 +201,13 @@ class MicrobatchAgents:
                 yield capacity_conflict
 
     def _capacity_conflict(
-        self, routes: Sequence[Route], stage: bool, devices: list[int], most: int
+        self, routes: Sequence[Route], stage: bool, devices: list[int], max_agents: int
     ) -> CapacityConflict | None:
         through = [b for b, route in enumerate(routes) if not set(devices).isdisjoint(route.path)]
-        if len(through) <= most:
+        if len(through) <= max_agents:
             return None
         through.sort(key=lambda b: (routes[b].end_s, b))
-        return CapacityConflict(stage, tuple(devices), tuple(through), len(through) - most)
+        return CapacityConflict(stage, tuple(devices), tuple(through), len(through) - max_agents)
 
     def _reroute_branches(
         self, capacity_conflict: CapacityConflict, node: Node
@@ -247,23 +247,22 @@ class SkipPipeSearch:
         arrays: PathArrays,
         incumbent: PathIncumbent,
         run: StopRun,
-        params: SkipPipeParams | None = None,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
         self.run = run
-        self.params = params or SkipPipeParams()
+        self.params = SkipPipeParams()
 
     def search(self) -> None:
         """Find 32 candidates for CC3, resolve TC1 and TC2 from these, and repeat."""
         router = PathRouter(self.arrays)
-        stage_options = ConflictSearch(
+        stage_search = ConflictSearch(
             MicrobatchAgents(router, True, self.params), self.run, self.params.stage_options
         )
-        root = stage_options.root()
+        root = stage_search.root()
         if root is None:
             return
-        candidates = stage_options.solutions([root])
+        candidates = stage_search.solutions([root])
         while batch := list(itertools.islice(candidates, self.params.candidates)):
             self._resolve_collisions(MicrobatchAgents(router, False, self.params), batch)
 

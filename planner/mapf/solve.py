@@ -245,12 +245,12 @@ def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRu
     if run.paced_by_time:
         return MaxRuntime(max(1e-3, share * run.remaining_s)).start()
     if math.isfinite(run.remaining_effort):
-        part: StoppingCriterion = Effort(max(MIN_EFFORT, share * run.remaining_effort))
+        criterion: StoppingCriterion = Effort(max(MIN_EFFORT, share * run.remaining_effort))
         if math.isfinite(run.remaining_s):
-            part = AnyOf(part, MaxRuntime(max(1e-3, run.remaining_s)))
-        return part.start(run.steps_per_effort)
-    most = min(params.inner_iterations, max(1, share * run.remaining_iterations))
-    counted = MaxIterations(int(most))
+            criterion = AnyOf(criterion, MaxRuntime(max(1e-3, run.remaining_s)))
+        return criterion.start(run.steps_per_effort)
+    max_iterations = min(params.inner_iterations, max(1, share * run.remaining_iterations))
+    counted = MaxIterations(int(max_iterations))
     if math.isinf(run.remaining_s):
         return counted.start()
     return AnyOf(counted, MaxRuntime(max(1e-3, run.remaining_s))).start()
@@ -262,7 +262,6 @@ def _auto(
     incumbent: PathIncumbent,
     run: StopRun,
     seed: int,
-    params: PathParams = PARAMS,
     *,
     intensify: bool = False,
 ) -> None:
@@ -273,13 +272,13 @@ def _auto(
     search = PathSearch(arrays, incumbent, seed)
     search.intensify = intensify
     wave = None if intensify else wave_problem(problem)
-    if wave is not None and arrays.microbatches > params.max_direct_microbatches:
-        best = _solve_wave(wave, run, seed, params.wave_share)
+    if wave is not None and arrays.microbatches > PARAMS.max_direct_microbatches:
+        best = _solve_wave(wave, run, seed, PARAMS.wave_share)
         offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)
         search.intensify = True
         if run.check() is not None:
             return
-    improve(search, ExactSolver(problem, arrays, incumbent, seed), run, params)
+    improve(search, ExactSolver(problem, arrays, incumbent, seed), run)
 
 
 def _offer_initial_plan(arrays: PathArrays, incumbent: PathIncumbent, first: PathPlan) -> bool:
@@ -307,7 +306,6 @@ def _run_cbs(
     incumbent: PathIncumbent,
     run: StopRun,
     seed: int,
-    params: PathParams = PARAMS,
 ) -> None:
     """Algorithm 1; with several waves, the paths of one are found first and repeated (D.1).
 
@@ -316,11 +314,11 @@ def _run_cbs(
     problems = (wave_problem(problem, 1), wave_problem(problem))
     waves = {wave.microbatches_per_start: wave for wave in problems if wave is not None}
     # a single wave size gets the larger share
-    for wave, share in zip(waves.values(), params.cbs_wave_shares[-len(waves) :], strict=False):
-        inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
-        own = PathArrays.of(wave)
-        best = PathIncumbent(own, inner, wave, seed=seed)
-        SkipPipeSearch(own, best, inner).search()
+    for wave, share in zip(waves.values(), PARAMS.cbs_wave_shares[-len(waves) :], strict=False):
+        inner = inner_run(run, share, replace(PARAMS, inner_iterations=sys.maxsize))
+        wave_arrays = PathArrays.of(wave)
+        best = PathIncumbent(wave_arrays, inner, wave, seed=seed)
+        SkipPipeSearch(wave_arrays, best, inner).search()
         run.update(inner.iterations)
         if best.plan is not None:
             offer_repeated_wave(arrays, incumbent, best.paths, best.starts, best.objective)

@@ -24,19 +24,19 @@ def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem |
 
     In a wave TC1 limits the number of paths through a device.
     """
-    each = problem.microbatches_per_start
+    per_start = problem.microbatches_per_start
     if not problem.live_memory:
         return None
     capacity = int(problem.memory[list(problem.stage_devices[0])].min())
-    for size in range(min(each - 1, capacity, most), 0, -1):
+    for size in range(min(per_start - 1, capacity, most), 0, -1):
         cap = problem.max_total_swaps
         wave = problem.replace(
             microbatches_per_start=size,
             live_memory=False,
             # every wave repeats the swaps of the first, so each gets an equal part of the limit
-            max_total_swaps=None if cap is None else cap * size // each,
+            max_total_swaps=None if cap is None else cap * size // per_start,
         )
-        if each % size == 0 and PathArrays.of(wave).impossible() is None:
+        if per_start % size == 0 and PathArrays.of(wave).impossible() is None:
             return wave
     return None
 

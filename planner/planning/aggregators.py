@@ -31,34 +31,36 @@ MIN_GAIN = 1e-9
 
 def with_aggregators(problem: PlanningProblem, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the aggregators that shorten its step; unused devices are listed."""
-    whole, names = problem.full_cluster or problem.cluster, plan.cluster.network.ids
+    full_cluster, names = problem.full_cluster or problem.cluster, plan.cluster.network.ids
     aggregators = problem.aggregators
-    members = [whole.network.index_of(name) for name in names]
-    best = _only(plan, whole, members)
+    members = [full_cluster.network.index_of(name) for name in names]
+    unchanged = _with_left_out(plan, full_cluster, members)
     if not aggregators:
-        return best
-    averaging = _helped(moved(plan, whole, members), aggregators)
+        return unchanged
+    averaging = _averaging_with_aggregators(on_cluster(plan, full_cluster, members), aggregators)
     used = {d for rounds in averaging for r in rounds for g in r for d in g.aggregators}
     if not used:
-        return best
-    cast = sorted({*members, *used})
-    number = {d: k for k, d in enumerate(cast)}
-    helped = moved(plan, whole.subset(cast), [number[d] for d in members])
-    helped = helped.replace(
+        return unchanged
+    participants = sorted({*members, *used})
+    index_of = {d: k for k, d in enumerate(participants)}
+    aggregated = on_cluster(plan, full_cluster.subset(participants), [index_of[d] for d in members])
+    aggregated = aggregated.replace(
         averaging=tuple(
-            tuple(tuple(_renamed(g, number) for g in groups) for groups in rounds)
+            tuple(tuple(_renumbered(g, index_of) for g in groups) for groups in rounds)
             for rounds in averaging
         )
     )
-    helped = _only(helped.replace(predicted=predict(helped)), whole, cast)
-    return min(best, helped, key=lambda candidate: candidate.predicted.step_s)
+    aggregated = _with_left_out(
+        aggregated.replace(predicted=predict(aggregated)), full_cluster, participants
+    )
+    return min(unchanged, aggregated, key=lambda candidate: candidate.predicted.step_s)
 
 
-def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
+def on_cluster(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> TrainingPlan:
     """The same plan on a cluster that contains its devices and possibly others."""
     number = dict(enumerate(index))
 
-    def wide(times: ComputeTimes) -> ComputeTimes:
+    def widened(times: ComputeTimes) -> ComputeTimes:
         columns: dict[str, Any] = {}
         for name in FIELDS:
             full = [0.0] * len(cluster)
@@ -67,10 +69,10 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
             columns[name] = tuple(full)
         return replace(times, **columns)
 
-    def there(schedule: Schedule) -> Schedule:
+    def renumbered(schedule: Schedule) -> Schedule:
         order: list[tuple[tuple[str, int], ...]] = [()] * len(cluster)
-        for d, own in zip(index, schedule.order, strict=True):
-            order[d] = own
+        for d, ops in zip(index, schedule.order, strict=True):
+            order[d] = ops
         paths = tuple(tuple(number[d] for d in path) for path in schedule.paths)
         return replace(schedule, paths=paths, order=tuple(order))
 
@@ -81,10 +83,10 @@ def moved(plan: TrainingPlan, cluster: Cluster, index: Sequence[int]) -> Trainin
             tuple(tuple(number[d] for d in group) for group in plan.assignment.groups),
             None if grid is None else np.asarray(index)[grid],
         ),
-        compute_times=wide(plan.compute_times),
-        schedules=tuple(there(schedule) for schedule in plan.schedules),
+        compute_times=widened(plan.compute_times),
+        schedules=tuple(renumbered(schedule) for schedule in plan.schedules),
         averaging=tuple(
-            tuple(tuple(_renamed(g, number) for g in groups) for groups in rounds)
+            tuple(tuple(_renumbered(g, number) for g in groups) for groups in rounds)
             for rounds in plan.averaging
         ),
     )
@@ -119,38 +121,38 @@ def group_with_aggregators(
     return AveragingGroup(members, shares_of(shares[selected]), trains, trains)
 
 
-def _helped(
+def _averaging_with_aggregators(
     plan: TrainingPlan, aggregators: Sequence[int]
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
     """The plan's averaging, with aggregators where they shorten it."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
     vector_sizes = [size * plan.codec.wire_ratio for size in plan.vector_bytes()]
-    held = plan.averaging[: len(plan.stage_layers)]
-    group = {j: rounds[0][0] for j, rounds in enumerate(held) if len(rounds) == 1}
-    group = {j: g for j, g in group.items() if len(g.members) > 1}
-    seconds = {j: round_s(g, vector_sizes[j], links) for j, g in group.items()}
-    stages, kind = plan.assignment.groups, _kinds(cluster)
-    free, hopes = list(aggregators), dict(seconds)
-    while free and hopes:
-        j = max(hopes, key=lambda stage: (hopes[stage], -stage))
+    rounds_by_stage = plan.averaging[: len(plan.stage_layers)]
+    group_of = {j: rounds[0][0] for j, rounds in enumerate(rounds_by_stage) if len(rounds) == 1}
+    group_of = {j: g for j, g in group_of.items() if len(g.members) > 1}
+    initial_s = {j: round_s(g, vector_sizes[j], links) for j, g in group_of.items()}
+    stages, kind = plan.assignment.groups, _properties(cluster)
+    free, remaining_s = list(aggregators), dict(initial_s)
+    while free and remaining_s:
+        j = max(remaining_s, key=lambda stage: (remaining_s[stage], -stage))
         options = [
             (round_s(g, vector_sizes[j], links), h, g)
             for h in {kind[h]: h for h in reversed(free)}.values()
-            if (g := group_with_aggregators(cluster, stages[j], [*group[j].aggregators, h]))
+            if (g := group_with_aggregators(cluster, stages[j], [*group_of[j].aggregators, h]))
             is not None
         ]
-        best = min(options, key=lambda option: option[:2], default=None)
-        if best is None or best[0] >= hopes[j] * (1 - MIN_GAIN):
-            del hopes[j]
+        fastest = min(options, key=lambda option: option[:2], default=None)
+        if fastest is None or fastest[0] >= remaining_s[j] * (1 - MIN_GAIN):
+            del remaining_s[j]
             continue
-        hopes[j], _, group[j] = best
-        free = [h for h in aggregators if not any(h in g.aggregators for g in group.values())]
+        remaining_s[j], _, group_of[j] = fastest
+        free = [h for h in aggregators if not any(h in g.aggregators for g in group_of.values())]
     return tuple(
-        ((group[j],),) if j in group else rounds for j, rounds in enumerate(plan.averaging)
+        ((group_of[j],),) if j in group_of else rounds for j, rounds in enumerate(plan.averaging)
     )
 
 
-def _kinds(cluster: Cluster) -> dict[int, tuple[object, ...]]:
+def _properties(cluster: Cluster) -> dict[int, tuple[object, ...]]:
     """Properties that distinguish aggregators."""
     network, (up, down) = cluster.network, device_limits(cluster)
     sites = cluster.devices.sites or [""] * len(cluster)
@@ -161,11 +163,11 @@ def _kinds(cluster: Cluster) -> dict[int, tuple[object, ...]]:
     }
 
 
-def _renamed(group: AveragingGroup, number: Mapping[int, int]) -> AveragingGroup:
+def _renumbered(group: AveragingGroup, number: Mapping[int, int]) -> AveragingGroup:
     return replace(group, members=tuple(number[d] for d in group.members))
 
 
-def _only(plan: TrainingPlan, whole: Cluster, cast: Sequence[int]) -> TrainingPlan:
+def _with_left_out(plan: TrainingPlan, whole: Cluster, cast: Sequence[int]) -> TrainingPlan:
     """The plan, with the names of devices that take no part."""
     ids = whole.network.ids
     return plan.replace(left_out=tuple(ids[d] for d in range(len(whole)) if d not in set(cast)))

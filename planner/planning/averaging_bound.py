@@ -47,12 +47,12 @@ def averaging_bound(
     """
     n = len(cluster)
     up, down = device_limits(cluster)
-    rate = cluster.network.bandwidth_bytes_per_s
+    bandwidth = cluster.network.bandwidth_bytes_per_s
     latency = cluster.network.latency_s
     off = ~np.eye(n, dtype=bool)
-    away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)
-    best_out = -np.sort(-np.where(off, rate, 0.0), axis=1)
-    best_in = -np.sort(-np.where(off, rate, 0.0).T, axis=1)
+    rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)
+    best_out = -np.sort(-np.where(off, bandwidth, 0.0), axis=1)
+    best_in = -np.sort(-np.where(off, bandwidth, 0.0).T, axis=1)
     device_s = np.zeros((len(sizes), n))
     stage_s = np.zeros(len(sizes))
     for j, (m, vector) in enumerate(zip(sizes, vector_bytes, strict=True)):
@@ -64,14 +64,14 @@ def averaging_bound(
             pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])
             line = np.minimum(up, down)
             fullest = np.maximum(2 * vector / m / pair, 2 * (m - 1) / m * vector / line)
-            device_s[j] = fullest + away[:, m - 2]
+            device_s[j] = fullest + rtt_s[:, m - 2]
         else:
             max_line_rate = np.minimum(
                 np.minimum(up, best_out[:, : m - 1].sum(axis=1)),
                 np.minimum(down, best_in[:, : m - 1].sum(axis=1)),
             )
             # at least one pair with a reducer is used: one device may be the only reducer
-            device_s[j] = vector / max_line_rate + away[:, 0]
+            device_s[j] = vector / max_line_rate + rtt_s[:, 0]
         # a group of m has a member at least as slow as the m-th fastest device
         stage_s[j] = np.sort(device_s[j])[m - 1]
     return AveragingBound(device_s, stage_s)

@@ -49,15 +49,15 @@ def fastest_measured(
     samples = calibration.microbatch_samples / workload.microbatch_samples
     speed = np.empty(len(cluster))
     for d, name in enumerate(cluster.network.ids):
-        held = stage_costs(workload, *calibration.layers[name], with_head=True)
-        took = calibration.times[name]
-        works = (
-            (held.forward_flops, took["forward_s"]),
-            (held.backward_flops, took["backward_s"]),
-            (held.head_flops, took["head_s"]),
+        costs = stage_costs(workload, *calibration.layers[name], with_head=True)
+        times = calibration.times[name]
+        operations = (
+            (costs.forward_flops, times["forward_s"]),
+            (costs.backward_flops, times["backward_s"]),
+            (costs.head_flops, times["head_s"]),
         )
         # a head that was not measured is assumed to be as fast as F and B
-        speed[d] = max(flops * samples / seconds for flops, seconds in works if seconds > 0)
+        speed[d] = max(flops * samples / seconds for flops, seconds in operations if seconds > 0)
     return _with_flops(cluster, speed)
 
 

@@ -23,14 +23,14 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
     hourly = plan.cluster.devices.usd_per_hour
     if hourly is None:
         return plan
-    sent, each = sent_bytes(plan), request.prices.usd_per_byte(plan.cluster.network)
+    bytes_sent, usd_per_byte = sent_bytes(plan), request.prices.usd_per_byte(plan.cluster.network)
     devices = float(np.sum(hourly)) / HOUR_S * plan.predicted.step_s
-    messages = float((sent * each).sum())
+    messages = float((bytes_sent * usd_per_byte).sum())
     tokens = step_tokens(plan.workload)
     cost = Cost(
         devices,
         messages,
-        float(sent[each > 0].sum()),
+        float(bytes_sent[usd_per_byte > 0].sum()),
         None if tokens is None else (devices + messages) / tokens * BILLION,
         request.prices,
         request.hour_usd,
@@ -69,8 +69,8 @@ class PlanObjective:
         if not self.by_cost:
             return step_s
         hourly = cluster.devices.usd_per_hour
-        each = 0.0 if hourly is None else float(np.sum(hourly)) / HOUR_S
-        return step_s * (each + self.wait_usd_per_s) + messages_usd
+        devices_usd_per_s = 0.0 if hourly is None else float(np.sum(hourly)) / HOUR_S
+        return step_s * (devices_usd_per_s + self.wait_usd_per_s) + messages_usd
 
     def of_plan(self, plan: TrainingPlan) -> float:
         """Seconds or dollars of a plan that has its cost."""

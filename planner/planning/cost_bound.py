@@ -21,19 +21,19 @@ def cost_bound(problem: PlanningProblem, step: StepBound | None) -> StepBound | 
     cluster, workload, request = problem.cluster, problem.workload, problem.request
     if request.calibration is not None:
         return None
-    whole = stage_costs(workload, 0, len(workload.layers), with_head=True)
-    count = workload.batch_samples // workload.microbatch_samples
-    flops = count * (whole.forward_flops + whole.backward_flops + whole.head_flops)
+    costs = stage_costs(workload, 0, len(workload.layers), with_head=True)
+    microbatches = workload.batch_samples // workload.microbatch_samples
+    flops = microbatches * (costs.forward_flops + costs.backward_flops + costs.head_flops)
     cheapest = float((np.asarray(cluster.devices.usd_per_hour) / HOUR_S / cluster.flops).min())
     dollars = flops * cheapest
     basis = "computing on the devices with most FLOPs a dollar"
-    kinds = np.stack([cluster.flops, np.asarray(cluster.devices.usd_per_hour)], axis=1)
-    rows, counts = np.unique(kinds, axis=0, return_counts=True)
+    columns = np.stack([cluster.flops, np.asarray(cluster.devices.usd_per_hour)], axis=1)
+    rows, counts = np.unique(columns, axis=0, return_counts=True)
     witness: dict[str, Any] = {
         "kind": "cost",
         "devices": [
-            {"count": count, "flops": rate, "usd_per_hour": price}
-            for (rate, price), count in zip(rows.tolist(), counts.tolist(), strict=True)
+            {"count": microbatches, "flops": rate, "usd_per_hour": price}
+            for (rate, price), microbatches in zip(rows.tolist(), counts.tolist(), strict=True)
         ],
     }
     if step is not None and request.hour_usd > 0:

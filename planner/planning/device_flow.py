@@ -53,10 +53,12 @@ def device_flow(
     if spread is PairSpread.PAIRED:
         count = len(node_of[0])
         return np.full(count, 1 / count), [np.eye(count) / count for _ in node_of[1:]]
-    each = rates.node_share / nodes.devices
-    starts = each[list(node_of[0])]
+    share_of_device = rates.node_share / nodes.devices
+    starts = share_of_device[list(node_of[0])]
     return starts, [
-        _boundary(np.array(group), np.array(next_group), each, nodes, flow, rates, spread)
+        _boundary(
+            np.array(group), np.array(next_group), share_of_device, nodes, flow, rates, spread
+        )
         for group, next_group in pairwise(node_of)
     ]
 
@@ -64,57 +66,57 @@ def device_flow(
 def _boundary(
     nodes_out: Floats,
     nodes_in: Floats,
-    each: Floats,
+    share_of_device: Floats,
     nodes: FlowNodes,
     flow: StageFlow,
     rates: FlowRates,
     spread: PairSpread,
 ) -> Floats:
     """Fractions over the pairs of devices of two neighbouring stages."""
-    part = np.zeros((len(nodes_out), len(nodes_in)))
-    unsent, unreceived = each[nodes_out].copy(), each[nodes_in].copy()
+    shares = np.zeros((len(nodes_out), len(nodes_in)))
+    unsent, unreceived = share_of_device[nodes_out].copy(), share_of_device[nodes_in].copy()
     stage = flow.stage[nodes_out[0]]
     edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.edge_share > TINY))
     for e in edges[np.argsort(flow.delay_s[edges], kind="stable")].tolist():
-        u, v, amount = flow.source[e], flow.target[e], float(rates.edge_share[e])
-        before, after = np.flatnonzero(nodes_out == u), np.flatnonzero(nodes_in == v)
-        pairs = len(before) * len(after)
-        most = rates.period_s / (flow.pair_s[e] * pairs) if flow.pair_s[e] > 0 else math.inf
+        u, v, share = flow.source[e], flow.target[e], float(rates.edge_share[e])
+        senders, receivers = np.flatnonzero(nodes_out == u), np.flatnonzero(nodes_in == v)
+        pairs = len(senders) * len(receivers)
+        max_share = rates.period_s / (flow.pair_s[e] * pairs) if flow.pair_s[e] > 0 else math.inf
         if spread is PairSpread.FEWEST:
-            sent = _nearest(unsent[before], unreceived[after], amount, most)
+            sent = _nearest(unsent[senders], unreceived[receivers], share, max_share)
         elif spread is PairSpread.FEW:
-            sent = _few(len(before), len(after), amount, most)
+            sent = _few(len(senders), len(receivers), share, max_share)
         else:
-            sent = np.full((len(before), len(after)), amount / pairs)
-        part[np.ix_(before, after)] = sent
-        unsent[before] = np.maximum(unsent[before] - sent.sum(axis=1), 0.0)
-        unreceived[after] = np.maximum(unreceived[after] - sent.sum(axis=0), 0.0)
-    return part
+            sent = np.full((len(senders), len(receivers)), share / pairs)
+        shares[np.ix_(senders, receivers)] = sent
+        unsent[senders] = np.maximum(unsent[senders] - sent.sum(axis=1), 0.0)
+        unreceived[receivers] = np.maximum(unreceived[receivers] - sent.sum(axis=0), 0.0)
+    return shares
 
 
-def _few(before: int, after: int, amount: float, most: float) -> Floats:
+def _few(before: int, after: int, share: float, max_share: float) -> Floats:
     """Equal parts per device; the pairing is rotated as often as the load of a pair requires."""
-    turns = max(1, math.ceil(amount / max(before, after) / most - 1e-6))
+    turns = max(1, math.ceil(share / max(before, after) / max_share - 1e-6))
     if turns >= min(before, after):
-        return np.full((before, after), amount / (before * after))
-    flat = _overlaps(np.full(before, amount / before), np.full(after, amount / after))
+        return np.full((before, after), share / (before * after))
+    overlap = _overlaps(np.full(before, share / before), np.full(after, share / after))
     step = max(1, after // before)
-    turned = [np.roll(flat, k * step, axis=1) for k in range(turns)]
+    turned = [np.roll(overlap, k * step, axis=1) for k in range(turns)]
     return np.asarray(np.mean(turned, axis=0))
 
 
-def _nearest(out: Floats, into: Floats, amount: float, most: float) -> Floats:
+def _nearest(out: Floats, into: Floats, share: float, max_share: float) -> Floats:
     """From the first devices with flow left to send, to the first that still need some."""
-    if amount / max(len(out), len(into)) > most * (1 + 1e-6):
-        whole = max(float(out.sum() * into.sum()), TINY)
-        return np.outer(out, into) * (amount / whole)
-    return _overlaps(_first(out, amount), _first(into, amount))
+    if share / max(len(out), len(into)) > max_share * (1 + 1e-6):
+        product = max(float(out.sum() * into.sum()), TINY)
+        return np.outer(out, into) * (share / product)
+    return _overlaps(_first(out, share), _first(into, share))
 
 
-def _first(values: Floats, amount: float) -> Floats:
-    """The first values, as far as they add up to ``amount``."""
-    upto = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray(np.diff(np.minimum(upto, amount)))
+def _first(values: Floats, total: float) -> Floats:
+    """The first values, as far as they add up to ``total``."""
+    cumulative = np.concatenate([[0.0], np.cumsum(values)])
+    return np.asarray(np.diff(np.minimum(cumulative, total)))
 
 
 def _overlaps(rows: Floats, columns: Floats) -> Floats:

@@ -22,7 +22,7 @@ def straight_plan(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan:
     """The plan of straight pipelines for an assignment with a grid."""
-    return _with_times(_straight(problem, shape, assignment))
+    return _simulated(_straight(problem, shape, assignment))
 
 
 def straight_step_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
@@ -33,7 +33,7 @@ def straight_step_s(problem: PlanningProblem, shape: Shape, assignment: Assignme
 def _straight(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
     times = compute_times(problem, shape, assignment)
     schedule = straight_schedule(problem, shape, assignment, times)
-    return _unpriced(problem, shape, assignment, times, (schedule,))
+    return _unsimulated(problem, shape, assignment, times, (schedule,))
 
 
 def compute_times(
@@ -59,8 +59,8 @@ def stage_averaging(
     """
     cluster, request = problem.cluster, problem.request
     codec, stages = Codec(request.codec), len(groups)
-    apart = not request.sync.local_steps
-    sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
+    tied_apart = not request.sync.local_steps
+    sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=tied_apart)
     may_be_hierarchical, two_frequency = request.may_be_hierarchical, request.within is not None
     averaging = [
         (
@@ -79,11 +79,17 @@ def stage_averaging(
         for group, size in zip(groups, sizes, strict=False)
     ]
     for size in sizes[stages:]:
-        both = tuple(sorted((*groups[0], *groups[shape.head_stage])))
+        members = tuple(sorted((*groups[0], *groups[shape.head_stage])))
         try:
             # groups of this size may not exist for the devices of both stages
             rounds = averaging_rounds(
-                cluster, both, request.shares, None, size, codec, hierarchical=may_be_hierarchical
+                cluster,
+                members,
+                request.shares,
+                None,
+                size,
+                codec,
+                hierarchical=may_be_hierarchical,
             )
         except ProblemError as error:
             raise ProblemError(
@@ -102,7 +108,7 @@ def evaluated(
     schedules: tuple[Schedule, ...],
 ) -> TrainingPlan:
     """The plan with these schedules, its averaging and its simulated times."""
-    return _with_times(_unpriced(problem, shape, assignment, times, schedules))
+    return _simulated(_unsimulated(problem, shape, assignment, times, schedules))
 
 
 def chained_step_s(
@@ -113,10 +119,10 @@ def chained_step_s(
     schedule: Schedule,
 ) -> float:
     """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`."""
-    return first_step_s(_unpriced(problem, shape, assignment, times, (schedule,)))
+    return first_step_s(_unsimulated(problem, shape, assignment, times, (schedule,)))
 
 
-def _unpriced(
+def _unsimulated(
     problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
@@ -144,5 +150,5 @@ def _unpriced(
     )
 
 
-def _with_times(plan: TrainingPlan) -> TrainingPlan:
+def _simulated(plan: TrainingPlan) -> TrainingPlan:
     return plan.replace(predicted=predict(plan))

@@ -36,10 +36,12 @@ def mixed_paths(
     sizes = np.array([len(group) for group in groups], dtype=np.int64)
     onward = np.zeros((len(edges), sizes.max(), sizes.max()))
     arriving = np.zeros((len(edges), sizes.max()))
-    for j, part in enumerate(edges):
-        before, after = part.shape
-        onward[j, :before, :after] = part / np.maximum(part.sum(axis=1, keepdims=True), TINY)
-        arriving[j, :after] = part.sum(axis=0) / part.sum()
+    for j, fractions in enumerate(edges):
+        before, after = fractions.shape
+        onward[j, :before, :after] = fractions / np.maximum(
+            fractions.sum(axis=1, keepdims=True), TINY
+        )
+        arriving[j, :after] = fractions.sum(axis=0) / fractions.sum()
     chosen = np.zeros((microbatches, len(groups)), dtype=np.int64)
     _mix(starts / starts.sum(), onward, arriving, sizes, chosen)
     columns = [np.array(group)[chosen[:, j]].tolist() for j, group in enumerate(groups)]
@@ -49,24 +51,24 @@ def mixed_paths(
 @allocating_entry
 def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, chosen: Ints2) -> None:
     """Fill ``int[M, S]`` with the index of each microbatch's device in each group."""
-    owed = np.zeros(len(begin))
+    start_owed = np.zeros(len(begin))
     # deficit of each pair, and of each device after a boundary
     pair_owed, device_owed = np.zeros_like(onward), np.zeros_like(arriving)
     for b in range(len(chosen)):
-        owed += begin
-        i = int(np.argmax(owed))
-        owed[i] -= 1.0
+        start_owed += begin
+        i = int(np.argmax(start_owed))
+        start_owed[i] -= 1.0
         chosen[b, 0] = i
         for j in range(len(onward)):
-            best, most = 0, -np.inf
+            chosen_device, best_score = 0, -np.inf
             for k in range(sizes[j + 1]):
                 device_owed[j, k] += arriving[j, k]
-                part = onward[j, i, k]
-                pair_owed[j, i, k] += part
+                fraction = onward[j, i, k]
+                pair_owed[j, i, k] += fraction
                 score = pair_owed[j, i, k] + device_owed[j, k]
-                if part > TINY and score > most:
-                    best, most = k, score
-            pair_owed[j, i, best] -= 1.0
-            device_owed[j, best] -= 1.0
-            i = best
+                if fraction > TINY and score > best_score:
+                    chosen_device, best_score = k, score
+            pair_owed[j, i, chosen_device] -= 1.0
+            device_owed[j, chosen_device] -= 1.0
+            i = chosen_device
             chosen[b, j + 1] = i

@@ -16,6 +16,7 @@ from planner.planning.evaluation import chained_step_s, compute_times, evaluated
 from planner.planning.flow_paths import mixed_paths
 from planner.planning.layout import Layout
 from planner.planning.layout_flow import FlowNodes, flow_of, max_in_flight
+from planner.planning.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight import eagerly_served
@@ -73,16 +74,14 @@ class LayoutContext:
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(
-        cls, problem: PlanningProblem, classes: DeviceClasses, layout: Layout, in_flight: float
-    ) -> LayoutContext:
+    def of(cls, problem: PlanningProblem, classes: DeviceClasses, layout: Layout) -> LayoutContext:
         """Restrict the problem to the devices of a layout."""
-        whole, workload = problem.cluster, problem.workload
-        chosen = layout.groups(classes)
-        used = sorted(d for group in chosen for d in group)
-        number = {d: k for k, d in enumerate(used)}
-        groups = tuple(tuple(number[d] for d in group) for group in chosen)
-        cluster = whole if len(used) == len(whole) else whole.subset(used)
+        full_cluster, workload = problem.cluster, problem.workload
+        stage_devices = layout.groups(classes)
+        used = sorted(d for group in stage_devices for d in group)
+        index_of = {d: k for k, d in enumerate(used)}
+        groups = tuple(tuple(index_of[d] for d in group) for group in stage_devices)
+        cluster = full_cluster if len(used) == len(full_cluster) else full_cluster.subset(used)
         shape = Shape(
             layout.layers,
             tuple(map(len, groups)),
@@ -93,23 +92,23 @@ class LayoutContext:
         variant = replace(problem, cluster=cluster)
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
-        nodes, flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))
+        nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT, max_in_flight(problem))
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(variant, shape, assignment), LinkResources.of(cluster)
         codec = Codec(problem.request.codec)
         averaging = stage_averaging(variant, shape, groups)
         averaging_s, within_s = (
-            tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
-            for part in (tuple, within)
+            tuple(rounds_s(select(rounds), size, links, codec) for rounds, size in averaging)
+            for select in (tuple, within)
         )
-        objective, paid = PlanObjective.of(problem.request), np.zeros((len(cluster), len(cluster)))
-        averaging_usd = 0.0
+        objective = PlanObjective.of(problem.request)
+        usd_per_byte, averaging_usd = np.zeros((len(cluster), len(cluster))), 0.0
         if objective.by_cost:
-            paid = problem.request.prices.usd_per_byte(cluster.network)
-            sent = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)
-            averaging_usd = float((paid * sent).sum())
+            usd_per_byte = problem.request.prices.usd_per_byte(cluster.network)
+            averaged = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)
+            averaging_usd = float((usd_per_byte * averaged).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
-        node_of = tuple(map(tuple, nodes.by_stage(classes, chosen)))
+        node_of = tuple(map(tuple, nodes.by_stage(classes, stage_devices)))
         return cls(
             layout=layout,
             problem=variant,
@@ -122,7 +121,7 @@ class LayoutContext:
             flow=flow,
             node_of=node_of,
             objective=objective,
-            usd_per_byte=paid,
+            usd_per_byte=usd_per_byte,
             averaging_usd=averaging_usd,
             averaging_s=averaging_s,
             within_s=within_s,
@@ -132,15 +131,17 @@ class LayoutContext:
     @property
     def spreads(self) -> tuple[PairSpread, ...]:
         """Possible distributions over pairs; the one that is usually best comes first."""
-        alike = len({len(group) for group in self.assignment.groups}) == 1
-        rarely = self.problem.request.sync_every > 1
-        first = PairSpread.FEW if rarely or self.flow.lines is not None else PairSpread.EVEN
-        rest = (
+        equal_stages = len({len(group) for group in self.assignment.groups}) == 1
+        averages_rarely = self.problem.request.sync_every > 1
+        first = (
+            PairSpread.FEW if averages_rarely or self.flow.lines is not None else PairSpread.EVEN
+        )
+        others = (
             spread
             for spread in PairSpread
-            if spread is not first and (alike or spread is not PairSpread.PAIRED)
+            if spread is not first and (equal_stages or spread is not PairSpread.PAIRED)
         )
-        return first, *rest
+        return first, *others
 
     def candidate(
         self,
@@ -161,39 +162,41 @@ class LayoutContext:
         groups, shape = self.assignment.groups, self.shape
         slowdown = np.ones(len(self.flow.stage)) if slowdown is None else slowdown
         rates = self._spread_by(slowdown)
-        room = self.room
+        live_limit = self.room
         if most_in_flight < math.inf:
             # Little's law
-            held = rates.remaining_s / rates.period_s * rates.node_share / self.nodes.devices
-            most = np.maximum(2, np.ceil(most_in_flight * held)).tolist()
-            room = {
-                d: min(room[d], int(most[v]))
+            in_flight = rates.remaining_s / rates.period_s * rates.node_share / self.nodes.devices
+            max_live = np.maximum(2, np.ceil(most_in_flight * in_flight)).tolist()
+            live_limit = {
+                d: min(live_limit[d], int(max_live[v]))
                 for group, its_nodes in zip(groups, self.node_of, strict=True)
                 for d, v in zip(group, its_nodes, strict=True)
             }
         starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
         paths = mixed_paths(groups, starts, edges, shape.microbatches)
-        sent = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
+        activation_bytes = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
-        schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
-        took, lateness = [], np.ones(len(self.flow.stage))
+        schedule, begin, end = eagerly_served(
+            unordered, self.times, activation_bytes, self.links, live_limit
+        )
+        busy_s, lateness = [], np.ones(len(self.flow.stage))
         for group, its_nodes in zip(groups, self.node_of, strict=True):
             members, node = list(group), np.array(its_nodes)
             ends_s = end[members]
             busy = ends_s > 0
-            took.append(ends_s.max() - begin[members].min())
+            busy_s.append(ends_s.max() - begin[members].min())
             for v in np.unique(node[busy]):
                 lateness[v] = ends_s[node == v].mean() / ends_s[busy].mean()
-        alone = np.array(took) + self.update_s
+        without_averaging_s = np.array(busy_s) + self.update_s
         sync = self.problem.request.sync
-        ends = alone + self.averaging_s[: len(alone)]
+        ends = without_averaging_s + self.averaging_s[: len(without_averaging_s)]
         # tied parameters are averaged after the rest
         shared_s = sum(self.averaging_s[len(ends) :])
         averages = max(ends.max(), ends[[0, -1]].max() + shared_s)
-        alone = alone + self.within_s[: len(alone)]
+        without_averaging_s = without_averaging_s + self.within_s[: len(without_averaging_s)]
         if sync.delayed:
-            averages = max(alone.max(), averages - alone.max())
-        seconds = sync.mean_s(alone.max(), averages)
+            averages = max(without_averaging_s.max(), averages - without_averaging_s.max())
+        seconds = sync.mean_s(without_averaging_s.max(), averages)
         usd = self._messages_usd(paths)
         return CandidatePlan(self, schedule, float(seconds), slowdown, lateness, spread, usd)
 
@@ -201,11 +204,11 @@ class LayoutContext:
         """Dollars of a step for messages; 0 if the objective is time."""
         if not self.objective.by_cost:
             return 0.0
-        through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
+        devices, round_trip_usd = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
         costs = self.shape.costs(self.problem.workload)
         usd = self.averaging_usd
         for j, cost in enumerate(costs[:-1]):
-            usd += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
+            usd += cost.output_bytes * float(round_trip_usd[devices[:, j], devices[:, j + 1]].sum())
         return usd
 
     def _spread_by(self, slowdown: Floats) -> FlowRates:

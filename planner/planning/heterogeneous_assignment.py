@@ -33,14 +33,14 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
     except ProblemError:
         return float("inf")
     fitted = shape.with_layers(layers)
-    each = -(-shape.microbatches // shape.starts)
+    microbatches = -(-shape.microbatches // shape.starts)
     busiest = max(
-        each * costs.busy_s(min(float(cluster.flops[d]) for d in group))
+        microbatches * costs.busy_s(min(float(cluster.flops[d]) for d in group))
         for group, costs in zip(groups, fitted.costs(workload), strict=True)
     )
     subproblem = assignment_problem(cluster, workload, fitted)
-    seldom = 1 - 1 / problem.request.sync_every
-    return subproblem.cost(groups) - seldom * subproblem.data_parallel_s(groups) + busiest
+    skipped_share = 1 - 1 / problem.request.sync_every
+    return subproblem.cost(groups) - skipped_share * subproblem.data_parallel_s(groups) + busiest
 
 
 def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:

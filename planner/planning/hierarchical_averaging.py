@@ -36,18 +36,18 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveragin
         return None
     sites = cluster.devices.sites
     assert sites is not None
-    at: dict[str, list[int]] = {}
+    devices_at: dict[str, list[int]] = {}
     for d in group:
-        at.setdefault(sites[d], []).append(d)
-    if not 1 < len(at) < len(group):
+        devices_at.setdefault(sites[d], []).append(d)
+    if not 1 < len(devices_at) < len(group):
         return None
-    sums = np.asarray(cluster.devices.can_aggregate)
-    if not all(sums[members].any() for members in at.values()):
+    can_sum = np.asarray(cluster.devices.can_aggregate)
+    if not all(can_sum[members].any() for members in devices_at.values()):
         return None
-    held, spread = slice_owners(cluster, list(at.values()))
-    between = _exchange_shares(cluster, list(at), held)
-    flags = (True,) * len(at)
-    exchange = exchanged(held, lambda members: AveragingGroup(members, between, flags))
+    owners, spread = slice_owners(cluster, list(devices_at.values()))
+    shares = _exchange_shares(cluster, list(devices_at), owners)
+    flags = (True,) * len(devices_at)
+    exchange = exchanged(owners, lambda members: AveragingGroup(members, shares, flags))
     return tuple(replace(groups, phase=Phase.REDUCE) for groups in spread), exchange, spread
 
 
@@ -61,14 +61,14 @@ def _exchange_shares(
     links = LinkResources.of(cluster)
     capacity, n, number = links.capacity_bytes_per_s, len(cluster), links.site_of
     lines = []
-    for first, own in ((2 * n, 0), (2 * n + links.sites, n)):
+    for site_first, device_first in ((2 * n, 0), (2 * n + links.sites, n)):
         lines.append(
             [
                 min(
-                    float(capacity[first + number[held[0]]]),
-                    float(capacity[own + np.array(held)].sum()),
+                    float(capacity[site_first + number[owners[0]]]),
+                    float(capacity[device_first + np.array(owners)].sum()),
                 )
-                for held in slice_owners
+                for owners in slice_owners
             ]
         )
     index = np.array(slice_owners)

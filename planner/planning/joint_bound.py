@@ -174,12 +174,12 @@ def _best_price(
     pool: DevicePool, prices: Callable[[Price], PriceAt], scale_s: float
 ) -> tuple[float, Price]:
     """The highest bound over all prices, and its price."""
-    best, chosen = 0.0, PRICES[0]
+    best_s, best_price = 0.0, PRICES[0]
     for price in PRICES[:1] if pool.identical else PRICES:
         price_at = prices(price)
-        if best == 0 or price_at(best) > BUDGET:
-            best, chosen = max(best, _least_feasible_s(price_at, scale_s)), price
-    return best, chosen
+        if best_s == 0 or price_at(best_s) > BUDGET:
+            best_s, best_price = max(best_s, _least_feasible_s(price_at, scale_s)), price
+    return best_s, best_price
 
 
 def _price_from_any_stage(requirements: StageRequirements, price: Price) -> PriceAt:
@@ -220,16 +220,16 @@ def _costs(
         flops = np.maximum(requirement.flops / busy, requirement.late_flops / late)
         sent = requirement.sent / open_s
     able &= (flops <= requirements.most_flops) & (sent <= requirements.most_up)
-    wanted = (
+    needed_of_all = (
         (np.maximum(flops, requirements.least_flops), pool.flops.sum()),
         (np.maximum(sent, requirements.least_up), pool.up.sum()),
         (requirements.m, requirements.n),
     )
     # a single device has no upload, so its price ignores it
     cost = sum(
-        w * requirement / whole
-        for w, (requirement, whole) in zip(price, wanted, strict=True)
-        if w > 0
+        weight * needed / available
+        for weight, (needed, available) in zip(price, needed_of_all, strict=True)
+        if weight > 0
     )
     table = np.full((requirements.layers, requirements.layers + 1), np.inf)
     table[requirements.starts, requirements.stops] = np.where(able, cost, np.inf).min(axis=1)

@@ -47,13 +47,15 @@ def balanced_split(
         raise ProblemError(
             f"{workload.name} has {layers} layers for {stages} stages; ask for fewer stages"
         )
-    again = recompute or (False,) * stages
+    recomputes = recompute or (False,) * stages
     speed = [min(float(cluster.flops[d]) for d in group) for group in groups]
     memory = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
 
     def seconds(j: int, start: int, stop: int) -> float:
         """Time of one microbatch through a stage, infinite if memory cannot hold it."""
-        costs = stage_costs(workload, start, stop, with_head=j == head_stage, recompute=again[j])
+        costs = stage_costs(
+            workload, start, stop, with_head=j == head_stage, recompute=recomputes[j]
+        )
         return math.inf if costs.need_bytes(1) > memory[j] else costs.busy_s(speed[j])
 
     cuts = least_largest(stages, layers, seconds)

@@ -39,12 +39,12 @@ class Layout:
         tuple[tuple[int, ...], ...]
             Ascending; each device at most once.
         """
-        taken = [0] * len(classes)
+        num_taken = [0] * len(classes)
         groups = []
         for row in self.counts:
             group: list[int] = []
             for c, count in enumerate(row):
-                group += classes.members[c][taken[c] : taken[c] + count]
-                taken[c] += count
+                group += classes.members[c][num_taken[c] : num_taken[c] + count]
+                num_taken[c] += count
             groups.append(tuple(sorted(group)))
         return tuple(groups)

@@ -222,23 +222,23 @@ def _largest_shares(
         share[c] = 0.0
         if c == none or not links.can_aggregate[c]:
             continue
-        most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        max_share = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
         for d in used:
             if c != d or row[c] > 1:
-                part = 1.0 if d == none or not links.can_aggregate[d] else 0.5
-                most = min(most, part * links.pair_bandwidth[c, d] / speed)
-        share[c] = most
+                fraction = 1.0 if d == none or not links.can_aggregate[d] else 0.5
+                max_share = min(max_share, fraction * links.pair_bandwidth[c, d] / speed)
+        share[c] = max_share
     total = 0.0
     for c in used:
         if c == none or not links.can_aggregate[c]:
             continue
-        most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        max_share = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
         for d in used:
             if c != d:
-                most = min(most, links.pair_bandwidth[c, d] / speed - share[d])
+                max_share = min(max_share, links.pair_bandwidth[c, d] / speed - share[d])
             elif row[c] > 1:
-                most = min(most, 0.5 * links.pair_bandwidth[c, d] / speed)
-        share[c] = max(most, share[c])
+                max_share = min(max_share, 0.5 * links.pair_bandwidth[c, d] / speed)
+        share[c] = max(max_share, share[c])
         total += row[c] * share[c]
     return total
 
@@ -260,19 +260,19 @@ def averaging_s(
     seconds.
     """
     seconds = one_round_s(size, row, links, scratch, enough)
-    held, sent = scratch.site_devices, scratch.averaged_bytes
+    devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
     sites = len(links.site_bandwidth)
     if sites == 0:
         return seconds
-    members, used, least, all_sum = 0.0, 0, np.inf, 0.0
-    held[:] = 0.0
+    members, num_sites, fewest, num_aggregators = 0.0, 0, np.inf, 0.0
+    devices_at[:] = 0.0
     for c in range(len(row)):
-        held[links.site[c]] += row[c]
+        devices_at[links.site[c]] += row[c]
         members += row[c]
-        all_sum += row[c] if links.can_aggregate[c] else 0
+        num_aggregators += row[c] if links.can_aggregate[c] else 0
     for s in range(sites):
-        used += held[s] > 0
-    if used <= 1:
+        num_sites += devices_at[s] > 0
+    if num_sites <= 1:
         return seconds
     rtt_s = 0.0
     for c in range(len(row)):
@@ -280,21 +280,23 @@ def averaging_s(
             if row[c] > 0 and row[d] > 0 and (c != d or row[c] > 1):
                 rtt_s = max(rtt_s, links.rtt_s[c, d])
     for s in range(sites):
-        if held[s] > 0:
+        if devices_at[s] > 0:
             here = _aggregators_at(s, row, links)
-            least = min(least, here)
-            crossing = _vectors_over_line(held[s], members, here / max(all_sum, 1.0)) * size
+            fewest = min(fewest, here)
+            crossing = (
+                _vectors_over_line(devices_at[s], members, here / max(num_aggregators, 1.0)) * size
+            )
             seconds = max(seconds, crossing / links.site_bandwidth[s] + rtt_s)
-    levels = np.inf
-    if used < members and least > 0 and not links.equal_shares:
-        levels = _hierarchical_s(size, plain, row, links, held, used, least)
+    hierarchical = np.inf
+    if num_sites < members and fewest > 0 and not links.equal_shares:
+        hierarchical = _hierarchical_s(size, plain, row, links, devices_at, num_sites, fewest)
     for s in range(sites):
-        if held[s] > 0 and levels < seconds:
-            sent[s] += 2 * (used - 1) / used * size
+        if devices_at[s] > 0 and hierarchical < seconds:
+            averaged_bytes[s] += 2 * (num_sites - 1) / num_sites * size
         else:
-            part = _aggregators_at(s, row, links) / max(all_sum, 1.0)
-            sent[s] += _vectors_over_line(held[s], members, part) * size
-    return float(min(seconds, levels))
+            part = _aggregators_at(s, row, links) / max(num_aggregators, 1.0)
+            averaged_bytes[s] += _vectors_over_line(devices_at[s], members, part) * size
+    return float(min(seconds, hierarchical))
 
 
 @kernel
@@ -314,27 +316,35 @@ def _vectors_over_line(held: float, members: float, part: float) -> float:
 
 @kernel
 def _hierarchical_s(
-    size: float, plain: float, row: Any, links: Any, held: Floats, used: int, least: float
+    size: float,
+    plain: float,
+    row: Any,
+    links: Any,
+    devices_at: Floats,
+    num_sites: int,
+    slices: float,
 ) -> float:
-    """Seconds of reduce, exchange and spread, with ``least`` slices between ``used`` sites."""
+    """Seconds of reduce, exchange and spread, with so many slices between so many sites."""
     classes = len(row)
     within, between, near_s, far_s = 0.0, 0.0, 0.0, 0.0
-    each = 2 * (used - 1) / used * size
+    bytes_each = 2 * (num_sites - 1) / num_sites * size
     for c in range(classes):
         if row[c] == 0:
             continue
         s = links.site[c]
-        between = max(between, each / links.site_bandwidth[s], each / least / links.capacity[c])
-        if held[s] > 1:
-            within = max(within, max((held[s] - 1) / least, 1.0) * plain / links.capacity[c])
+        between = max(
+            between, bytes_each / links.site_bandwidth[s], bytes_each / slices / links.capacity[c]
+        )
+        if devices_at[s] > 1:
+            within = max(within, max((devices_at[s] - 1) / slices, 1.0) * plain / links.capacity[c])
         for d in range(classes):
             if row[d] == 0 or (c == d and row[c] == 1):
                 continue
             if links.site[d] == s:
-                within = max(within, plain / least / links.pair_bandwidth[c, d])
+                within = max(within, plain / slices / links.pair_bandwidth[c, d])
                 near_s = max(near_s, links.rtt_s[c, d])
             else:
-                between = max(between, 2 * size / used / least / links.pair_bandwidth[c, d])
+                between = max(between, 2 * size / num_sites / slices / links.pair_bandwidth[c, d])
                 far_s = max(far_s, links.rtt_s[c, d])
     return float(2 * (within + near_s) + between + far_s)
 
@@ -347,26 +357,28 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
     DeDLOC), over all classes or without the one that has the slowest pair. Infinite if no device
     may reduce. Stops early at ``enough`` seconds.
     """
-    members, least, pair, rtt_s, slowest = 0, np.inf, np.inf, 0.0, -1
-    summing, clients = 0, False
+    members, slowest_line, slowest_pair, rtt_s, slowest_class = 0, np.inf, np.inf, 0.0, -1
+    num_aggregators, clients = 0, False
     share = scratch.reduce_share
     used = scratch.used[: _classes_in(row, scratch.used)]
     for c in used:
         members += row[c]
-        summing += row[c] if links.can_aggregate[c] else 0
+        num_aggregators += row[c] if links.can_aggregate[c] else 0
         clients = clients or not links.can_aggregate[c]
-        least = min(least, links.capacity[c])
+        slowest_line = min(slowest_line, links.capacity[c])
         for d in used:
             if c != d or row[c] > 1:
-                if links.pair_bandwidth[c, d] < pair:
-                    pair = links.pair_bandwidth[c, d]
-                    slowest = c if row[c] <= row[d] else d
+                if links.pair_bandwidth[c, d] < slowest_pair:
+                    slowest_pair = links.pair_bandwidth[c, d]
+                    slowest_class = c if row[c] <= row[d] else d
                 rtt_s = max(rtt_s, links.rtt_s[c, d])
     if members <= 1:
         return 0.0
-    seconds = max(2 * size * (members - 1) / members / least, 2 * size / members / pair)
-    low = size / least
-    if links.equal_shares or summing == 0:
+    seconds = max(
+        2 * size * (members - 1) / members / slowest_line, 2 * size / members / slowest_pair
+    )
+    low = size / slowest_line
+    if links.equal_shares or num_aggregators == 0:
         return np.inf if clients else float(seconds + rtt_s)
     if clients and members > 2:
         # at worst, one device reduces everything
@@ -379,7 +391,7 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
             speed = size / tried
             total = _largest_shares(row, used, links, speed, members, NO_CLASS, share)
             if total < 1.0:
-                total = _largest_shares(row, used, links, speed, members, slowest, share)
+                total = _largest_shares(row, used, links, speed, members, slowest_class, share)
             if total >= 1.0:
                 seconds = tried
             else:
@@ -393,40 +405,42 @@ def two_frequency_s(
 ) -> tuple[float, float]:
     """Seconds for regions to average ``plain`` bytes each, and then ``size`` bytes between them.
 
-    See `planner.planning.two_frequency_averaging`; limits of sites' lines are ignored. Stops early
-    at ``enough`` seconds within a region.
+    See `planner.planning.two_frequency_averaging`; limits of sites' lines are ignored. The first
+    value is ``enough`` if it would be less: it matters only where it makes a step without exchange
+    longer. The step with exchange, which counts one in H times, is then overestimated by at most
+    the difference.
     """
-    some, held = scratch.subset, scratch.region_devices
-    classes, used, least, within, spread = len(row), 0, np.inf, enough, 0.0
-    held[:] = 0.0
+    members, devices_in = scratch.subset, scratch.region_devices
+    classes, num_regions, slices, within, spread_s = len(row), 0, np.inf, enough, 0.0
+    devices_in[:] = 0.0
     for c in range(classes):
-        held[links.region[c]] += row[c]
-    for r in range(len(held)):
-        if held[r] == 0:
+        devices_in[links.region[c]] += row[c]
+    for r in range(len(devices_in)):
+        if devices_in[r] == 0:
             continue
-        used += 1
+        num_regions += 1
         able = 0.0
         for c in range(classes):
-            some[c] = row[c] if links.region[c] == r else 0
-            able += some[c] if links.can_aggregate[c] else 0
-        least = min(least, able if held[r] > 1 else 1.0)
-        within = max(within, one_round_s(plain, some, links, scratch, within))
-    if used == 1 or least == 0:
+            members[c] = row[c] if links.region[c] == r else 0
+            able += members[c] if links.can_aggregate[c] else 0
+        slices = min(slices, able if devices_in[r] > 1 else 1.0)
+        within = max(within, one_round_s(plain, members, links, scratch, within))
+    if num_regions == 1 or slices == 0:
         return within, 0.0
     for c in range(classes):
         if row[c] == 0:
             continue
         r = links.region[c]
-        if held[r] > 1:
-            near_s = (held[r] - 1) / least * plain / links.capacity[c]
+        if devices_in[r] > 1:
+            near_s = (devices_in[r] - 1) / slices * plain / links.capacity[c]
             rtt_s = 0.0
             for d in range(classes):
                 if row[d] > 0 and links.region[d] == r and (c != d or row[c] > 1):
-                    near_s = max(near_s, plain / least / links.pair_bandwidth[c, d])
+                    near_s = max(near_s, plain / slices / links.pair_bandwidth[c, d])
                     rtt_s = max(rtt_s, links.rtt_s[c, d])
-            spread = max(spread, near_s + rtt_s)
-    some[:] = 0
-    for r in range(len(held)):
+            spread_s = max(spread_s, near_s + rtt_s)
+    members[:] = 0
+    for r in range(len(devices_in)):
         best = -1
         for c in range(classes):
             if row[c] == 0 or links.region[c] != r:
@@ -435,8 +449,8 @@ def two_frequency_s(
             if best == -1 or (links.can_aggregate[c] and (more or not links.can_aggregate[best])):
                 best = c
         if best >= 0:
-            some[best] = 1
-    return within, one_round_s(size / least, some, links, scratch, 0.0) + spread
+            members[best] = 1
+    return within, one_round_s(size / slices, members, links, scratch, 0.0) + spread_s
 
 
 @kernel
@@ -450,19 +464,25 @@ def in_flight_room(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[
     rounded = parameters
     if j == 0:
         rounded -= model.stem_parameters - (model.tied_parameters if last else 0.0)
-    left = links.memory_bytes[c] - parameters * model.state_bytes
-    left -= rounded * model.rounded_bytes + (0.0 if j == 0 and last else model.message_bytes)
-    kept = (model.held_bytes[a - 1] if j > 0 else 0.0) + (model.held_bytes[b - 1] if last else 0.0)
-    every = min(model.microbatches, model.max_in_flight)
+    memory_left = links.memory_bytes[c] - parameters * model.state_bytes
+    memory_left -= rounded * model.rounded_bytes + (0.0 if j == 0 and last else model.message_bytes)
+    kept_bytes = (model.held_bytes[a - 1] if j > 0 else 0.0) + (
+        model.held_bytes[b - 1] if last else 0.0
+    )
+    max_live = min(model.microbatches, model.max_in_flight)
     head = model.head_bytes if last else 0.0
     scratch = max(model.layer_bytes, head)
-    again = left - max(model.layer_bytes + saved, head)
+    left_recomputing = memory_left - max(model.layer_bytes + saved, head)
     if j == 0:
         scratch = max(scratch, model.embedding_bytes - saved)
-        again = min(again, left - model.embedding_bytes)
-    plain = min(np.floor((left - scratch) / saved), every) if saved > 0 else every
-    few = min(np.floor(again / kept), every) if kept > 0 else every
-    return (plain if left >= scratch else 0.0), (few if again >= 0 else 0.0)
+        left_recomputing = min(left_recomputing, memory_left - model.embedding_bytes)
+    plain = min(np.floor((memory_left - scratch) / saved), max_live) if saved > 0 else max_live
+    recomputing = (
+        min(np.floor(left_recomputing / kept_bytes), max_live) if kept_bytes > 0 else max_live
+    )
+    return (plain if memory_left >= scratch else 0.0), (
+        recomputing if left_recomputing >= 0 else 0.0
+    )
 
 
 @kernel
@@ -476,16 +496,16 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     )
     row = state.counts[j]
     classes = len(row)
-    plain_room, again_room = 0.0, 0.0
+    plain_room, recomputing_room = 0.0, 0.0
     for c in range(classes):
         if row[c] > 0:
-            plain, again = in_flight_room(model, links, state, j, c)
+            plain, recomputing = in_flight_room(model, links, state, j, c)
             if plain < 1 and model.recompute_free:
                 state.recompute[j] = True
-            if (again if state.recompute[j] else plain) < 1:
+            if (recomputing if state.recompute[j] else plain) < 1:
                 return np.inf
             plain_room += row[c] * plain
-            again_room += row[c] * again
+            recomputing_room += row[c] * recomputing
     work = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
     work += model.head_flops if last else 0.0
     rate = 0.0
@@ -497,12 +517,12 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
             rate += row[c] / busy
     if rate == 0.0:
         return np.inf
-    own = 0.0
+    compute_s = 0.0
     for c in range(classes):
         scratch.share[j, c] /= rate
-        own += scratch.share[j, c] * work / links.flops[c]
-    scratch.compute_s[j] = own
-    scratch.in_flight_room[j] = again_room if state.recompute[j] else plain_room
+        compute_s += scratch.share[j, c] * work / links.flops[c]
+    scratch.compute_s[j] = compute_s
+    scratch.in_flight_room[j] = recomputing_room if state.recompute[j] else plain_room
     return float(1.0 / rate)
 
 
@@ -532,19 +552,19 @@ def _pairs_in_use(here: Any, there: Any, links: Any, scratch: Any) -> int:
 
 @kernel
 def _boundary_period(
-    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, most: float
+    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, max_period: float
 ) -> float:
     """Period at which the boundary after stage j carries its flow, nearest pairs first.
 
-    The search for one longer than ``most`` ends early.
+    The search for one longer than ``max_period`` ends early.
     """
     size = model.output_bytes[state.cuts[j + 1] - 1]
     here, there = state.counts[j], state.counts[j + 1]
     classes = len(here)
     pairs = _pairs_in_use(here, there, links, scratch)
-    left, sites = 1.0, len(links.site_bandwidth)
+    unrouted, sites = 1.0, len(links.site_bandwidth)
     for _ in range(PERIOD_TRIALS):
-        left, delay, paid = 1.0, 0.0, 0.0
+        unrouted, delay, usd = 1.0, 0.0, 0.0
         for q in range(sites):
             scratch.site_bytes[j, q] = 0.0
         for c in range(classes):
@@ -555,79 +575,87 @@ def _boundary_period(
             if scratch.unrouted[0, c] <= 0.0 or scratch.unrouted[1, d] <= 0.0:
                 continue
             carried = period * here[c] * there[d] * links.pair_bandwidth[c, d] / size
-            part = min(scratch.unrouted[0, c], scratch.unrouted[1, d], carried)
-            scratch.unrouted[0, c] -= part
-            scratch.unrouted[1, d] -= part
-            left -= part
+            share = min(scratch.unrouted[0, c], scratch.unrouted[1, d], carried)
+            scratch.unrouted[0, c] -= share
+            scratch.unrouted[1, d] -= share
+            unrouted -= share
             if sites > 0 and links.site[c] != links.site[d]:
                 # activations forward, gradients back
-                scratch.site_bytes[j, links.site[c]] += part * size
-                scratch.site_bytes[j, links.site[d]] += part * size
-            both = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
-            delay += part * (links.rtt_s[c, d] + both)
-            paid += part * size * (links.usd_per_byte[c, d] + links.usd_per_byte[d, c])
+                scratch.site_bytes[j, links.site[c]] += share * size
+                scratch.site_bytes[j, links.site[d]] += share * size
+            transfer_s = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
+            delay += share * (links.rtt_s[c, d] + transfer_s)
+            usd += share * size * (links.usd_per_byte[c, d] + links.usd_per_byte[d, c])
         scratch.delay_s[j] = delay
-        scratch.messages_usd[j] = paid
-        if left < 1e-6:
+        scratch.messages_usd[j] = usd
+        if unrouted < 1e-6:
             return period
-        period *= 1.0 + max(0.02, 0.7 * left)
-        if period > most:
+        period *= 1.0 + max(0.02, 0.7 * unrouted)
+        if period > max_period:
             break
-    return float(period * (1.0 + 2.0 * left))
+    return float(period * (1.0 + 2.0 * unrouted))
 
 
 @entry
 def estimate(
-    model: ModelArrays, links: ClassArrays, state: LayoutState, scratch: LayoutScratch, most: float
+    model: ModelArrays,
+    links: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_value: float,
 ) -> float:
     """Estimated seconds or dollars of a step; sets which stages recompute.
 
-    Infinite if memory is too small, or as soon as the value is known to exceed ``most``. In the
-    second case ``state.recompute`` is not final.
+    Infinite if memory is too small, or as soon as the value is known to exceed ``max_value``. In
+    the second case ``state.recompute`` is not final.
     """
     if not model.by_cost:
-        return float(_step_s(model, links, state, scratch, most))
+        return float(_step_s(model, links, state, scratch, max_value))
     stages = state.stages[0]
-    each, messages = model.wait_usd_per_s, 0.0
+    usd_per_s, messages = model.wait_usd_per_s, 0.0
     for j in range(stages):
         for c in range(state.counts.shape[1]):
-            each += state.counts[j, c] * links.usd_per_s[c]
-    seconds = _step_s(model, links, state, scratch, most / each if each > 0 else np.inf)
+            usd_per_s += state.counts[j, c] * links.usd_per_s[c]
+    seconds = _step_s(
+        model, links, state, scratch, max_value / usd_per_s if usd_per_s > 0 else np.inf
+    )
     if seconds == np.inf:
         return np.inf
     for j in range(stages):
-        row, members, averaged, rare = state.counts[j], 0.0, 0.0, 0.0
-        held = scratch.region_devices
-        held[:] = 0.0
+        row, members, pair_usd, between_regions_usd = state.counts[j], 0.0, 0.0, 0.0
+        devices_in = scratch.region_devices
+        devices_in[:] = 0.0
         for c in range(len(row)):
             members += row[c]
-            held[links.region[c]] += row[c]
+            devices_in[links.region[c]] += row[c]
         for c in range(len(row)):
             for d in range(len(row)):
-                paid = row[c] * row[d] * links.usd_per_byte[c, d]
-                averaged += paid
-                if paid > 0:
-                    rare += paid / (held[links.region[c]] * held[links.region[d]])
+                usd = row[c] * row[d] * links.usd_per_byte[c, d]
+                pair_usd += usd
+                if usd > 0:
+                    between_regions_usd += usd / (
+                        devices_in[links.region[c]] * devices_in[links.region[d]]
+                    )
         if model.two_frequency:
             # as if each region were one device
-            averaged, members = rare, 0.0
-            for r in range(len(held)):
-                members += held[r] > 0
+            pair_usd, members = between_regions_usd, 0.0
+            for r in range(len(devices_in)):
+                members += devices_in[r] > 0
         if j < stages - 1:
             messages += model.microbatches * scratch.messages_usd[j]
         # assume equal shares
         size = _averaged_parameters(model, state, j) * model.gradient_bytes
-        messages += 2.0 * size / members * averaged / model.every
+        messages += 2.0 * size / members * pair_usd / model.every
     if _averages_tied(model, state):
         _join_first_and_last(state, scratch)
-        row, members, averaged = scratch.subset, 0.0, 0.0
+        row, members, pair_usd = scratch.subset, 0.0, 0.0
         for c in range(len(row)):
             members += row[c]
             for d in range(len(row)):
-                averaged += row[c] * row[d] * links.usd_per_byte[c, d]
+                pair_usd += row[c] * row[d] * links.usd_per_byte[c, d]
         size = model.tied_parameters * model.gradient_bytes
-        messages += 2.0 * size / members * averaged
-    return float(seconds * each + messages)
+        messages += 2.0 * size / members * pair_usd
+    return float(seconds * usd_per_s + messages)
 
 
 @kernel
@@ -663,97 +691,118 @@ def _join_first_and_last(state: Any, scratch: Any) -> None:
 
 
 @kernel
-def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
-    """Estimated seconds; infinite as soon as they are known to exceed ``most``.
+def _step_s(model: Any, links: Any, state: Any, scratch: Any, max_s: float) -> float:
+    """Estimated seconds; infinite as soon as they are known to exceed ``max_s``."""
+    period = _pipeline_period(model, links, state, scratch, min(max_s / model.microbatches, 1e300))
+    if period == np.inf:
+        return np.inf
+    return float(_step_with_period_s(model, links, state, scratch, period, max_s))
+
+
+@kernel
+def _pipeline_period(model: Any, links: Any, state: Any, scratch: Any, max_period: float) -> float:
+    """Period of the whole pipeline; infinite if it exceeds ``max_period``.
 
     A stage recomputes, if allowed, where memory does not hold the microbatches that must be in
-    flight.
+    flight. That changes its period, so that the period is computed again, at most once per stage.
     """
     stages = state.stages[0]
-    for q in range(len(model.recompute)):
-        state.recompute[q] = model.recompute[q]
-    period, most_period = 0.0, min(most / model.microbatches, 1e300)
+    for j in range(len(model.recompute)):
+        state.recompute[j] = model.recompute[j]
+    period = 0.0
     for _ in range(stages + 1):
         period = 0.0
         for j in range(stages):
             scratch.period_s[j] = _stage_period(model, links, state, scratch, j)
             period = max(period, scratch.period_s[j])
         for j in range(stages - 1):
-            if period > most_period:
+            if period > max_period:
                 break
-            period = _boundary_period(model, links, state, scratch, j, period, most_period)
-        if period > most_period:
+            period = _boundary_period(model, links, state, scratch, j, period, max_period)
+        if period > max_period:
             return np.inf
         for s in range(len(links.site_bandwidth)):
-            crossing = 0.0
+            crossing_bytes = 0.0
             for j in range(stages - 1):
-                crossing += scratch.site_bytes[j, s]
-            period = max(period, crossing / links.site_bandwidth[s])
+                crossing_bytes += scratch.site_bytes[j, s]
+            period = max(period, crossing_bytes / links.site_bandwidth[s])
         scratch.delay_s[stages - 1] = 0.0
-        way, slowed, changed = 0.0, period, False
+        round_trip_s, slowed_period, changed = 0.0, period, False
         for j in range(stages - 1, -1, -1):
-            way += scratch.compute_s[j] + scratch.delay_s[j]
-            held = IN_FLIGHT * way - (IN_FLIGHT - 1.0) * scratch.compute_s[j]
-            if held > period * scratch.in_flight_room[j]:
+            round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
+            held_s = IN_FLIGHT * round_trip_s - (IN_FLIGHT - 1.0) * scratch.compute_s[j]
+            if held_s > period * scratch.in_flight_room[j]:
                 # waiting with fewer in flight may cost less than repeating F
-                waits_s = SHORT_IN_FLIGHT * way / scratch.in_flight_room[j]
-                again_s = scratch.period_s[j] * RECOMPUTE_FACTOR
+                waiting_period = SHORT_IN_FLIGHT * round_trip_s / scratch.in_flight_room[j]
+                recomputing_period = scratch.period_s[j] * RECOMPUTE_FACTOR
                 if (
                     state.recompute[j]
                     or not model.recompute_free
-                    or waits_s <= max(period, again_s)
+                    or waiting_period <= max(period, recomputing_period)
                 ):
-                    slowed = max(slowed, waits_s)
+                    slowed_period = max(slowed_period, waiting_period)
                 else:
                     state.recompute[j] = changed = True
-        period = slowed
+        period = slowed_period
         if not changed:
             break
-    # no barrier: a stage ends when its last microbatch returns, averages, and begins the next step
-    way, longest, each, ends = 0.0, 0.0, 0.0, 0.0
+    return float(period)
+
+
+@kernel
+def _step_with_period_s(
+    model: Any, links: Any, state: Any, scratch: Any, period: float, max_s: float
+) -> float:
+    """Seconds of a step whose pipeline has this period, with its averaging.
+
+    There is no barrier: a stage ends when its last microbatch returns, averages, and begins the
+    next step. So the longest sum of a stage's way back and its averaging counts.
+    """
+    stages = state.stages[0]
+    round_trip_s, longest_s, longest_within_s, tied_ends_s = 0.0, 0.0, 0.0, 0.0
     waits = model.every == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
-        way += scratch.compute_s[j] + scratch.delay_s[j]
+        round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
         size = _averaged_parameters(model, state, j) * model.gradient_bytes
         row = state.counts[j]
-        plain, enough = size / model.wire_ratio, longest - way
+        plain, enough = size / model.wire_ratio, longest_s - round_trip_s
         if tied and j == 0:
-            enough = ends - way
+            enough = tied_ends_s - round_trip_s
         if model.two_frequency:
             within, between = two_frequency_s(
-                size, plain, row, links, scratch, max(each - way, 0.0)
+                size, plain, row, links, scratch, max(longest_within_s - round_trip_s, 0.0)
             )
-            each = max(each, way + within)
-            longest = max(longest, way + within + between)
+            longest_within_s = max(longest_within_s, round_trip_s + within)
+            longest_s = max(longest_s, round_trip_s + within + between)
             continue
         seconds = averaging_s(size, plain, row, links, scratch, enough)
-        longest = max(longest, way + seconds)
+        longest_s = max(longest_s, round_trip_s + seconds)
         if j == 0 or j == stages - 1:
-            ends = max(ends, way + seconds)
-        if waits and model.microbatches * period + longest > most:
+            tied_ends_s = max(tied_ends_s, round_trip_s + seconds)
+        if waits and model.microbatches * period + longest_s > max_s:
             return np.inf
     if tied:
         _join_first_and_last(state, scratch)
         size = model.tied_parameters * model.gradient_bytes
-        plain, row, enough = size / model.wire_ratio, scratch.subset, longest - ends
+        plain, row, enough = size / model.wire_ratio, scratch.subset, longest_s - tied_ends_s
         seconds = averaging_s(size, plain, row, links, scratch, enough)
-        longest = max(longest, ends + seconds)
+        longest_s = max(longest_s, tied_ends_s + seconds)
     for s in range(len(links.site_bandwidth)):
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.site_bandwidth[s]
-        longest = max(longest, scratch.compute_s[stages - 1] + sent_s)
-    if longest == np.inf:
-        return np.inf  # nobody of a stage sums, maybe within regions already
-    # the way through all stages is the longest
-    each = max(each, way)
-    alone = model.microbatches * period + each
-    averages = longest - each
+        longest_s = max(longest_s, scratch.compute_s[stages - 1] + sent_s)
+    if longest_s == np.inf:
+        return np.inf  # no device of a stage may reduce, possibly within regions already
+    # the round trip through all stages is the longest
+    longest_within_s = max(longest_within_s, round_trip_s)
+    alone_s = model.microbatches * period + longest_within_s
+    averaging_adds_s = longest_s - longest_within_s
     if model.delayed:
         # averaging overlaps with the next step
-        averages = max(averages - alone, 0.0)
-    return float(alone + averages / model.every)
+        averaging_adds_s = max(averaging_adds_s - alone_s, 0.0)
+    return float(alone_s + averaging_adds_s / model.every)
 
 
 @kernel
@@ -824,8 +873,8 @@ def _move_devices(model: Any, links: Any, state: Any, random: Any) -> bool:
         return False
     k = available if next_unit(random) < 0.4 else next_below(random, available) + 1
     if i >= 0 and j >= 0 and model.layers_free and next_unit(random) < P_WITH_LAYERS:
-        part = k * links.flops[c] / _stage_flops(links, state, i)
-        layers = int(part * (state.cuts[i + 1] - state.cuts[i]) + next_unit(random))
+        share = k * links.flops[c] / _stage_flops(links, state, i)
+        layers = int(share * (state.cuts[i + 1] - state.cuts[i]) + next_unit(random))
         if layers > 0 and not _shift_cuts(state, i, j, layers):
             return False
     if i >= 0:
@@ -841,10 +890,10 @@ def _swap_devices(state: Any, random: Any) -> bool:
     stages, classes = state.stages[0], state.counts.shape[1]
     i, j = next_below(random, stages), next_below(random, stages)
     a, b = next_below(random, classes), next_below(random, classes)
-    most = min(state.counts[i, a], state.counts[j, b])
-    if i == j or a == b or most == 0:
+    max_devices = min(state.counts[i, a], state.counts[j, b])
+    if i == j or a == b or max_devices == 0:
         return False
-    k = 1 if next_unit(random) < 0.5 else most
+    k = 1 if next_unit(random) < 0.5 else max_devices
     state.counts[i, a] -= k
     state.counts[j, a] += k
     state.counts[j, b] -= k
@@ -916,19 +965,19 @@ def _split(model: Any, links: Any, state: Any, scratch: Any, random: Any) -> boo
             there[c] -= here[c]
     else:
         first = used[next_below(random, len(used))]
-        size, away = 2 * model.output_bytes[a], scratch.distance_s[: len(used)]
+        size, distance_s = 2 * model.output_bytes[a], scratch.distance_s[: len(used)]
         for k, c in enumerate(used):
             # random order of classes at equal distance
             both_s = links.rtt_s[first, c] + size / links.pair_bandwidth[first, c]
-            away[k] = -1.0 if c == first else both_s * (1.0 + 0.2 * next_unit(random))
+            distance_s[k] = -1.0 if c == first else both_s * (1.0 + 0.2 * next_unit(random))
         near = next_below(random, len(used) - 1) + 1
         side = next_unit(random) < 0.5
         for k in range(1, len(used)):
-            x, u, q = away[k], used[k], k - 1
-            while q >= 0 and away[q] > x:
-                away[q + 1], used[q + 1] = away[q], used[q]
+            x, u, q = distance_s[k], used[k], k - 1
+            while q >= 0 and distance_s[q] > x:
+                distance_s[q + 1], used[q + 1] = distance_s[q], used[q]
                 q -= 1
-            away[q + 1], used[q + 1] = x, u
+            distance_s[q + 1], used[q + 1] = x, u
         for k, c in enumerate(used):
             if (k < near) == side:
                 there[c] = 0
@@ -978,8 +1027,8 @@ def _add_stage(model: Any, links: Any, state: Any, random: Any) -> bool:
             i = k
     if i < 0:
         i = next_below(random, stages)
-    part = links.size[c] * links.flops[c] / total
-    layers = max(1, int(len(model.output_bytes) * part + next_unit(random)))
+    share = links.size[c] * links.flops[c] / total
+    layers = max(1, int(len(model.output_bytes) * share + next_unit(random)))
     layers = min(layers, state.cuts[i + 1] - state.cuts[i] - 1)
     if layers < 1:
         return False
@@ -1052,12 +1101,12 @@ def anneal(
         if not mutate(model, links, tried, scratch, random, fixed):
             continue
         temperature = t_start * (t_end / t_start) ** (k / trials) * values[0]
-        most = values[0] - temperature * math.log(max(next_unit(random), 1e-300))
-        found = estimate(model, links, tried, scratch, most)
-        if found > most:
+        threshold = values[0] - temperature * math.log(max(next_unit(random), 1e-300))
+        value = estimate(model, links, tried, scratch, threshold)
+        if value > threshold:
             continue
         _copy(tried, state)
-        values[0] = found
-        if found < values[1] * (1 - 1e-12):
+        values[0] = value
+        if value < values[1] * (1 - 1e-12):
             _copy(tried, best)
-            values[1] = found
+            values[1] = value

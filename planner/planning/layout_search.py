@@ -117,14 +117,14 @@ class Constraints:
     objective: PlanObjective = STEP_TIME
 
 
-def model_of(workload: Workload, constraints: Constraints, most: int) -> ModelArrays:
+def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> ModelArrays:
     """The workload in the form of the compiled search."""
-    recompute = np.full(most, constraints.recompute == "all")
+    recompute = np.full(max_stages, constraints.recompute == "all")
     if constraints.recompute is not None and not isinstance(constraints.recompute, str):
         recompute[list(constraints.recompute)] = True
     count = len(workload.layers)
-    upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
-    whole = stage_costs(workload, 0, count, with_head=True)
+    prefix_costs = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
+    all_layers = stage_costs(workload, 0, count, with_head=True)
     working = WorkingMemory.of_workload(workload)
     samples = workload.microbatch_samples
     parameters = np.cumsum(
@@ -132,13 +132,13 @@ def model_of(workload: Workload, constraints: Constraints, most: int) -> ModelAr
     ).astype(float)
     parameters[0] = 0.0
     return ModelArrays(
-        np.array([0.0, *(costs.forward_flops for costs in upto)]),
+        np.array([0.0, *(costs.forward_flops for costs in prefix_costs)]),
         parameters,
         np.cumsum([0.0, *(layer.saved_bytes * samples for layer in workload.layers)])
         + workload.stem.saved_bytes * samples * (np.arange(count + 1) > 0),
         np.array([layer.output_bytes * samples for layer in workload.layers]),
         np.array([workload.held_bytes(k) * samples for k in range(count)]),
-        whole.head_flops,
+        all_layers.head_flops,
         float(workload.head.parameters),
         float(workload.stem.parameters),
         float(workload.tied_parameters),
@@ -255,20 +255,20 @@ class LayoutSearch:
         """Numbers of stages to try; where few stages do not fit in memory, larger numbers."""
         if self.constraints.stages is not None:
             return [self.constraints.stages]
-        few = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
-        if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(few)):
-            return few
-        larger = range(len(few) + 1, self.max_stages + 1)
-        least = next((stages for stages in larger if self.tightest(stages)[0].share <= 1.0), None)
-        if least is None:
-            return few
-        return sorted({round(s) for s in np.linspace(least, self.max_stages, MORE_STAGES)})
+        small_counts = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
+        if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(small_counts)):
+            return small_counts
+        larger = range(len(small_counts) + 1, self.max_stages + 1)
+        fewest = next((stages for stages in larger if self.tightest(stages)[0].share <= 1.0), None)
+        if fewest is None:
+            return small_counts
+        return sorted({round(s) for s in np.linspace(fewest, self.max_stages, MORE_STAGES)})
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
         """Distinct best layouts, fastest first; before them the best one of kind ``first``."""
         order = sorted(self.found.items(), key=lambda item: item[1].value)
-        ahead = [scored for (_, start), scored in order if start is first][:1]
-        return list(dict.fromkeys([*ahead, *(scored for _, scored in order)]))
+        first_ones = [scored for (_, start), scored in order if start is first][:1]
+        return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
 
     def run(self, run: StopRun, trials: float) -> None:
         """Search until the trials are spent or the stopping criterion is met."""
@@ -279,8 +279,8 @@ class LayoutSearch:
             self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
             # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
-            left = (1 - ALL_SHARE - BEST_SHARE) * trials
-            restarts = max(2 * RESTARTS, round(left / RESTART_TRIALS)) if numbers else 0
+            restart_trials = (1 - ALL_SHARE - BEST_SHARE) * trials
+            restarts = max(2 * RESTARTS, round(restart_trials / RESTART_TRIALS)) if numbers else 0
             for k in range(restarts):
                 if run.check() is not None:
                     return
@@ -293,16 +293,20 @@ class LayoutSearch:
                 else:
                     known = self.ranked()[:RESTARTS]
                     state = self._state(known[k // 2 % len(known)].layout)
-                self._anneal(run, state, max(1, int(left / restarts)), InitialLayout.INCUMBENT)
+                self._anneal(
+                    run, state, max(1, int(restart_trials / restarts)), InitialLayout.INCUMBENT
+                )
 
     def _search_counts(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
         """Divide the trials equally among numbers of stages, by weight among initial layouts."""
-        each = trials / max(1.0, len(numbers) * sum(TRIAL_SHARES.values()))
+        trials_each = trials / max(1.0, len(numbers) * sum(TRIAL_SHARES.values()))
         for stages in numbers:
-            for start, part in TRIAL_SHARES.items():
+            for start, share in TRIAL_SHARES.items():
                 if run.check() is not None and self.found:
                     return
-                self._anneal(run, self._start(stages, start), max(1, int(part * each)), start)
+                self._anneal(
+                    run, self._start(stages, start), max(1, int(share * trials_each)), start
+                )
 
     def trials_in(self, seconds: float) -> float:
         """Approximate number of trials in so many seconds on this machine, without compilation."""
@@ -405,8 +409,8 @@ class LayoutSearch:
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # recompute flags belong to the last estimate; estimate again
-        again = self._estimate(state)
-        self.found[stages, start] = ScoredLayout(again, self._layout(state))
+        final_value = self._estimate(state)
+        self.found[stages, start] = ScoredLayout(final_value, self._layout(state))
 
     @staticmethod
     def _layout(state: LayoutState) -> Layout:
@@ -441,14 +445,14 @@ class LayoutSearch:
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
             chain = self._subset(chain, stages)
-        worth = np.lexsort((-self.classes.memory_bytes, ~self.classes.can_aggregate))
-        first = None
-        for num_largest in range(len(worth), 0, -1):
-            left = chain[np.isin(chain, worth[:num_largest])]
-            if first is not None and self.classes.size[left].sum() < stages:
+        by_worth = np.lexsort((-self.classes.memory_bytes, ~self.classes.can_aggregate))
+        first_state = None
+        for num_largest in range(len(by_worth), 0, -1):
+            usable_chain = chain[np.isin(chain, by_worth[:num_largest])]
+            if first_state is not None and self.classes.size[usable_chain].sum() < stages:
                 break
-            state = self._cut_chain(left, stages, spread)
-            first = first or state
+            state = self._cut_chain(usable_chain, stages, spread)
+            first_state = first_state or state
             if self._estimate(state) < math.inf:
                 return state
         return self._fill_memory(stages)
@@ -495,11 +499,11 @@ class LayoutSearch:
         options = [(filled(near), near)]
         if options[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
             better = filled(near, any_order=True)
-            left = list(near)
+            remaining = list(near)
             order = []
             for have in better.memory:
-                order.append(next(c for c in left if memory[c] == have))
-                left.remove(order[-1])
+                order.append(next(c for c in remaining if memory[c] == have))
+                remaining.remove(order[-1])
             options.append((better, order))
         elif options[0][0].share > 1:
             first, *others = along[largest].tolist()
@@ -510,14 +514,14 @@ class LayoutSearch:
     def _best_subset(self, stages: int) -> LayoutState:
         """The best of several initial layouts on random subsets of nearby classes."""
         count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
-        some = (self._subset(self._chain(), stages) for _ in range(count))
-        tried = [self._cut_chain(chain, stages, spread=False) for chain in some]
-        return min(tried, key=self._estimate)
+        subsets = (self._subset(self._chain(), stages) for _ in range(count))
+        states = [self._cut_chain(chain, stages, spread=False) for chain in subsets]
+        return min(states, key=self._estimate)
 
     def _subset(self, chain: Ints, stages: int) -> Ints:
         """A random number of classes from the front of a chain, with a device for every stage."""
-        enough = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
-        return chain[: int(self._numpy.integers(enough, len(chain) + 1))]
+        fewest_classes = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
+        return chain[: int(self._numpy.integers(fewest_classes, len(chain) + 1))]
 
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
         state = self._empty()
@@ -534,13 +538,13 @@ class LayoutSearch:
 
     def _chain(self, first: int | None = None) -> Ints:
         """Nearest-neighbour chain of all classes from ``first``, by default a random one."""
-        away = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
-        away = away + self.classes.rtt_s
-        left = list(range(len(self.classes)))
-        begin = int(self._numpy.integers(len(left))) if first is None else first
-        chain = [left.pop(begin)]
-        while left:
-            chain.append(left.pop(int(np.argmin(away[chain[-1], left]))))
+        distance_s = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
+        distance_s = distance_s + self.classes.rtt_s
+        remaining = list(range(len(self.classes)))
+        start = int(self._numpy.integers(len(remaining))) if first is None else first
+        chain = [remaining.pop(start)]
+        while remaining:
+            chain.append(remaining.pop(int(np.argmin(distance_s[chain[-1], remaining]))))
         return np.array(chain, dtype=np.int64)
 
     def _state(self, layout: Layout) -> LayoutState:

@@ -29,8 +29,8 @@ def place_for_local_sgd(
     """
     from planner.genetic.solve import solve_assignment
 
-    half = stop.portion(0.5)
-    first = place_stages(problem, shape, half)
+    half_limit = stop.portion(0.5)
+    first = place_stages(problem, shape, half_limit)
     reason = first.certificate.stop_reason
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     infrequent = AssignmentProblem(
@@ -39,7 +39,7 @@ def place_for_local_sgd(
         activation_bytes=subproblem.activation_bytes,
         gradient_bytes=np.array(subproblem.gradient_bytes) / problem.request.sync_every,
     )
-    limit = MaxIterations(0) if reason == "interrupted" else half
+    limit = MaxIterations(0) if reason == "interrupted" else half_limit
     second = solve_assignment(infrequent, limit, problem.seed, problem.request.method).plan
     assert second is not None
     ranks = region_order(problem.cluster.network)
@@ -48,8 +48,10 @@ def place_for_local_sgd(
     by_rank = [match_stages(subproblem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
     assignments = [first.assignment, second, *by_rank]
     plans = [straight_plan(problem, shape, assignment) for assignment in assignments]
-    best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
+    fastest = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
     certificate = (
-        evaluate_placement(problem, shape, assignments[best], reason) if best else first.certificate
+        evaluate_placement(problem, shape, assignments[fastest], reason)
+        if fastest
+        else first.certificate
     )
-    return Placement(shape, assignments[best], certificate, plans[best])
+    return Placement(shape, assignments[fastest], certificate, plans[fastest])

@@ -18,37 +18,37 @@ def nothing_fits(layouts: LayoutSearch) -> str:
     """One line: which stage exceeds memory in the tightest split, and remedies."""
     workload, fixed = layouts.workload, layouts.constraints.stages
     numbers = range(1, layouts.max_stages + 1)
-    tried = [layouts.tightest(s)[0] for s in (numbers if fixed is None else [fixed])]
-    best = min(tried)
-    split, memory, needs = best.layers, best.memory, best.costs(workload)
+    splits = [layouts.tightest(s)[0] for s in (numbers if fixed is None else [fixed])]
+    tightest = min(splits)
+    split, memory, stage_needs = tightest.layers, tightest.memory, tightest.costs(workload)
     stages = len(split)
-    stage = max(range(stages), key=lambda j: needs[j].need_bytes(1) / memory[j])
-    costs, (start, stop) = needs[stage], split[stage]
-    parts = [
+    stage = max(range(stages), key=lambda j: stage_needs[j].need_bytes(1) / memory[j])
+    costs, (start, stop) = stage_needs[stage], split[stage]
+    terms = [
         f"{quantity(costs.state_bytes, 'B')} of weights, gradients and optimizer",
         f"{quantity(costs.saved_bytes, 'B')} of activations",
         f"{quantity(costs.scratch_bytes, 'B')} of the largest operation",
     ]
     samples = workload.microbatch_samples
-    at = f"microbatches of {counted(samples, 'sample')}"
+    microbatches = f"microbatches of {counted(samples, 'sample')}"
     if workload.architecture is not None:
-        at += f" of {workload.architecture.sequence} tokens"
+        microbatches += f" of {workload.architecture.sequence} tokens"
     layers = f"layer {start}" if stop == start + 1 else f"layers {start} to {stop - 1}"
     extra = ["embedding"] if start == 0 else []
     extra += ["head"] if stop == len(workload.layers) else []
     named = " and ".join([layers, *extra])
-    remedies = [*_remedies(layouts, best), "devices with more memory"]
+    remedies = [*_remedies(layouts, tightest), "devices with more memory"]
     return (
         f"no layout fits the devices' memory: of {counted(stages, 'stage')}, the one with {named} "
-        f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(parts)}) for {at}, and its "
-        f"device has {quantity(memory[stage], 'B')}; what would help: {', '.join(remedies)}"
+        f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(terms)}) for {microbatches}, and "
+        f"its device has {quantity(memory[stage], 'B')}; what would help: {', '.join(remedies)}"
     )
 
 
-def _remedies(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
+def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     """Changes each of which alone makes some split fit."""
     workload, constraints = layouts.workload, layouts.constraints
-    kinds, everyone = best.recompute, max(best.memory)
+    recompute_choices, largest_memory = tightest.recompute, max(tightest.memory)
 
     def fits(
         workload: Workload, recompute: Sequence[tuple[bool, ...]], memory: Sequence[float]
@@ -57,13 +57,17 @@ def _remedies(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
         return filled.share <= 1
 
     for tokens, shorter in _shorter(workload):
-        if fits(shorter, kinds, best.memory):
+        if fits(shorter, recompute_choices, tightest.memory):
             yield f"a shorter sequence (--sequence {tokens})"
             break
-    if (False,) in kinds and fits(workload, [(False, True)] * len(kinds), best.memory):
+    if (False,) in recompute_choices and fits(
+        workload, [(False, True)] * len(recompute_choices), tightest.memory
+    ):
         yield "recomputation (--recompute all)"
     samples = workload.microbatch_samples
-    if samples > 1 and fits(workload.replace(microbatch_samples=1), kinds, best.memory):
+    if samples > 1 and fits(
+        workload.replace(microbatch_samples=1), recompute_choices, tightest.memory
+    ):
         yield "smaller microbatches (--microbatch-samples 1)"
     if constraints.layers is not None:
         return
@@ -72,7 +76,11 @@ def _remedies(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
         others = [s for s in numbers if layouts.tightest(s)[0].share <= 1]
         if others:
             yield f"another number of stages (--stages {others[0]})"
-    elif fits(workload, kinds[:1] * len(workload.layers), [everyone] * len(workload.layers)):
+    elif fits(
+        workload,
+        recompute_choices[:1] * len(workload.layers),
+        [largest_memory] * len(workload.layers),
+    ):
         yield "more devices"
 
 

@@ -55,7 +55,7 @@ class FrontPoint:
 
     @property
     def plan(self) -> TrainingPlan:
-        """The plan."""
+        """The plan of ``result``."""
         assert self.result.plan is not None
         return self.result.plan
 

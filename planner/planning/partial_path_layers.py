@@ -31,13 +31,13 @@ def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int
     computing, averaging = _computing_s(problem, shape, groups), _averaging_s(problem, groups)
     cluster, workload = problem.cluster, problem.workload
     smallest = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
-    again = shape.recompute or (False,) * shape.stages
+    recomputes = shape.recompute or (False,) * shape.stages
 
     @cache
     def costs(j: int, start: int, stop: int) -> tuple[float, float]:
         """Seconds of computing and of averaging; infinite where memory does not hold the stage."""
         head = j == shape.head_stage
-        stage = stage_costs(workload, start, stop, with_head=head, recompute=again[j])
+        stage = stage_costs(workload, start, stop, with_head=head, recompute=recomputes[j])
         if stage.need_bytes(1) > smallest[j]:
             return math.inf, math.inf
         return computing(j, stage), averaging(j, stage)
@@ -63,8 +63,10 @@ def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int
     limits = sorted(s for s in rounds if math.isfinite(s))
     least = limits[:: max(1, len(limits) // LIMITS)]
     traded = [quickest, *(split for s in least if (split := within(s)) is not None)]
-    alone = least_largest(shape.stages, layers, lambda *part: sum(costs(*part)))
-    return list(dict.fromkeys([shape.layers, quickest, min(traded, key=both), alone or quickest]))
+    least_sum = least_largest(shape.stages, layers, lambda *part: sum(costs(*part)))
+    return list(
+        dict.fromkeys([shape.layers, quickest, min(traded, key=both), least_sum or quickest])
+    )
 
 
 def _ranges(layers: int) -> list[tuple[int, int]]:
@@ -107,8 +109,12 @@ def _averaging_s(
     """
     every = problem.request.sync_every
     links, wire = LinkResources.of(problem.cluster), Codec(problem.request.codec).wire_ratio
-    alike = [AveragingGroup.equal(tuple(group)) for group in groups]
-    away = [round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in alike]
-    giga = [round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in alike]
-    slope = [(with_ - without) / 1e9 for with_, without in zip(giga, away, strict=True)]
-    return lambda j, costs: (away[j] + slope[j] * wire * costs.gradient_bytes) / every
+    equal_shares = [AveragingGroup.equal(tuple(group)) for group in groups]
+    latency_s = [
+        round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in equal_shares
+    ]
+    gigabyte_s = [
+        round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in equal_shares
+    ]
+    slope = [(with_ - without) / 1e9 for with_, without in zip(gigabyte_s, latency_s, strict=True)]
+    return lambda j, costs: (latency_s[j] + slope[j] * wire * costs.gradient_bytes) / every

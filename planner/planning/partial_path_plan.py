@@ -35,25 +35,25 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
-ARRANGING, FIRST, TRYING, TOGETHER = 0.25, 0.4, 0.05, 0.05
+PLACEMENT_SHARE, FIRST_PATHS_SHARE, LAYERS_SHARE, JOINT_SHARE = 0.25, 0.4, 0.05, 0.05
 """Shares of the limit: placement for full pipelines, its paths with the initial layers, trials of
 other layers, and a joint placement, which gets as much for trials. The others, with little effort,
 must beat the first with much."""
-FULL = 0.25
+MIN_FULL_SHARE = 0.25
 """Smallest share of the limit for paths that full paths get."""
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-class PartialPathPlan(NamedTuple):
-    """A simulated plan and how it was found.
+class PlannedShape(NamedTuple):
+    """A simulated plan of one shape, the certificates of its parts, and how it was found.
 
     Attributes
     ----------
     plan, shape
         With the chosen layers.
     certificates
-        Of assignment and paths.
+        Of assignment and, with partial paths, of paths.
     method, reason
         How it was found, and why the search ended.
     """
@@ -71,12 +71,12 @@ class _Trial(NamedTuple):
     plan: TrainingPlan
     shape: Shape
     solved: list[Result[PathPlan]]
-    merit_s: float
+    scaled_step_s: float
 
 
 def partial_path_plan(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> PartialPathPlan:
+) -> PlannedShape:
     """The best plan that was tried."""
     return _Search(problem, shape, stop, run).result()
 
@@ -89,24 +89,26 @@ class _Search:
     ) -> None:
         self.problem, self.shape, self.stop, self.run = problem, shape, stop, run
         self.interrupted = False
-        self.pricing_s = 0.0  # that the simulator took last; a limit in seconds leaves it
+        self.simulation_s = 0.0  # that the simulator took last; a limit in seconds leaves it
         self.best: _Trial | None = None
         self.refused: ProblemError | None = None
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
 
-    def result(self) -> PartialPathPlan:
+    def result(self) -> PlannedShape:
         """All trials, then the best one's paths with the remaining limit."""
-        arranged = place_stages(self.problem, self.shape, self.stop.portion(ARRANGING))
+        arranged = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
         self.interrupted = arranged.certificate.stop_reason == "interrupted"
         groups = arranged.assignment.groups
-        self._try(groups, self.shape.layers, FIRST)
+        self._try(groups, self.shape.layers, FIRST_PATHS_SHARE)
         self._try_layers(groups)
         if self.best is not None and self.problem.request.path_method == PathMethod.AUTO:
             other = self._joint(self.best)
             if other is not None:
                 self._try_layers(other)
         if self.best is not None:
-            self._go_on(self.best, 1 - ARRANGING - FIRST - TOGETHER - 2 * TRYING)
+            self._improve_paths(
+                self.best, 1 - PLACEMENT_SHARE - FIRST_PATHS_SHARE - JOINT_SHARE - 2 * LAYERS_SHARE
+            )
         if self.best is None:
             raise self.refused or ProblemError("no placement of these devices has paths")
         best = self.best
@@ -116,7 +118,7 @@ class _Search:
             reason = certificate.stop_reason
             certificate = evaluate_placement(self.problem, best.shape, best.plan.assignment, reason)
         paths = paths_certificate(self.problem, best.plan, best.solved, self.run)
-        return PartialPathPlan(
+        return PlannedShape(
             best.plan,
             best.shape,
             {"assignment": certificate, "paths": paths},
@@ -126,11 +128,11 @@ class _Search:
 
     def _try_layers(self, groups: Groups) -> None:
         """Try every promising split of the layers on these devices."""
-        several = splits(self.problem, self.shape, groups)
+        candidates = splits(self.problem, self.shape, groups)
         if self.best is not None:
-            several = list(dict.fromkeys([self.best.shape.layers, *several]))
-        for layers in several:
-            self._try(groups, layers, TRYING / len(several))
+            candidates = list(dict.fromkeys([self.best.shape.layers, *candidates]))
+        for layers in candidates:
+            self._try(groups, layers, LAYERS_SHARE / len(candidates))
 
     def _joint(self, best: _Trial) -> Groups | None:
         """Stages searched jointly with paths and averaging, or None."""
@@ -140,51 +142,53 @@ class _Search:
             return None
         groups = best.plan.assignment.groups
         subproblem = arranged_problem(self.problem, best.shape)
-        result = arrange_paths(subproblem, self.stop.portion(TOGETHER), self.problem.seed, groups)
+        result = arrange_paths(
+            subproblem, self.stop.portion(JOINT_SHARE), self.problem.seed, groups
+        )
         self.interrupted |= result.stop_reason == "interrupted"
         return None if result.plan is None else result.plan.groups
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the result will do: no other could be simulated in time."""
-        late = self.run.check() is not None or self.run.remaining_s < self.pricing_s
+        late = self.run.check() is not None or self.run.remaining_s < self.simulation_s
         return self.best is not None and (self.interrupted or late)
 
     def _try(self, groups: Groups, layers: Layers, share: float) -> None:
         """Build a plan with this share of the limit for its paths; keep it if it is better."""
-        if self.over or (groups, layers) in self.tried:
+        if self.is_over or (groups, layers) in self.tried:
             return
         shape = self.shape.with_layers(layers)
         try:
-            planned = self._priced(shape, self._assigned(shape, groups), share, [])
+            planned = self._evaluated(shape, self._assignment(shape, groups), share, [])
             self.tried[groups, layers] = self._offer(shape, *planned)
         except ProblemError as error:
             self.refused = self.refused or error
 
-    def _go_on(self, trial: _Trial, share: float) -> None:
+    def _improve_paths(self, trial: _Trial, share: float) -> None:
         """Improve a trial's paths with this share of the limit."""
-        if not self.over:
+        if not self.is_over:
             assignment = trial.plan.assignment
-            self._offer(trial.shape, *self._priced(trial.shape, assignment, share, trial.solved))
+            self._offer(trial.shape, *self._evaluated(trial.shape, assignment, share, trial.solved))
 
     def _offer(self, shape: Shape, plan: TrainingPlan, solved: list[Result[PathPlan]]) -> _Trial:
         # scale by the layers visited: skipping more layers must not count as faster
         even = visited_share(self.problem, self.shape)
         credit = min(1.0, visited_share(self.problem, shape) / even)
         trial = _Trial(plan, shape, solved, plan.predicted.step_s / credit)
-        if self.best is None or trial.merit_s < self.best.merit_s:
+        if self.best is None or trial.scaled_step_s < self.best.scaled_step_s:
             self.best = trial
-            self.run.found(trial.merit_s, plan)
+            self.run.found(trial.scaled_step_s, plan)
         return trial
 
-    def _assigned(self, shape: Shape, groups: Groups) -> AssignmentPlan:
+    def _assignment(self, shape: Shape, groups: Groups) -> AssignmentPlan:
         """With a grid if stages are equal, as eq. 1 has it."""
         if len(set(map(len, groups))) > 1:
             return AssignmentPlan.of_groups(groups)
         subproblem = assignment_problem(self.problem.cluster, self.problem.workload, shape)
         return match_stages(subproblem, groups)
 
-    def _priced(
+    def _evaluated(
         self,
         shape: Shape,
         assignment: AssignmentPlan,
@@ -199,8 +203,8 @@ class _Search:
             self.interrupted |= any(result.stop_reason == "interrupted" for result in solved)
             if self.interrupted:
                 return MaxIterations(0)  # its first paths will do
-            part = share * (FULL if solved else 1 - FULL)
-            left_s = max(0.0, self.run.remaining_s - self.pricing_s)
+            part = share * (MIN_FULL_SHARE if solved else 1 - MIN_FULL_SHARE)
+            left_s = max(0.0, self.run.remaining_s - self.simulation_s)
             return self.stop.portion(part, min(part * self.stop.seconds(), left_s))
 
         schedules, solved = partial_path_schedules(
@@ -208,15 +212,15 @@ class _Search:
         )
         began = time.perf_counter()
         plan = evaluated(problem, shape, assignment, times, schedules)
-        self.pricing_s = time.perf_counter() - began
-        in_time = self.run.check() is None and self.run.remaining_s > self.pricing_s
+        self.simulation_s = time.perf_counter() - began
+        in_time = self.run.check() is None and self.run.remaining_s > self.simulation_s
         if problem.request.path_method == PathMethod.AUTO and in_time:
-            served = self._served(shape, assignment, times, schedules)
+            served = self._served_eagerly(shape, assignment, times, schedules)
             other = evaluated(problem, shape, assignment, times, served)
             plan = min(plan, other, key=lambda plan: plan.predicted.step_s)
         return plan, solved
 
-    def _served(
+    def _served_eagerly(
         self,
         shape: Shape,
         assignment: AssignmentPlan,

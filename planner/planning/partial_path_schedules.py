@@ -123,9 +123,9 @@ def arranged_problem(problem: PlanningProblem, shape: Shape) -> ArrangedPathProb
         stage_layers=shape.layers,
         recompute=shape.recompute,
     )
-    most = shape.microbatches if request.in_flight is None else request.in_flight
+    max_live = shape.microbatches if request.in_flight is None else request.in_flight
     return subproblem.replace(
-        memory=np.minimum(subproblem.memory, most),
+        memory=np.minimum(subproblem.memory, max_live),
         fixed_sizes=True,
         averaging=GroupAveraging.of(cluster, vectors, request.sync_every),
     )
@@ -177,10 +177,14 @@ def path_solver_s(plan: TrainingPlan) -> float:
     """
     w = plan.workload
     largest = max(layer.output_bytes for layer in w.layers)
-    alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
+    uniform = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
     mean = plan.cluster.limited_network().symmetrised()
-    enough = float(np.where(np.eye(len(mean), dtype=bool), 0.0, mean.bandwidth_bytes_per_s).sum())
-    devices = Devices(plan.cluster.flops, plan.cluster.memory_bytes, enough or None, enough or None)
+    unlimited = float(
+        np.where(np.eye(len(mean), dtype=bool), 0.0, mean.bandwidth_bytes_per_s).sum()
+    )
+    devices = Devices(
+        plan.cluster.flops, plan.cluster.memory_bytes, unlimited or None, unlimited or None
+    )
     times = replace(plan.compute_times, operation_s=0.0, message_s=0.0)
-    bare = plan.replace(compute_times=times)
-    return simulate_cycle(bare, Cluster(mean, devices), alike)[0].pipeline_s
+    without_overhead = plan.replace(compute_times=times)
+    return simulate_cycle(without_overhead, Cluster(mean, devices), uniform)[0].pipeline_s

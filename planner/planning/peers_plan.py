@@ -107,17 +107,20 @@ def _cluster(
     up, down = problem.upload_bytes_per_s[members], problem.download_bytes_per_s[members]
     names = [peers.names[i] for i in members]
     if links is None:
-        away = np.zeros((len(members), len(members)))
-        network = Network(away, np.minimum(up[:, None], down[None, :]), names)
+        no_latency = np.zeros((len(members), len(members)))
+        network = Network(no_latency, np.minimum(up[:, None], down[None, :]), names)
     else:
         network = links.subset(names)
     costs = stage_costs(workload, 0, len(workload.layers), with_head=True)
-    sample = costs.forward_flops + costs.backward_flops + costs.head_flops
+    flops_per_sample = costs.forward_flops + costs.backward_flops + costs.head_flops
     trainers = [i in roles.trainers for i in members]
     return Cluster(
         network,
         Devices(
-            [peers.samples_per_s[i] * sample if i in roles.trainers else 1.0 for i in members],
+            [
+                peers.samples_per_s[i] * flops_per_sample if i in roles.trainers else 1.0
+                for i in members
+            ],
             costs.need_bytes(1),
             up,
             down,
@@ -132,9 +135,9 @@ def _schedule(roles: _PeerRoles, number: dict[int, int]) -> Schedule:
     paths: list[tuple[int, ...]] = []
     order: list[tuple[tuple[str, int], ...]] = [()] * len(number)
     for i in roles.trainers:
-        mine = range(len(paths), len(paths) + roles.samples[i])
-        paths += [(number[i],)] * len(mine)
-        order[number[i]] = tuple((kind, b) for b in mine for kind in "FHB")
+        numbers = range(len(paths), len(paths) + roles.samples[i])
+        paths += [(number[i],)] * len(numbers)
+        order[number[i]] = tuple((kind, b) for b in numbers for kind in "FHB")
     return Schedule("peers", Head.LAST, tuple(paths), tuple(order))
 
 

@@ -88,26 +88,28 @@ def place_heterogeneous(
         ]
     run = third.start(TRIALS_PER_EFFORT)
     tried = [*starts, *(improve_groups(problem, shape, groups, run) for groups in starts)]
-    best = min(_priced(problem, shape, tried), key=lambda plan: plan.predicted.step_s)
+    fastest = min(_evaluated(problem, shape, tried), key=lambda plan: plan.predicted.step_s)
     # the certificate is about the layers that were chosen: bound them, and take better groups
-    fitted = shape.with_layers(best.stage_layers)
+    fitted = shape.with_layers(fastest.stage_layers)
     interrupted = "interrupted" in (by_network.stop_reason, run.reason)
-    second = _solve(problem, fitted, MaxIterations(0) if interrupted else third)
-    assert second.plan is not None
-    other = _priced_or_none(problem, fitted, second.plan)
-    reason = "interrupted" if interrupted else second.stop_reason
-    if other is not None and other.predicted.step_s < best.predicted.step_s:
-        certificate = replace(second.certificate(), stop_reason=reason)
-        return Placement(fitted, second.plan, certificate, other)
+    second_solve = _solve(problem, fitted, MaxIterations(0) if interrupted else third)
+    assert second_solve.plan is not None
+    refined = _evaluated_or_none(problem, fitted, second_solve.plan)
+    reason = "interrupted" if interrupted else second_solve.stop_reason
+    if refined is not None and refined.predicted.step_s < fastest.predicted.step_s:
+        certificate = replace(second_solve.certificate(), stop_reason=reason)
+        return Placement(fitted, second_solve.plan, certificate, refined)
     subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
     incumbent: Incumbent[AssignmentPlan] = Incumbent(
         run, subproblem, method=f"{problem.request.method}, speed and network", seed=problem.seed
     )
-    incumbent.offer(subproblem.cost(best.assignment.groups), best.assignment)
-    if second.bound is not None:
-        incumbent.raise_bound(second.bound, second.basis, second.witness, rounding=0.0)
+    incumbent.offer(subproblem.cost(fastest.assignment.groups), fastest.assignment)
+    if second_solve.bound is not None:
+        incumbent.raise_bound(
+            second_solve.bound, second_solve.basis, second_solve.witness, rounding=0.0
+        )
     certificate = replace(incumbent.result().certificate(), stop_reason=reason)
-    return Placement(fitted, best.assignment, certificate, best)
+    return Placement(fitted, fastest.assignment, certificate, fastest)
 
 
 def evaluate_placement(
@@ -119,7 +121,7 @@ def evaluate_placement(
     incumbent: Incumbent[AssignmentPlan] = Incumbent(
         started(MaxIterations(0)),
         subproblem,
-        method=f"{problem.request.method}, on the clock",
+        method=f"{problem.request.method}, by simulated step",
         seed=problem.seed,
     )
     incumbent.offer(subproblem.cost(assignment.groups), assignment)
@@ -128,7 +130,9 @@ def evaluate_placement(
     return replace(incumbent.result().certificate(), stop_reason=reason)
 
 
-def _priced(problem: PlanningProblem, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
+def _evaluated(
+    problem: PlanningProblem, shape: Shape, tried: list[Groups]
+) -> Iterator[TrainingPlan]:
     """A plan for every placement that fits in memory; raises if there is none."""
     refused: ProblemError | None = None
     any_fits = False
@@ -165,7 +169,7 @@ def _solve(
     return solve_assignment(subproblem, stop, problem.seed, problem.request.method)
 
 
-def _priced_or_none(
+def _evaluated_or_none(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan
 ) -> TrainingPlan | None:
     """`straight_plan`, or None if memory is too small."""

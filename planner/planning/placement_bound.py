@@ -30,7 +30,9 @@ def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assign
     pipelines, stages = grid.shape
     times = compute_times(problem, shape, assignment)
     update_s = np.array(times.update_s)[grid].max(axis=0)
-    walk = _PipelineWalk.of(problem, shape, grid, times.forward_s, times.head_s, times.backward_s)
+    pipeline_times = _PipelineTimes.of(
+        problem, shape, grid, times.forward_s, times.head_s, times.backward_s
+    )
     fewest, remainder = divmod(shape.microbatches, pipelines)
     count = np.full(pipelines, fewest)
     count[:remainder] += 1
@@ -39,7 +41,7 @@ def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assign
     begins = 1 if first_alone else stages
 
     def step_s(after_s: Floats, together: bool) -> float:
-        least = walk.after_s(count[:, None], walk.home_s(after_s))[:, :begins]
+        least = pipeline_times.after_s(count[:, None], pipeline_times.tail_s(after_s))[:, :begins]
         # if devices of a stage end at different times, any pipeline may end the step
         return float((least.max(axis=0) if together else least.min(axis=0)).min())
 
@@ -58,11 +60,11 @@ def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentP
     averaging = stage_averaging(problem, shape, assignment.groups)
     codec = Codec(problem.request.codec)
     # tied parameters are averaged afterwards, in a round that is not counted
-    own = averaging[: shape.stages]
-    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
+    stages = averaging[: shape.stages]
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in stages])
 
 
-class _PipelineWalk:
+class _PipelineTimes:
     """Operations and messages of a microbatch in each pipeline, with their durations."""
 
     def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
@@ -83,25 +85,25 @@ class _PipelineWalk:
         forward_s: tuple[float, ...],
         head_s: tuple[float, ...],
         backward_s: tuple[float, ...],
-    ) -> _PipelineWalk:
+    ) -> _PipelineTimes:
         """With the devices' compute times and the pairs' latency and bandwidth."""
         network = problem.cluster.limited_network()
         head = np.zeros(grid.shape)
-        at = shape.head_stage
-        head[:, at] = np.array(head_s)[grid[:, at]]
+        head_stage = shape.head_stage
+        head[:, head_stage] = np.array(head_s)[grid[:, head_stage]]
         sent = np.array([c.output_bytes for c in shape.costs(problem.workload)[:-1]])
-        left, right = grid[:, :-1], grid[:, 1:]
+        senders, receivers = grid[:, :-1], grid[:, 1:]
         hops = []
-        for u, v in ((left, right), (right, left)):
+        for u, v in ((senders, receivers), (receivers, senders)):
             busy = sent / network.bandwidth_bytes_per_s[u, v]
             hops.append([busy, busy + network.latency_s[u, v]])
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
 
-    def after_s(self, count: NDArray[np.int64], home: Floats) -> Floats:
+    def after_s(self, count: NDArray[np.int64], tail: Floats) -> Floats:
         """``float[pipelines, stages]``: from T to the end of the last stage, if that stage starts
         at T.
 
-        ``count`` is a column of microbatches, ``home`` the result of `home_s`. Some operation or
+        ``count`` is a column of microbatches, ``tail`` the result of `tail_s`. Some operation or
         message is the bottleneck: before it comes the way of the first microbatch, then all
         microbatches one after the other, then the way of the last one to some stage's B, and what
         follows the last B of that stage.
@@ -111,29 +113,33 @@ class _PipelineWalk:
         legs[:, :-1] += whole
         passed = np.cumsum(legs, axis=1)
         begin = passed - legs
-        neck = begin + count * (self.forward + self.head + self.backward) + home
-        over = count * busy + (whole - busy) + self.onward[:, 1:] + home[:, 1:]
-        neck[:, :-1] = np.maximum(neck[:, :-1], begin[:, :-1] + self.forward[:, :-1] + over)
+        through_stage = begin + count * (self.forward + self.head + self.backward) + tail
+        through_link = count * busy + (whole - busy) + self.onward[:, 1:] + tail[:, 1:]
+        through_stage[:, :-1] = np.maximum(
+            through_stage[:, :-1], begin[:, :-1] + self.forward[:, :-1] + through_link
+        )
 
         # a head on the first stage runs when the microbatch has returned
         busy, whole = self.back
         legs = self.backward.copy()
         legs[:, 1:] += whole
-        turned = passed[:, -1:] + self.head[:, -1:]
-        back = turned + np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] - legs
-        best = (back + count * self.backward + home).max(axis=1)
-        rest = back[:, 1:] + self.backward[:, 1:] + count * busy + (whole - busy)
-        rest += self.backward[:, :-1] + home[:, :-1]
-        best = np.maximum(best, rest.max(axis=1, initial=0.0))
+        turned_s = passed[:, -1:] + self.head[:, -1:]
+        return_begin = turned_s + np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] - legs
+        through_return = (return_begin + count * self.backward + tail).max(axis=1)
+        through_return_link = (
+            return_begin[:, 1:] + self.backward[:, 1:] + count * busy + (whole - busy)
+        )
+        through_return_link += self.backward[:, :-1] + tail[:, :-1]
+        through_return = np.maximum(through_return, through_return_link.max(axis=1, initial=0.0))
 
-        onward = np.maximum.accumulate(neck[:, ::-1], axis=1)[:, ::-1]
-        return np.asarray(np.maximum(onward, best[:, None]) - begin)
+        latest = np.maximum.accumulate(through_stage[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(np.maximum(latest, through_return[:, None]) - begin)
 
-    def home_s(self, after_s: Floats) -> Floats:
+    def tail_s(self, after_s: Floats) -> Floats:
         """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
-        home = np.empty(self.forward.shape)
-        home[:, 0] = after_s[0]
+        tail = np.empty(self.forward.shape)
+        tail[:, 0] = after_s[0]
         for m in range(1, self.forward.shape[1]):
             back_s = self.back[1, :, m - 1] + self.backward[:, m - 1]
-            home[:, m] = np.maximum(after_s[m], back_s + home[:, m - 1])
-        return home
+            tail[:, m] = np.maximum(after_s[m], back_s + tail[:, m - 1])
+        return tail

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,14 @@ from planner.planning.shape import Shape
 from planner.search.stop import DelegatingCriterion
 from planner.training_plan.model import TrainingPlan
 
-Later = Callable[[], tuple[float, TrainingPlan]]
-"""Makes a plan, which takes a while; returns its step in seconds, and the plan."""
-
 
 @dataclass(frozen=True)
 class PlanAwareStop(DelegatingCriterion):
-    """Reports assignments to the inner criterion as the straight plans that they make."""
+    """Reports assignments to the inner criterion as the straight plans that they make.
+
+    Instead of a plan it passes a function that makes one, which takes a while, and returns the
+    plan's step in seconds and the plan.
+    """
 
     problem: PlanningProblem
     shape: Shape

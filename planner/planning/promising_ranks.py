@@ -56,13 +56,13 @@ def _on_one_region(
     ratio: float,
 ) -> list[ScoredLayout]:
     """The best layout on one region or device, if its estimate is below ``least``."""
-    regions = problem.cluster.network.regions
-    names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
-    parts = [[d for d in order if regions[d] == name] for name in names]
-    parts += [[members[0]] for members in layouts.classes.members]
+    region_of = problem.cluster.network.regions
+    regions = dict.fromkeys(region_of) if len(set(region_of)) > 1 else {}
+    subsets = [[d for d in order if region_of[d] == region] for region in regions]
+    subsets += [[members[0]] for members in layouts.classes.members]
     best = [
         scored
-        for ranks in parts
+        for ranks in subsets
         for scored in _best_of_ranks(layouts, ranks, layers_by_stages)[:1]
         if scored.value <= ratio * least
     ]

@@ -72,7 +72,7 @@ class Shape:
 
 def shape_of(problem: PlanningProblem) -> Shape:
     """The shape that a request with a number of stages describes."""
-    _require_able(problem.cluster)
+    _require_compute(problem.cluster)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:
         sizes = _sizes_for_paths(problem)
         microbatches = _microbatches_for_paths(problem, sizes[0])
@@ -83,10 +83,10 @@ def shape_of(problem: PlanningProblem) -> Shape:
     request = problem.request
     recompute = request.recomputing(len(sizes))
     shape = Shape(layers, sizes, microbatches, request.head_place, recompute)
-    return shape if request.stage_layers is not None else _held(problem, shape)
+    return shape if request.stage_layers is not None else _layers_that_fit(problem, shape)
 
 
-def _held(problem: PlanningProblem, shape: Shape) -> Shape:
+def _layers_that_fit(problem: PlanningProblem, shape: Shape) -> Shape:
     """Uneven layers, if equal devices cannot hold even ones with embedding and head."""
     cluster, workload = problem.cluster, problem.workload
     if not is_uniform(cluster, workload):
@@ -102,13 +102,13 @@ def _held(problem: PlanningProblem, shape: Shape) -> Shape:
     return shape.with_layers(layers)
 
 
-def _able(problem: PlanningProblem) -> str:
+def _num_able(problem: PlanningProblem) -> str:
     """Number of devices that may hold stages, in words."""
     words = f"{len(problem.cluster)} devices"
     return words if problem.full_cluster is None else f"{words} that can compute"
 
 
-def _require_able(cluster: Cluster) -> None:
+def _require_compute(cluster: Cluster) -> None:
     cluster.network.require_complete()
     unable = np.flatnonzero(~np.asarray(cluster.devices.can_compute))
     if len(unable):
@@ -143,22 +143,22 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(problem)}, found {stages}; ask for one of these"
+            f"stages must be 1 to the {_num_able(problem)}, found {stages}; ask for one of these"
         )
     if pipelines is None:
         if n % stages:
-            most = len(problem.workload.layers)
-            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
+            max_stages = len(problem.workload.layers)
+            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= max_stages]
             raise ProblemError(
-                f"{_able(problem)} cannot be divided into {stages} equal stages; ask for one of "
-                f"{fits}, give --wiring flow, whose stages may be unequal, or plan on a subset of "
-                "the devices"
+                f"{_num_able(problem)} cannot be divided into {stages} equal stages; ask for one "
+                f"of {fits}, give --wiring flow, whose stages may be unequal, or plan on a subset "
+                "of the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:
         raise ProblemError(
             f"stages x pipelines must be the number of devices, found {stages} x {pipelines} for "
-            f"{_able(problem)}; change one, or give stage_sizes"
+            f"{_num_able(problem)}; change one, or give stage_sizes"
         )
     return (pipelines,) * stages
 
@@ -169,13 +169,13 @@ MAX_MICROBATCHES = 1_000_000
 
 def microbatches_of(workload: Workload, pipelines: int) -> int:
     """Microbatches of a step."""
-    count, left = divmod(workload.batch_samples, workload.microbatch_samples)
+    count, remainder = divmod(workload.batch_samples, workload.microbatch_samples)
     if count > MAX_MICROBATCHES:
         raise ProblemError(
             f"batch_samples {workload.batch_samples} are {count} microbatches; a step has at most "
             f"{MAX_MICROBATCHES}, give a smaller batch or larger microbatches"
         )
-    if left:
+    if remainder:
         raise ProblemError(
             f"batch_samples must be a multiple of microbatch_samples, found "
             f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
@@ -198,7 +198,7 @@ def _sizes_for_paths(problem: PlanningProblem) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(problem)}, found {stages}; ask for one of these"
+            f"stages must be 1 to the {_num_able(problem)}, found {stages}; ask for one of these"
         )
     if n % stages == 0:
         return (n // stages,) * stages
@@ -209,22 +209,26 @@ def _sizes_for_paths(problem: PlanningProblem) -> tuple[int, ...]:
         sizes = stage_sizes_for_skip(n, stages, 1 - request.path_stages / stages)
         hint = f", such as {','.join(map(str, sizes))}"
     raise ProblemError(
-        f"{_able(problem)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
+        f"{_num_able(problem)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
     )
 
 
 def _microbatches_for_paths(problem: PlanningProblem, starts: int) -> int:
     workload = problem.workload
-    share = workload.microbatch_samples * starts
-    each, left = divmod(workload.batch_samples, share)
-    if left or each == 0:
-        fits = f"{each * share} or {(each + 1) * share}" if each else f"{share}"
+    samples_per_round = workload.microbatch_samples * starts
+    per_start, remainder = divmod(workload.batch_samples, samples_per_round)
+    if remainder or per_start == 0:
+        fits = (
+            f"{per_start * samples_per_round} or {(per_start + 1) * samples_per_round}"
+            if per_start
+            else f"{samples_per_round}"
+        )
         raise ProblemError(
-            f"batch_samples must be a multiple of {share}, microbatches of "
+            f"batch_samples must be a multiple of {samples_per_round}, microbatches of "
             f"{workload.microbatch_samples} from {starts} start devices, found "
             f"{workload.batch_samples}; give {fits}, or another size of the first stage"
         )
-    return each * starts
+    return per_start * starts
 
 
 def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
@@ -275,14 +279,14 @@ def memory_room(
     room: dict[int, int] = {}
     for j, (group, costs) in enumerate(zip(groups, shape.costs(workload), strict=True)):
         for d in group:
-            have = float(cluster.memory_bytes[d])
-            fits = costs.room(have)
+            memory = float(cluster.memory_bytes[d])
+            fits = costs.room(memory)
             if fits < 1:
                 raise ProblemError(
-                    f"device {cluster.network.ids[d]!r} has {have / 1e9:.2f} GB but stage {j} "
+                    f"device {cluster.network.ids[d]!r} has {memory / 1e9:.2f} GB but stage {j} "
                     f"needs {costs.need_bytes(1) / 1e9:.2f} GB for its state and one "
                     "microbatch; use more stages, smaller microbatches or larger devices"
                 )
-            held = shape.microbatches if math.isinf(fits) else min(int(fits), MAX_ROOM)
-            room[d] = held if in_flight is None else min(held, in_flight)
+            live = shape.microbatches if math.isinf(fits) else min(int(fits), MAX_ROOM)
+            room[d] = live if in_flight is None else min(live, in_flight)
     return room

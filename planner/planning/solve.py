@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.network.cluster import Cluster
 from planner.planning.aggregators import with_aggregators
@@ -19,7 +19,7 @@ from planner.planning.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.local_sgd_placement import place_for_local_sgd
 from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.partial_path_plan import partial_path_plan
+from planner.planning.partial_path_plan import PlannedShape, partial_path_plan
 from planner.planning.placement import Placement, place_heterogeneous, place_stages
 from planner.planning.plan_aware_stop import PlanAwareStop
 from planner.planning.problem import PlanningProblem
@@ -134,8 +134,8 @@ def _straight_plans(
     too_many = len(problem.cluster) > MAX_STRAIGHT
     if baselines.ranks is None or too_many or INTERRUPTS.requested:
         return []
-    best = baselines.ranks.best[1]
-    variant = replace(best.start.problem, cluster=problem.cluster)
+    fastest = baselines.ranks.best[1]
+    variant = replace(fastest.start.problem, cluster=problem.cluster)
     try:
         straight = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
     except ValueError:
@@ -172,8 +172,8 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
         return None
     bound = _bound_for_all_plans(problem, plan.workload.replace(microbatch_samples=samples))
     # the bound holds in the mean; the few simulated steps may be shorter
-    lasting = request.sync_every > 1 or request.calibration.updates
-    if bound is not None and lasting and bound.seconds > plan.predicted.step_s:
+    bounds_mean = request.sync_every > 1 or request.calibration.updates
+    if bound is not None and bounds_mean and bound.seconds > plan.predicted.step_s:
         return None
     return bound
 
@@ -185,16 +185,6 @@ def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[Tr
     for line in contradictions(plan):
         raise ProblemError(f"wiring 'stochastic': {line}")
     return replace(result, plan=plan)
-
-
-class _PlannedShape(NamedTuple):
-    """A simulated plan, the certificates of its parts, and how it was found."""
-
-    plan: TrainingPlan
-    shape: Shape
-    certificates: dict[str, Certificate]
-    method: str
-    reason: str
 
 
 def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
@@ -217,10 +207,10 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
 def _with_recomputation(problem: PlanningProblem) -> list[PlanningProblem]:
     """The problem, and the same with recomputation where that may help."""
     try:
-        other = _recomputed(problem, shape_of(problem))
+        variant = _recomputed(problem, shape_of(problem))
     except ValueError:
         return [problem]
-    return [problem] if other is None else [problem, other]
+    return [problem] if variant is None else [problem, variant]
 
 
 def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | None:
@@ -232,8 +222,8 @@ def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | Non
         or request.schedule == OperationOrder.ONE_F_ONE_B
     ):
         return None
-    least, each = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
-    if min(costs.room(least) for costs in shape.costs(problem.workload)) >= each:
+    least_memory, live = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
+    if min(costs.room(least_memory) for costs in shape.costs(problem.workload)) >= live:
         return None
     return replace(problem, request=request.replace(recompute="all"))
 
@@ -245,7 +235,7 @@ def _plan_shape(
     ranked: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
-    make = _partial_paths if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
+    make = partial_path_plan if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
     planned = make(problem, shape, stop, run)
     for baseline in ranked:
         if (
@@ -253,7 +243,7 @@ def _plan_shape(
             and baseline.step_s < planned.plan.predicted.step_s
         ):
             fitted, _, _ = baseline.start.fitted()
-            planned = _PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
+            planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
         run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )
@@ -268,12 +258,12 @@ def _plan_shape(
 
 def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
     """Whether a baseline has this shape, order, layers and recomputation."""
-    request, own = problem.request, baseline.start.problem
+    request, baseline_problem = problem.request, baseline.start.problem
     return (
         (baseline.stages, baseline.pipelines) == (shape.stages, shape.starts)
         and baseline.order == request.schedule
-        and own.workload == problem.workload
-        and (own.request.recompute or ()) == (request.recompute or ())
+        and baseline_problem.workload == problem.workload
+        and (baseline_problem.request.recompute or ()) == (request.recompute or ())
         and request.stage_layers is None
     )
 
@@ -288,12 +278,12 @@ def _with_certificates(
 
 def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
-) -> _PlannedShape:
+) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
     arranged = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
     plan = arranged.plan or straight_plan(problem, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
-    return _PlannedShape(
+    return PlannedShape(
         plan,
         arranged.shape,
         {"assignment": certificate},
@@ -311,13 +301,6 @@ def _placement_search(
     return place_for_local_sgd if problem.request.sync_every > 1 else place_stages
 
 
-def _partial_paths(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
-) -> _PlannedShape:
-    """Paths that skip stages, with the best placement and layers that were tried."""
-    return _PlannedShape(*partial_path_plan(problem, shape, stop, run))
-
-
 def _best_shape(
     problem: PlanningProblem,
     shapes: Sequence[PlanningProblem],
@@ -329,11 +312,11 @@ def _best_shape(
     first_look = stop.portion(FIRST_LOOK_SHARE / len(shapes))
     interrupted = False
     refused: list[Candidate] = []
-    planned: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
+    looked_at: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for variant in shapes:
         for open_problem in _with_recomputation(variant):
             try:
-                planned.append(
+                looked_at.append(
                     (
                         open_problem,
                         _plan_shape(open_problem, shape_of(open_problem), first_look, ranked),
@@ -342,11 +325,11 @@ def _best_shape(
             except ValueError as error:
                 refused.append(Candidate.refusal(open_problem, str(error)))
                 continue
-            if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
+            if (interrupted := _interrupted(looked_at[-1][1])) or run.check() is not None:
                 break
-        if interrupted or (planned and run.check() is not None):
+        if interrupted or (looked_at and run.check() is not None):
             break
-    if not planned:
+    if not looked_at:
         # most stages, smallest microbatches and recomputation need least memory
         why = max(
             reversed(refused),
@@ -355,21 +338,21 @@ def _best_shape(
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
-    best_index = min(range(len(planned)), key=lambda k: objective_or_inf(planned[k][1]))
-    winner, best = planned[best_index]
-    again = best
+    best_index = min(range(len(looked_at)), key=lambda k: objective_or_inf(looked_at[k][1]))
+    winner, best = looked_at[best_index]
+    second_look = best
     if not interrupted and run.check() is None:
-        rest = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
-        again = _plan_shape(winner, shape_of(winner), rest, ranked)
-    if objective_or_inf(again) < objective_or_inf(best):
-        best = again
-        planned[best_index] = winner, again
-    table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
+        remaining_stop = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
+        second_look = _plan_shape(winner, shape_of(winner), remaining_stop, ranked)
+    if objective_or_inf(second_look) < objective_or_inf(best):
+        best = second_look
+        looked_at[best_index] = winner, second_look
+    table = sorted([*(Candidate.of(*p) for p in looked_at), *refused], key=Candidate.rank)
     best_of_shape: dict[tuple[int, int, int], Candidate] = {}
     for row in table:
         best_of_shape.setdefault(row.shape, row)
     table = list(best_of_shape.values())
-    return _least_of_shapes(problem, best, [result for _, result in planned], table, run)
+    return _with_least_bound(problem, best, [result for _, result in looked_at], table, run)
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:
@@ -378,7 +361,7 @@ def _interrupted(result: Result[TrainingPlan]) -> bool:
     return any("interrupted" in c.stop_reason for c in result.plan.certificates.values())
 
 
-def _least_of_shapes(
+def _with_least_bound(
     problem: PlanningProblem,
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
@@ -396,8 +379,8 @@ def _least_of_shapes(
     step.offer(best.objective, best.plan)
     plans = [result.plan for result in results if result.plan is not None]
     samples = math.gcd(*(plan.workload.microbatch_samples for plan in plans))
-    if (any_plan := _measured_bound(problem, best.plan, samples)) is not None:
-        step.raise_bound(*any_plan)
+    if (measured_bound := _measured_bound(problem, best.plan, samples)) is not None:
+        step.raise_bound(*measured_bound)
     elif problem.request.calibration is None and all(r.bound is not None for r in results):
         least = min(results, key=lambda result: result.bound or 0.0)
         witness = {
@@ -407,8 +390,8 @@ def _least_of_shapes(
         basis = f"least of {len(results)} shapes: {least.basis}"
         step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
     parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
-    least_bounded = step.result(exhausted=best.stop_reason)
-    assert least_bounded.plan is not None
-    instead = least_bounded.plan.replace(alternatives=runners_up(least_bounded.plan, table))
-    several = tuple(table) if problem.request.stages == "auto" else ()
-    return _with_certificates(replace(least_bounded, plan=instead, candidates=several), parts)
+    bounded = step.result(exhausted=best.stop_reason)
+    assert bounded.plan is not None
+    with_alternatives = bounded.plan.replace(alternatives=runners_up(bounded.plan, table))
+    shown = tuple(table) if problem.request.stages == "auto" else ()
+    return _with_certificates(replace(bounded, plan=with_alternatives, candidates=shown), parts)

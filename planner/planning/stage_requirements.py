@@ -169,7 +169,10 @@ class DevicePool:
         return all(bool((column == column[0]).all()) for column in columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form for a witness; equal devices and latencies are listed once."""
+        """JSON-ready form for a witness; equal devices and latencies are listed once.
+
+        Keys of the plan file keep their first names; docs/reference/plan-file.md lists both.
+        """
         options = (
             ("helped", self.has_aggregators),
             ("levels", self.hierarchical),
@@ -330,18 +333,20 @@ class StageRequirements:
     def _set_travel_times(self, single: list[StageCosts]) -> None:
         """Seconds of one microbatch before and after every part, on the fastest device."""
         flops = np.array([0.0, *(c.forward_flops for c in single)])
-        upto = np.cumsum(flops)
+        flops_before = np.cumsum(flops)
         self.hop_in_s, self.hop_out_s = (
             np.where(size > 0, self.pool.hop_s + size / self.pool.hop_bytes_per_s, 0.0)
             for size in (self.input_bytes, self.output_bytes)
         )
         self.input_latency_s = np.where(self.input_bytes > 0, self.pool.hop_s, 0.0)
-        self.way_in_s = upto[self.starts, None] / self.fastest
+        self.way_in_s = flops_before[self.starts, None] / self.fastest
         self.previous_layer_s = flops[self.starts, None] / self.fastest
         # a gradient comes from the last layers, through F, H and B there
-        turn = (flops[-1] + self.head_flops.max()) / self.fastest
-        self.turnaround_s = turn + 2 * (upto[-1] - upto[self.stops, None]) / self.fastest
-        self.way_back_s = 2 * upto[self.starts, None] / self.fastest
+        turnaround_s = (flops[-1] + self.head_flops.max()) / self.fastest
+        self.turnaround_s = (
+            turnaround_s + 2 * (flops_before[-1] - flops_before[self.stops, None]) / self.fastest
+        )
+        self.way_back_s = 2 * flops_before[self.starts, None] / self.fastest
 
     def _set_averaging(self, unencoded_ratio: float) -> None:
         """``unencoded_ratio``: bytes averaged within regions over those of one encoded vector."""

@@ -103,18 +103,20 @@ def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
     together = together and shape.starts > 1
     fewest, remainder = divmod(shape.microbatches, shape.starts)
     count = fewest + (1 if together and remainder else 0)
-    walk = _Walk.of(cluster, costs, count, shape.head_stage)
+    times = _PipelineTimes.of(cluster, costs, count, shape.head_stage)
     stages = range(shape.stages)
     if shape.starts == 1:
-        return walk.home_s(0, 0)  # no stage averages, so stage 0 ends last
+        return times.last_backward_s(0, 0)  # no stage averages, so stage 0 ends last
     if not together:
-        return min(walk.home_s(j, 0) for j in stages)
+        return min(times.last_backward_s(j, 0) for j in stages)
     averaging = one_round(problem, shape)
     return min(
         max(
-            max(walk.home_s(j, q) + float(averaging.stage_s[q]) for q in stages),
+            max(times.last_backward_s(j, q) + float(averaging.stage_s[q]) for q in stages),
             float(
-                np.min([walk.home_s(j, q) + averaging.device_s[q] for q in stages], axis=0).max()
+                np.min(
+                    [times.last_backward_s(j, q) + averaging.device_s[q] for q in stages], axis=0
+                ).max()
             ),
             _slowest_link_s(cluster, costs, fewest) + float(averaging.stage_s.min()),
         )
@@ -123,7 +125,7 @@ def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _PipelineTimes:
     """Shortest times of a pipeline's operations and messages, by stage and boundary."""
 
     count: int
@@ -136,7 +138,7 @@ class _Walk:
     @classmethod
     def of(
         cls, cluster: Cluster, costs: Sequence[StageCosts], count: int, head_stage: int
-    ) -> _Walk:
+    ) -> _PipelineTimes:
         fastest = float(cluster.flops.max())
         network = cluster.limited_network()
         off = ~np.eye(len(cluster), dtype=bool)
@@ -149,25 +151,31 @@ class _Walk:
             [float(network.transfer_s(stage.output_bytes)[off].min()) for stage in costs[:-1]],
         )
 
-    def home_s(self, begin: int, home: int) -> float:
-        """From T to the last backward of stage ``home``, if stage ``begin`` starts at T.
+    def last_backward_s(self, begin: int, stage: int) -> float:
+        """From T to the last backward of stage ``stage``, if stage ``begin`` starts at T.
 
         Some stage m is the bottleneck: the way to it, then those of its operations that follow T
         one after the other, then the way of the last microbatch from there.
         """
-        return max(self._neck_s(begin, m, home) for m in range(home, len(self.forward_s)))
+        return max(
+            self._through_bottleneck_s(begin, m, stage) for m in range(stage, len(self.forward_s))
+        )
 
-    def _neck_s(self, begin: int, m: int, home: int) -> float:
-        back = sum(self.hop_s[i] + self.backward_s[i] for i in range(home, m))
-        head = self.head_s if m == self.head_stage else 0.0
-        if m >= begin:
-            there = sum(self.forward_s[i] + self.hop_s[i] for i in range(begin, m))
-            return there + self.count * (self.forward_s[m] + head + self.backward_s[m]) + back
+    def _through_bottleneck_s(self, begin: int, bottleneck: int, stage: int) -> float:
+        back = sum(self.hop_s[i] + self.backward_s[i] for i in range(stage, bottleneck))
+        head = self.head_s if bottleneck == self.head_stage else 0.0
+        if bottleneck >= begin:
+            there = sum(self.forward_s[i] + self.hop_s[i] for i in range(begin, bottleneck))
+            return (
+                there
+                + self.count * (self.forward_s[bottleneck] + head + self.backward_s[bottleneck])
+                + back
+            )
         # only backward passes certainly follow: from begin to the last stage and back to m
         last = len(self.forward_s)
-        there = sum(self.forward_s[begin:]) + self.head_s + sum(self.backward_s[m + 1 :])
-        there += 2 * sum(self.hop_s[begin : last - 1]) + sum(self.hop_s[m:begin])
-        return there + self.count * self.backward_s[m] + back
+        there = sum(self.forward_s[begin:]) + self.head_s + sum(self.backward_s[bottleneck + 1 :])
+        there += 2 * sum(self.hop_s[begin : last - 1]) + sum(self.hop_s[bottleneck:begin])
+        return there + self.count * self.backward_s[bottleneck] + back
 
 
 def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -> float:
@@ -179,7 +187,7 @@ def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -
         return 0.0
     rate = cluster.limited_network().bandwidth_bytes_per_s
     rate = np.where(np.eye(len(cluster), dtype=bool), 0.0, rate)
-    best = np.maximum(rate.max(axis=1), rate.max(axis=0))
+    fastest_pair = np.maximum(rate.max(axis=1), rate.max(axis=0))
     least = min(stage.output_bytes for stage in costs[:-1])
     up, down = device_limits(cluster)
-    return count * least / float(np.minimum(best, np.maximum(up, down)).min())
+    return count * least / float(np.minimum(fastest_pair, np.maximum(up, down)).min())

@@ -61,11 +61,11 @@ def path_schedule(
     if order is OperationOrder.EAGER_1F1B:
         sent = sent_bytes(shape.costs(workload), groups, len(cluster))
         return eagerly_ordered(blank, times, sent, LinkResources.of(cluster), room)
-    ordered = _taken_in_turn(blank, flight, len(cluster))
-    for d, held in enumerate(ordered.most_live()):
-        if d in room and held > room[d]:
+    ordered = _in_order_of_microbatches(blank, flight, len(cluster))
+    for d, live in enumerate(ordered.most_live()):
+        if d in room and live > room[d]:
             raise ProblemError(
-                f"{order} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
+                f"{order} keeps {live} microbatches on device {cluster.network.ids[d]!r}, whose "
                 f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
             )
     return ordered
@@ -83,18 +83,20 @@ def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
     return tuple(rows[b % len(rows)] for b in range(microbatches))
 
 
-def _taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
+def _in_order_of_microbatches(
+    schedule: Schedule, flight: Mapping[int, int], devices: int
+) -> Schedule:
     """Each device's microbatches by number, with ``flight`` of them in flight."""
     paths = schedule.paths
     orders: list[tuple[Operation, ...]] = [()] * devices
     stages = len(paths[0])
     for j in range(stages):
-        mine: dict[int, list[int]] = {}
+        microbatches_of: dict[int, list[int]] = {}
         for b, path in enumerate(paths):
-            mine.setdefault(path[j], []).append(b)
+            microbatches_of.setdefault(path[j], []).append(b)
         head = _head_here(j, stages, schedule.head)
-        for d, its in mine.items():
-            orders[d] = _device_order(its, flight[d], head)
+        for d, microbatches in microbatches_of.items():
+            orders[d] = _device_order(microbatches, flight[d], head)
     return replace(schedule, order=tuple(orders))
 
 
@@ -105,17 +107,17 @@ def _head_here(stage: int, stages: int, head: Head) -> str | None:
     return "before" if stage == 0 else None
 
 
-def _device_order(mine: list[int], flight: int, head: str | None) -> tuple[Operation, ...]:
+def _device_order(microbatches: list[int], flight: int, head: str | None) -> tuple[Operation, ...]:
     ops: list[Operation] = []
     done = 0
-    for k, b in enumerate(mine):
+    for k, b in enumerate(microbatches):
         ops.append(("F", b))
         if head == "after":
             ops.append(("H", b))
         if k + 1 >= flight:
-            ops += _backward(mine[done], head)
+            ops += _backward(microbatches[done], head)
             done += 1
-    for b in mine[done:]:
+    for b in microbatches[done:]:
         ops += _backward(b, head)
     return tuple(ops)
 
@@ -156,8 +158,8 @@ def eagerly_served(
         The same paths; ``float[N]`` seconds of each device's first start and last end.
     """
     pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
-    held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
-    run = Run.chosen(pairs, work, held, times.message_s)
+    live = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
+    run = Run.chosen(pairs, work, live, times.message_s)
     begin, end = np.full(len(links), np.inf), np.zeros(len(links))
     np.minimum.at(begin, work.device, run.times.begin[0])
     np.maximum.at(end, work.device, run.times.end[0])

@@ -24,14 +24,15 @@ def two_frequency_rounds(
     codec: Codec,
 ) -> StageAveraging:
     """Rounds of one stage: within regions, between them, and back."""
-    at: dict[str, list[int]] = {}
+    devices_in: dict[str, list[int]] = {}
     for d in group:
-        at.setdefault(cluster.network.regions[d], []).append(d)
+        devices_in.setdefault(cluster.network.regions[d], []).append(d)
     every_step = tuple(
-        replace(make(tuple(members), vector_bytes), phase=Phase.WITHIN) for members in at.values()
+        replace(make(tuple(members), vector_bytes), phase=Phase.WITHIN)
+        for members in devices_in.values()
     )
-    if len(at) == 1:
+    if len(devices_in) == 1:
         return (every_step,)
-    held, spread = slice_owners(cluster, list(at.values()))
-    size = vector_bytes * codec.wire_ratio / len(held[0])
-    return every_step, exchanged(held, lambda members: make(members, size)), spread
+    owners, spread = slice_owners(cluster, list(devices_in.values()))
+    size = vector_bytes * codec.wire_ratio / len(owners[0])
+    return every_step, exchanged(owners, lambda members: make(members, size)), spread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -224,8 +224,7 @@ class ArrangedPathProblem:
 
     def replace(self, **changes: Any) -> ArrangedPathProblem:
         """A copy with some of the constructor's fields changed."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return ArrangedPathProblem(**{**fields, **changes})
+        return replace(self, **changes)
 
 
 def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:

@@ -7,7 +7,7 @@ The cost functions here are the definitions: clear, not fast. Solvers have compi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -182,10 +182,4 @@ class AssignmentProblem:
 
     def replace(self, **changes: Any) -> AssignmentProblem:
         """A copy with some of the constructor's fields changed."""
-        fields: dict[str, Any] = {
-            "network": self.network,
-            "stage_sizes": self.stage_sizes,
-            "activation_bytes": self.activation_bytes,
-            "gradient_bytes": self.gradient_bytes,
-        }
-        return AssignmentProblem(**{**fields, **changes})
+        return replace(self, **changes)

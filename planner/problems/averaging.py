@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -249,18 +249,7 @@ class AveragingProblem:
 
     def replace(self, **changes: Any) -> AveragingProblem:
         """A copy with some fields changed."""
-        fields: dict[str, Any] = {
-            "samples_per_s": self.samples_per_s,
-            "upload_bytes_per_s": self.upload_bytes_per_s,
-            "download_bytes_per_s": self.download_bytes_per_s,
-            "batch_size": self.batch_size,
-            "gradient_bytes": self.gradient_bytes,
-            "link_bytes_per_s": self.link_bytes_per_s,
-            "can_compute": self.can_compute,
-            "can_aggregate": self.can_aggregate,
-            "overlap": self.overlap,
-        }
-        return AveragingProblem(**{**fields, **changes})
+        return replace(self, **changes)
 
     def subset(self, peers: Sequence[int]) -> AveragingProblem:
         """The problem of some peers, in that order: what is left when the others leave."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -312,5 +312,4 @@ class PathProblem:
 
     def replace(self, **changes: Any) -> PathProblem:
         """A copy with some of the constructor's fields changed."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return PathProblem(**{**fields, **changes})
+        return replace(self, **changes)

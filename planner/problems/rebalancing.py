@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,67 +107,78 @@ class RebalancingProblem:
         download_s: float,
         end_s: float,
     ) -> None:
-        work, each = _real("work_s", work_s).ravel(), _real("speed", speed).ravel()
-        times = _real("time_s", time_s).ravel()
-        draws = _real("leaves", leaves)
+        work, speeds = _real("work_s", work_s).ravel(), _real("speed", speed).ravel()
+        times, draws = _real("time_s", time_s).ravel(), _real("leaves", leaves)
         if draws.size % 2:
             raise ProblemError(f"leaves must have two draws a row, found {draws.shape}; correct it")
-        draws = draws.reshape(-1, 2)
-        whole = {
+        arrays: dict[str, Floats | Ints] = {
+            "work_s": work,
+            "speed": speeds,
+            "time_s": times,
+            "leaves": draws.reshape(-1, 2),
             "serving": _whole("serving", serving),
             "kind": _whole("kind", kind).ravel(),
             "change": _whole("change", change).ravel(),
             "enters": _whole("enters", enters).ravel(),
         }
-        end = positive("end_s", end_s)
-        if not (np.all(work > 0) and np.all(each > 0) and work.size and each.size):
+        for name, array in arrays.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "end_s", positive("end_s", end_s))
+        self._validate_stages()
+        self._validate_events()
+        object.__setattr__(
+            self, "download_s", real("download_s", download_s, 0.0, error=ProblemError)
+        )
+
+    def _validate_stages(self) -> None:
+        if not (np.all(self.work_s > 0) and np.all(self.speed > 0)) or not (
+            self.work_s.size and self.speed.size
+        ):
             raise ProblemError(
                 "work_s and speed must be above 0, one or more of each; correct them"
             )
-        if whole["serving"].shape != (len(work), len(each)) or np.any(whole["serving"] < 0):
+        shape = len(self.work_s), len(self.speed)
+        if self.serving.shape != shape or np.any(self.serving < 0):
             raise ProblemError(
-                f"serving must have {len(work)} x {len(each)} counts >= 0, found "
-                f"{whole['serving'].shape}; give a row a stage and a column a kind"
+                f"serving must have {shape[0]} x {shape[1]} counts >= 0, found "
+                f"{self.serving.shape}; give a row a stage and a column a kind"
             )
-        if not len(times) == len(whole["kind"]) == len(whole["change"]):
+
+    def _validate_events(self) -> None:
+        """Events in order, of known kinds, with a stage or draws for each peer that comes or goes.
+
+        No more peers may go than there are.
+        """
+        stages, kinds = len(self.work_s), len(self.speed)
+        if not len(self.time_s) == len(self.kind) == len(self.change):
             raise ProblemError("time_s, kind and change differ in length; give one each an event")
-        if np.any(np.diff(times, prepend=0.0) < 0) or times.max(initial=0.0) > end:
-            raise ProblemError("time_s must ascend from 0 to end_s; sort the events")
-        if np.any((whole["kind"] < 0) | (whole["kind"] >= len(each))):
-            raise ProblemError(f"kind must be 0 to {len(each) - 1}; correct the events")
-        come = int(np.maximum(whole["change"], 0).sum())
-        go = int(np.maximum(-whole["change"], 0).sum())
-        if len(whole["enters"]) != come or len(draws) != go:
-            raise ProblemError(
-                f"{come} peers come and {go} go, found {len(whole['enters'])} stages in enters and "
-                f"{len(draws)} draws in leaves; give one each"
-            )
-        if np.any((whole["enters"] < 0) | (whole["enters"] >= len(work))):
-            raise ProblemError(f"enters must be 0 to {len(work) - 1}; correct the stages")
-        if np.any((draws < 0) | (draws >= 1)):
-            raise ProblemError("leaves must be draws in [0, 1); correct them")
-        there = whole["serving"].sum(axis=0)
-        for k, by in zip(whole["kind"].tolist(), whole["change"].tolist(), strict=True):
-            there[k] += by
-            if there[k] < 0:
-                raise ProblemError(f"more peers of kind {k} go than there are; correct change")
-        down_s = real("download_s", download_s, 0.0, error=ProblemError)
-        for name, value in (
-            ("work_s", work),
-            ("speed", each),
-            ("time_s", times),
-            ("leaves", draws),
-            *whole.items(),
+        if np.any(np.diff(self.time_s, prepend=0.0) < 0) or (
+            self.time_s.max(initial=0.0) > self.end_s
         ):
-            value.setflags(write=False)
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "download_s", down_s)
-        object.__setattr__(self, "end_s", end)
+            raise ProblemError("time_s must ascend from 0 to end_s; sort the events")
+        if np.any((self.kind < 0) | (self.kind >= kinds)):
+            raise ProblemError(f"kind must be 0 to {kinds - 1}; correct the events")
+        joins = int(np.maximum(self.change, 0).sum())
+        leaves = int(np.maximum(-self.change, 0).sum())
+        if len(self.enters) != joins or len(self.leaves) != leaves:
+            raise ProblemError(
+                f"{joins} peers come and {leaves} go, found {len(self.enters)} stages in enters "
+                f"and {len(self.leaves)} draws in leaves; give one each"
+            )
+        if np.any((self.enters < 0) | (self.enters >= stages)):
+            raise ProblemError(f"enters must be 0 to {stages - 1}; correct the stages")
+        if np.any((self.leaves < 0) | (self.leaves >= 1)):
+            raise ProblemError("leaves must be draws in [0, 1); correct them")
+        peers = self.serving.sum(axis=0)
+        for k, change in zip(self.kind.tolist(), self.change.tolist(), strict=True):
+            peers[k] += change
+            if peers[k] < 0:
+                raise ProblemError(f"more peers of kind {k} go than there are; correct change")
 
     def replace(self, **changes: Any) -> RebalancingProblem:
         """A copy with some of the constructor's fields changed."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return RebalancingProblem(**{**values, **changes})
+        return replace(self, **changes)
 
 
 def _real(name: str, values: ArrayLike) -> Floats:

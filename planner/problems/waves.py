@@ -42,13 +42,13 @@ def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
     instance_of(PathProblem, problem)
     k = problem.path_stages if path_stages is None else path_stages
     variant = problem.replace(path_stages=k)
-    each = problem.microbatches_per_start
+    per_wave = problem.microbatches_per_start
     # smaller waves also fit, so the last wave may be smaller
     max_size = min(int(problem.memory[d]) for d in problem.stage_devices[0])
-    for size in range(min(max_size, each), 0, -1):
+    for size in range(min(max_size, per_wave), 0, -1):
         if _fits_in_memory(variant, size):
             visits = len(problem.starts) * k / len(problem)
-            return Waves(k, size, -(-each // size), visits)
+            return Waves(k, size, -(-per_wave // size), visits)
     raise ProblemError(
         f"memory does not hold one microbatch from every start device on paths of {k} stages; give "
         "stages more devices, or devices more memory"

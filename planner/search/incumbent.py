@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -112,11 +112,11 @@ class Incumbent(Generic[PlanT]):
                 self._require_consistent(basis)
                 logger.info("%s: bound %.6g, %s", self.method, safe, basis)
 
-    def close(self, basis: str, witness: Witness | None = None) -> None:
+    def close(self, basis: str) -> None:
         """Set the bound to the incumbent's objective: the search excluded all better plans."""
         with self._lock:
             assert self.plan is not None
-            self._set_bound(self.objective, basis, witness)
+            self._set_bound(self.objective, basis, None)
 
     def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
         """Verify that a relaxation admits the incumbent, before it is used to exclude plans."""
@@ -136,7 +136,6 @@ class Incumbent(Generic[PlanT]):
         objective: float | None = None,
         *,
         exhausted: str = ...,
-        history: Sequence[tuple[float, float]] | None = ...,
     ) -> Result[PlanT]: ...
 
     @overload
@@ -146,7 +145,6 @@ class Incumbent(Generic[PlanT]):
         objective: float | None = None,
         *,
         exhausted: str = ...,
-        history: Sequence[tuple[float, float]] | None = ...,
     ) -> Result[FinalT]: ...
 
     def result(
@@ -155,7 +153,6 @@ class Incumbent(Generic[PlanT]):
         objective: float | None = None,
         *,
         exhausted: str = "search exhausted",
-        history: Sequence[tuple[float, float]] | None = None,
     ) -> Result[Any]:
         """The result with the best plan, or UNKNOWN without one."""
         candidate = self.plan if plan is None else plan
@@ -172,7 +169,7 @@ class Incumbent(Generic[PlanT]):
             stop_reason="optimal" if self.closed else self.run.reason or exhausted,
             seed=self.seed,
             method=self.method,
-            history=self.run.history if history is None else history,
+            history=self.run.history,
             basis=self.basis,
             witness=self.witness,
         )

@@ -82,7 +82,6 @@ class Result(Generic[PlanT]):
         seed: int,
         method: str,
         history: Sequence[tuple[float, float]] = (),
-        candidates: Sequence[Any] = (),
         basis: str = "",
         witness: Witness | None = None,
     ) -> Result[PlanT]:
@@ -106,8 +105,6 @@ class Result(Generic[PlanT]):
             Name of the solver.
         history
             ``(time_s, objective)`` of each improvement.
-        candidates
-            Alternatives that were compared, if any.
         basis
             Basis of the bound.
         witness
@@ -130,9 +127,8 @@ class Result(Generic[PlanT]):
             seed,
             method,
             tuple(history),
-            tuple(candidates),
-            basis,
-            witness,
+            basis=basis,
+            witness=witness,
         )
 
     @property

@@ -34,6 +34,12 @@ class StopRun:
     """One run under a stopping criterion: clock, iteration count, objective and bound.
 
     A solver calls `update` once per iteration and stops when it returns a reason.
+
+    Attributes
+    ----------
+    evaluates_plans
+        False while a solver prepares its first plan, such as by a search on estimates. Such
+        iterations count towards every limit, but not as iterations without improvement.
     """
 
     def __init__(self, rule: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
@@ -42,6 +48,7 @@ class StopRun:
         self._started, self._seconds = time.perf_counter(), rule.seconds()
         self.iterations = 0
         self.since_improvement = 0
+        self.evaluates_plans = True
         self.objective: float | None = None
         self.bound: float | None = None
         self.history: list[tuple[float, float]] = []
@@ -83,11 +90,10 @@ class StopRun:
             return 0.0
         return max(0.0, self._criterion.effort() - self.iterations / self.steps_per_effort)
 
-    def spend(self, effort: float, steps: int = 0) -> str | None:
+    def spend(self, effort: float) -> str | None:
         """Count work other than iterations, such as CP-SAT's deterministic time."""
-        if math.isfinite(self._criterion.effort()):
-            steps = math.ceil(effort * self.steps_per_effort)
-        return self.update(steps)
+        limited = math.isfinite(self._criterion.effort())
+        return self.update(math.ceil(effort * self.steps_per_effort) if limited else 0)
 
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
@@ -102,7 +108,8 @@ class StopRun:
     def update(self, iterations: int = 1) -> str | None:
         """Count iterations; returns the reason to stop, or None."""
         self.iterations += iterations
-        self.since_improvement += iterations
+        if self.evaluates_plans:
+            self.since_improvement += iterations
         return self.check()
 
     def check(self) -> str | None:
@@ -240,6 +247,23 @@ class Effort(StoppingCriterion):
 
     One unit is about a second of one core, counted in each solver's own steps, so that the result
     does not depend on the speed of the machine.
+
+    Notes
+    -----
+    The limit is on the main search, not on all of `planner.plan`. Bounds are not counted. The joint
+    search does the following in addition:
+
+    - It simulates baselines: for ranks by region and for one region, 100,000 operations and
+      messages per unit each, at least 100,000 and at most a million.
+    - It optimises straight pipelines on up to 256 devices, with a tenth of ``units``.
+    - If the best plan has larger microbatches than the workload (a baseline may), it searches again
+      with these, with half of ``units``.
+    - It evaluates what is pending at the limit, and alternatives of the best plan if its step has
+      at most 60,000 operations.
+
+    Within the search, layout moves that are estimated to find the next candidates are part of the
+    fixed cost of a candidate. Straight pipelines with ``stages="auto"`` also try recomputation in
+    shapes that are short of memory, with up to half of ``units`` in addition.
     """
 
     units: float
@@ -282,7 +306,11 @@ class TargetGap(StoppingCriterion):
 
 @dataclass(frozen=True)
 class NoImprovement(StoppingCriterion):
-    """Stop after ``max_iterations`` iterations in a row without a better plan."""
+    """Stop after ``max_iterations`` iterations in a row without a better plan.
+
+    The joint search of `planner.plan` counts from its first evaluated candidate on, since its
+    iterations before that are estimates.
+    """
 
     max_iterations: int
 

@@ -177,8 +177,8 @@ def compile_rounds(
         index = np.array(group.members)
         sent = group_bytes(group, vector_bytes[stage], codec)
         used = number[np.ix_(index, index)]
-        alone = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
-        pair_s.append(float(alone[used == NONE].max(initial=0.0)))
+        alone_s = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
+        pair_s.append(float(alone_s[used == NONE].max(initial=0.0)))
         pair_bytes.append(
             dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True))
         )
@@ -209,8 +209,11 @@ def compile_rounds(
         np.array(round_trips_s, dtype=np.float64),
         np.array(pair_s, dtype=np.float64),
         _ends(resource_bytes),
-        _ints(r for need in resource_bytes for r in need),
-        np.array([size for need in resource_bytes for size in need.values()], dtype=np.float64),
+        _ints(r for needed_bytes in resource_bytes for r in needed_bytes),
+        np.array(
+            [size for needed_bytes in resource_bytes for size in needed_bytes.values()],
+            dtype=np.float64,
+        ),
         _ends(pair_bytes),
         _ints(p for busy in pair_bytes for p in busy),
         np.array([size for busy in pair_bytes for size in busy.values()], dtype=np.float64),

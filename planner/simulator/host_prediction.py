@@ -29,14 +29,14 @@ def executable_workload(plan: TrainingPlan) -> Workload:
 def required_bytes(plan: TrainingPlan, workload: Workload) -> float:
     """Memory of all ranks in total: processes, weights, gradients, moments, activations."""
     total = len(plan.cluster) * PROCESS_BYTES
-    held = [s.most_live() for s in plan.schedules]
+    resident = [s.most_live() for s in plan.schedules]
     stage_of = plan.stage_of
     heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
     for d, j in stage_of.items():
         costs = stage_costs(
             workload, *plan.stage_layers[j], with_head=j in heads, recompute=plan.recompute[j]
         )
-        total += costs.need_bytes(max(h[d] for h in held))
+        total += costs.need_bytes(max(h[d] for h in resident))
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     total += sum(vectors[j] for j in plan.averages_for.values())
     return total

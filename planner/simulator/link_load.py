@@ -26,10 +26,10 @@ def link_loads(
     """
     operations, pairs, rounds = program.operations, program.pairs, program.rounds
     n = len(links)
-    mine = operations.order[
+    operations_of = operations.order[
         operations.order_ptr[schedule * n] : operations.order_ptr[(schedule + 1) * n]
     ]
-    sent = mine[operations.pair[mine] != NONE]
+    sent = operations_of[operations.pair[operations_of] != NONE]
     by_pair = np.bincount(
         operations.pair[sent], operations.message_bytes[sent], minlength=len(pairs.source)
     )

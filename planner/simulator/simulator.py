@@ -137,10 +137,10 @@ def simulate_cycle(
 def predict(plan: TrainingPlan) -> Predicted:
     """The times of `simulate_cycle` on the plan's own cluster, without its timelines."""
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone = {k: simulation.run([k], True, 1) for k in set(plan.cycle)}
+    idle_runs = {k: simulation.run([k], True, 1) for k in set(plan.cycle)}
     return Predicted(
-        _mean([float(alone[k].times.end.max(initial=0.0)) for k in plan.cycle]),
-        _mean([simulation.averaging_s(alone[k]) for k in plan.cycle]),
+        _mean([float(idle_runs[k].times.end.max(initial=0.0)) for k in plan.cycle]),
+        _mean([simulation.averaging_s(idle_runs[k]) for k in plan.cycle]),
         simulation.step_s(),
     )
 
@@ -216,10 +216,10 @@ def cycle_steps_s(
     if plan.sync.delayed:
         more_s = every * (simulation.step_s() - sum(alone_s) / len(alone_s))
         with_s = [step_s + more_s for step_s in alone_s]
-    each = len(alone_s)
+    cycle_length = len(alone_s)
     return [
-        (with_s if (t + 1) % every == 0 else alone_s)[t % each]
-        for t in range(math.lcm(each, every))
+        (with_s if (t + 1) % every == 0 else alone_s)[t % cycle_length]
+        for t in range(math.lcm(cycle_length, every))
     ]
 
 
@@ -315,8 +315,10 @@ class _Simulation:
         plan = self.plan
         first = plan.cycle[0]
         run = self.run([first, first], averages, 1)
-        begin, mine = np.full(len(plan.cluster), np.inf), run.operation_ids(first)
-        np.minimum.at(begin, run.operations.device[mine], run.times.begin[0, mine])
+        begin, operation_ids = np.full(len(plan.cluster), np.inf), run.operation_ids(first)
+        np.minimum.at(
+            begin, run.operations.device[operation_ids], run.times.begin[0, operation_ids]
+        )
         end = run.times.update_end[0]
         groups = [list(group) for group in plan.assignment.groups]
         return float(max(end[group].max() - begin[group].min() for group in groups))
@@ -327,8 +329,8 @@ class _Simulation:
         The pattern of waits needs some passes to become periodic: measured are `PASSES` passes
         after the first `PASSES`.
         """
-        each = math.lcm(len(self.plan.cycle), turns)
-        averages = [(t + 1) % turns == 0 for t in range(each)]
+        pattern_length = math.lcm(len(self.plan.cycle), turns)
+        averages = [(t + 1) % turns == 0 for t in range(pattern_length)]
         return self._after_third_s(PASSES, averages)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
@@ -344,34 +346,34 @@ class _Simulation:
 
     def _after_third_s(self, passes: int, averages: Sequence[bool]) -> float:
         """Mean step after the third pass; ``averages`` repeats, and one more step follows."""
-        cycle, each = self.plan.cycle, len(averages)
-        count = (PASSES + passes) * each + 1
+        cycle, pattern_length = self.plan.cycle, len(averages)
+        count = (PASSES + passes) * pattern_length + 1
         steps = [cycle[t % len(cycle)] for t in range(count)]
-        ends = self.run(steps, [averages[t % each] for t in range(count)]).times.step_end
-        return float(ends[-2] - ends[PASSES * each - 1]) / (passes * each)
+        ends = self.run(steps, [averages[t % pattern_length] for t in range(count)]).times.step_end
+        return float(ends[-2] - ends[PASSES * pattern_length - 1]) / (passes * pattern_length)
 
     def timeline(self, schedule: int, step_s: float) -> Timeline:
         """Timeline of one step from an idle start."""
         run = self.run([schedule], True, 1)
         operations, pairs, times = self.program.operations, self.program.pairs, run.times
-        mine = run.operation_ids(schedule)
+        operation_ids = run.operation_ids(schedule)
         ops = sorted_ops(
             Op(b, d, KINDS[kind], begin, end)
             for b, d, kind, begin, end in zip(
-                operations.microbatch[mine].tolist(),
-                operations.device[mine].tolist(),
-                operations.kind[mine].tolist(),
-                times.begin[0, mine].tolist(),
-                times.end[0, mine].tolist(),
+                operations.microbatch[operation_ids].tolist(),
+                operations.device[operation_ids].tolist(),
+                operations.kind[operation_ids].tolist(),
+                times.begin[0, operation_ids].tolist(),
+                times.end[0, operation_ids].tolist(),
                 strict=True,
             )
         )
-        sent = mine[operations.pair[mine] >= 0]
+        sent = operation_ids[operations.pair[operation_ids] >= 0]
         sent = sent[np.argsort(times.arrived[0, sent], kind="stable")]
         p = operations.pair[sent]
         transfers = tuple(
-            Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, left)
-            for b, kind, i, j, size, handed, arrived, leaves, left in zip(
+            Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, departures)
+            for b, kind, i, j, size, handed, arrived, leaves, departures in zip(
                 operations.microbatch[sent].tolist(),
                 operations.kind[operations.successor[sent]].tolist(),
                 pairs.source[p].tolist(),

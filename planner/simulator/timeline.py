@@ -109,7 +109,7 @@ class LinkLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration.
+    """Operations, messages and averaging rounds of one iteration.
 
     Attributes
     ----------

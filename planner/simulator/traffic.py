@@ -50,11 +50,11 @@ def averaged_bytes(
     ndarray
         ``float[N, N]``, from row to column.
     """
-    rare, each = np.zeros((2, devices, devices))
+    rare, bytes_each = np.zeros((2, devices, devices))
     for rounds, vector in averaging:
         for groups in rounds:
             for group in groups:
                 index = np.array(group.members)
-                sent = each if group.phase is Phase.WITHIN else rare
+                sent = bytes_each if group.phase is Phase.WITHIN else rare
                 sent[np.ix_(index, index)] += group_bytes(group, vector, codec)
-    return each + rare / every
+    return bytes_each + rare / every

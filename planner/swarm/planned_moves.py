@@ -234,12 +234,12 @@ def moves_to_reach(stages: SwarmState, level: float) -> tuple[Ints, Ints] | None
         kinds = np.flatnonzero(movable.any(axis=0))
         if len(kinds) == 0:
             return None
-        enough = kinds[speed[kinds] >= -excess[target]]
+        reached = kinds[speed[kinds] >= -excess[target]]
         kind = int(
-            enough[np.argmin(speed[enough])] if len(enough) else kinds[speed[kinds].argmax()]
+            reached[np.argmin(speed[reached])] if len(reached) else kinds[speed[kinds].argmax()]
         )
-        left = np.where(movable[:, kind], (serving @ speed - speed[kind]) / stages.work, -np.inf)
-        source = int(np.argmax(left))
+        unmoved = np.where(movable[:, kind], (serving @ speed - speed[kind]) / stages.work, -np.inf)
+        source = int(np.argmax(unmoved))
         for array, stage, change in (
             (leaving, source, 1),
             (entering, target, 1),
@@ -288,12 +288,12 @@ def _match_moves(leaving: Ints, entering: Ints) -> list[StageMove]:
     for kind in range(leaving.shape[1]):
         sources = [[s, int(leaving[s, kind])] for s in np.flatnonzero(leaving[:, kind]).tolist()]
         for target in np.flatnonzero(entering[:, kind]).tolist():
-            wanted = int(entering[target, kind])
-            while wanted:
-                source, left = sources[0]
-                number = min(wanted, left)
+            needed = int(entering[target, kind])
+            while needed:
+                source, unmatched = sources[0]
+                number = min(needed, unmatched)
                 moves.append(StageMove(source, target, kind, number))
-                wanted -= number
+                needed -= number
                 sources[0][1] -= number
                 if sources[0][1] == 0:
                     sources.pop(0)

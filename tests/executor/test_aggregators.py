@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.planning.aggregators import moved
+from planner.planning.aggregators import on_cluster
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
@@ -30,7 +30,7 @@ def helped_plan(grid: list[list[int]], aggregators: dict[int, int], share: float
     network = random_network(n)
     plan = make_plan(grid, workload=tiny_workload(), network=network.subset(index))
     able = [d not in aggregators for d in range(n)]
-    plan = moved(plan, pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able)), index)
+    plan = on_cluster(plan, pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able)), index)
     averaging = list(plan.averaging)
     for d, j in aggregators.items():
         members = plan.assignment.groups[j]

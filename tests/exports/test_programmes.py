@@ -77,8 +77,8 @@ def test_flow_optimum_of_other_solvers(
     pl.export_plan(flow_plan, f"flow-{form}", path)
     flow, microbatches, _ = flow_of_plan(flow_plan)
     rates = solve_flow(flow, microbatches)
-    lack = max((flow.spare * flow.pair_s * rates.edge_share - rates.period_s).max(), 0.0)
-    ours = microbatches * (rates.period_s + flow.lack * lack) + rates.round_trip_s
+    lack = max((flow.headroom * flow.pair_s * rates.edge_share - rates.period_s).max(), 0.0)
+    ours = microbatches * (rates.period_s + flow.headroom_penalty * lack) + rates.round_trip_s
     assert READERS[reader](path) == pytest.approx(ours, rel=1e-6)
 
 

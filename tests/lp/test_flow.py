@@ -106,7 +106,7 @@ def test_no_other_flow_is_better(sizes: list[int], seed: int) -> None:
         for j, size in enumerate(sizes):
             through[np.flatnonzero(flow.stage == j)] = rng.dirichlet(np.ones(size))
         part = through[flow.source] * through[flow.target]
-        way = flow.own_s @ through + flow.delay_s @ part
+        way = flow.compute_s @ through + flow.delay_s @ part
         assert best <= (50.0 * period_s(flow, through, part) + way) * (1 + 1e-7)
 
 
@@ -119,7 +119,7 @@ def period_s(flow: StageFlow, through: np.ndarray, part: np.ndarray) -> float:
             assert part[flow.target == v].sum() == pytest.approx(through[v], abs=1e-7)
     needs = [*(through * flow.busy_s), *(part * flow.pair_s)]
     # Little's law, from the mean way beyond every node
-    way = flow.own_s.copy()
+    way = flow.compute_s.copy()
     for v in range(len(flow.stage) - 1, -1, -1):
         out = np.flatnonzero(flow.source == v)
         if len(out) and through[v] > 1e-9:
@@ -133,7 +133,11 @@ def test_written_model_has_the_same_optimum(seed: int, tmp_path: Path) -> None:
     """CBC reads period, way and what spare time lacks, where memory, lines and pairs bind."""
     shared = SharedLines(np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([2.0, 1.0, 4.0]))
     flow = replace(
-        random_flow([0, 0, 1, 1, 2], seed, room=3.0), lines=shared, spare=1.6, lack=0.2, waiting=1.4
+        random_flow([0, 0, 1, 1, 2], seed, room=3.0),
+        lines=shared,
+        headroom=1.6,
+        headroom_penalty=0.2,
+        waiting=1.4,
     )
     rates = solve_flow(flow, 50.0)
     lack = max(float((1.6 * flow.pair_s * rates.edge_share).max()) - rates.period_s, 0.0)

@@ -110,7 +110,7 @@ def test_focal_queue_against_a_list(slack: float, steps: list[tuple[int, int] | 
             assert queue.pop() == wanted
             del items[wanted]
         assert len(queue) == len(items)
-    with pytest.raises(ValueError, match="slack must be at least 1"):
+    with pytest.raises(ValueError, match="suboptimality must be at least 1"):
         FocalQueue(0.9)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.planning.aggregators import group_with_aggregators, moved
+from planner.planning.aggregators import group_with_aggregators, on_cluster
 from planner.planning.averaging import adaptive_group
 from planner.planning.joint_bound import joint_bound, long_run_bound_s
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
@@ -218,7 +218,7 @@ def with_random_aggregators(
     index = [whole.network.index_of(name) for name in plan.cluster.network.ids]
     cast = sorted([*index, *aggregators])
     place = {d: k for k, d in enumerate(cast)}
-    made = moved(plan, whole.subset(cast), [place[d] for d in index])
+    made = on_cluster(plan, whole.subset(cast), [place[d] for d in index])
     averaging = list(made.averaging)
     for d in aggregators:
         # nobody helps with what two stages share

@@ -52,6 +52,34 @@ def test_first_candidate_has_the_best_estimate() -> None:
     assert result.plan is not None and len(result.plan.cluster) == 1
 
 
+def test_no_improvement_counts_from_the_first_candidate() -> None:
+    """Trials on estimates improve no plan, and must not end the search before it has one."""
+    cluster, work = regions([4, 2, 2], 0), model(6, 64)
+    evaluated = []
+
+    class Watched(pl.NoImprovement):
+        def reason(self, run: StopRun) -> str | None:
+            evaluated.append(run.evaluates_plans)
+            return super().reason(run)
+
+    result = pl.plan(cluster, work, stop=Watched(1))
+    assert result.stop_reason == "no improvement"
+    assert False in evaluated and evaluated[-1] is True
+    assert result.plan is not None and pl.check(result.plan, cluster) == []
+
+
+def test_warns_where_only_plans_below_the_mean_bound_were_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The result then has no bound."""
+    monkeypatch.setattr(
+        "planner.planning.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
+    )
+    result = planned(regions([4, 2, 2], 0), model(6, 64), 0.2)
+    assert result.plan is not None and result.bound is None
+    assert "no bound is stated" in caplog.text
+
+
 def test_never_slower_than_one_region_alone() -> None:
     """Two fast devices in one region, five distant ones, and little effort."""
     latency = np.full((6, 6), 0.06)
@@ -204,7 +232,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout, 2.0).candidate().plan()
+    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout).candidate().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:

@@ -116,7 +116,7 @@ def test_best_of_all_grids_written_by_hand(seed: int) -> None:
         key = plan.stages, plan.pipelines, plan.microbatch_samples, plan.order
         assert steps[key] == plan.step_s
     tally = found.tally
-    assert tally.priced + tally.excluded == tried
+    assert tally.simulated + tally.excluded == tried
     assert tally.excluded > 0 and tally.refused == tally.left_out == 0
     assert found.pipeline is not None and found.data is not None
     assert best_order(found).step_s == min(found.pipeline.step_s, found.data.step_s)
@@ -252,8 +252,8 @@ def test_one_region_alone() -> None:
     assert both.region == "a"
     single = PlanningProblem(problem.cluster.subset([0]), problem.workload, problem.request)
     looked = [ranks_by_region(one).tally for one in (alone, single)]
-    every = sum(tally.priced + tally.excluded for tally in looked)
-    assert both.tally.priced + both.tally.excluded == every
+    every = sum(tally.simulated + tally.excluded for tally in looked)
+    assert both.tally.simulated + both.tally.excluded == every
 
 
 def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
@@ -271,7 +271,7 @@ def test_limited_effort_counts_skipped_candidates() -> None:
     """One candidate of each order is always evaluated."""
     problem = problem_of(4)
     some, every = ranks_by_region(problem, 0), ranks_by_region(problem)
-    assert some.tally.priced == 2 and some.tally.left_out > 0
+    assert some.tally.simulated == 2 and some.tally.left_out > 0
     assert every.tally.left_out == 0
     assert best_order(some).step_s >= best_order(every).step_s
 
@@ -280,7 +280,7 @@ def test_time_limit_counts_skipped_candidates() -> None:
     """One candidate of each order is always evaluated."""
     problem = problem_of(4)
     some, every = ranks_by_region(problem, over=lambda: True), ranks_by_region(problem)
-    assert some.tally.priced == 1 and some.tally.left_out > 0
+    assert some.tally.simulated == 1 and some.tally.left_out > 0
     assert best_order(some).step_s >= best_order(every).step_s
     tallies = [sum(vars(found.tally).values()) for found in (some, every)]
     assert tallies[0] <= tallies[1]
@@ -340,4 +340,4 @@ def test_nearest_neighbour_orders() -> None:
             away = [way[one[k - 1], d] + way[d, one[k - 1]] for d in one[k:]]
             assert away[0] == min(away)
     best_order, tally = ranks_by_neighbour(problem)
-    assert tally.priced > 0 and best_order.step_s < np.inf
+    assert tally.simulated > 0 and best_order.step_s < np.inf

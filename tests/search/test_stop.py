@@ -46,6 +46,15 @@ def test_no_improvement_counts_from_the_last_one() -> None:
     assert run.update() == "no improvement"
 
 
+def test_iterations_on_estimates_are_not_without_improvement() -> None:
+    """They count towards other limits."""
+    run = AnyOf(NoImprovement(2), MaxIterations(9)).start()
+    run.evaluates_plans = False
+    assert run.update(5) is None and run.iterations == 5
+    run.evaluates_plans = True
+    assert run.update(2) == "no improvement"
+
+
 def test_gap_and_optimality() -> None:
     """TargetGap stops at its gap, every rule at a closed one."""
     run = AnyOf(TargetGap(0.1), MaxRuntime(100)).start()

@@ -13,7 +13,7 @@ from planner.checker.dispatch import check
 from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.aggregators import moved
+from planner.planning.aggregators import on_cluster
 from planner.simulator.resources import Ints, tight_limits, unstated_sites
 from planner.simulator.simulator import (
     _Simulation,
@@ -84,7 +84,7 @@ def random_plan(seed: int) -> TrainingPlan:
         schedules=(plans[0].schedules[0], plans[1].schedules[0]),
         cycle=(0, 1),
     )
-    plan = moved(plan, Cluster(network, devices), index)
+    plan = on_cluster(plan, Cluster(network, devices), index)
     averaging = [_rounds(rng, group) for group in plan.assignment.groups]
     shared = [_rounds(rng, plan.averaged_by(stages))] if plan.averages_tied else []
     for d in sorted(set(range(n)) - set(index)):
@@ -253,7 +253,7 @@ def test_aggregator_averages_from_the_begin_of_each_step() -> None:
     devices = Devices(1.0, 1e9, line, line, can_compute=[True, True, True, False])
     plan = make_plan([[0], [1], [2]], workload=workload, network=network.subset([0, 1, 2]))
     plan = plan.replace(compute_times=ComputeTimes("by hand", *((1.0,) * 3,) * 3, (0.0,) * 3))
-    plan = moved(plan, Cluster(network, devices), [0, 1, 2])
+    plan = on_cluster(plan, Cluster(network, devices), [0, 1, 2])
     assert simulate(plan).step_s == pytest.approx(3 + 16 / 3 + 1)
     group = AveragingGroup((0, 1, 2, 3), (0.0, 0.0, 0.0, 1.0), (True, True, True, False))
     back = replace(group, receives=(True, True, True, False))

@@ -228,8 +228,8 @@ def _sequences(problem: PlanningProblem) -> Iterator[list[int]]:
         kinds.setdefault((float(cluster.flops[d]), float(cluster.memory_bytes[d])), []).append(d)
     members = list(kinds.values())
     for order in permutations(range(min(len(members), MAX_KINDS))):
-        rest = members[MAX_KINDS:]
-        yield [d for kind in (*(members[k] for k in order), *rest) for d in kind]
+        others = members[MAX_KINDS:]
+        yield [d for kind in (*(members[k] for k in order), *others) for d in kind]
 
 
 def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:

@@ -31,6 +31,9 @@ from planner.planning.request import OperationOrder
 from planner.problems import ProblemError
 from planner.training_plan.model import Routing
 
+NEAREST_ORDERS = 10
+"""Nearest-neighbour orders that are compared."""
+
 
 class Outermost(enum.StrEnum):
     """The degree of parallelism that changes last over consecutive ranks."""
@@ -211,16 +214,16 @@ def nearest_orders(problem: PlanningProblem, count: int) -> list[tuple[int, ...]
     np.fill_diagonal(both_s, np.inf)
     orders = []
     for first in np.linspace(0, len(network), count, endpoint=False).astype(int).tolist():
-        left, order = both_s.copy(), [first]
+        distance_s, order = both_s.copy(), [first]
         while len(order) < len(network):
-            left[:, order[-1]] = np.inf
-            order.append(int(np.argmin(left[order[-1]])))
+            distance_s[:, order[-1]] = np.inf
+            order.append(int(np.argmin(distance_s[order[-1]])))
         orders.append(tuple(order))
     return list(dict.fromkeys(orders))
 
 
 def ranks_by_neighbour(
-    problem: PlanningProblem, orders: int = 10, most_events: int = MAX_EVENTS
+    problem: PlanningProblem, most_events: int = MAX_EVENTS
 ) -> tuple[BaselinePlan, SearchCounts]:
     """The best of several `nearest_orders`, otherwise as `ranks_by_region`.
 
@@ -231,7 +234,7 @@ def ranks_by_neighbour(
     """
     starts = (
         replace(start, name="nearest")
-        for order in nearest_orders(problem, orders)
+        for order in nearest_orders(problem, NEAREST_ORDERS)
         for start in _starts(problem, order)
     )
     trials = search_baselines(starts, most_events)
@@ -266,10 +269,10 @@ def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[Baseline
         assert isinstance(stages, int)
         for order in ORDERS:
             # 1F1B fixes the number of microbatches in flight: that of the stages
-            held = in_flight if order is OperationOrder.EAGER_1F1B else None
-            if held is None and stages > (in_flight or stages):
+            max_live = in_flight if order is OperationOrder.EAGER_1F1B else None
+            if max_live is None and stages > (in_flight or stages):
                 continue
-            ordered = variant.request.replace(schedule=order, in_flight=held)
+            ordered = variant.request.replace(schedule=order, in_flight=max_live)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
                 yield BaselineCandidate(kind, replace(variant, request=ordered), grid)

@@ -130,9 +130,9 @@ def _chains(wide: Floats) -> Iterator[tuple[int, ...]]:
     for begin in range(len(wide)):
         chain = [begin]
         while len(chain) < min(len(wide), MAX_STAGES):
-            left = [r for r in range(len(wide)) if r not in chain]
+            remaining = [r for r in range(len(wide)) if r not in chain]
             yield tuple(chain)
-            chain.append(max(left, key=lambda r: float(wide[chain[-1], r])))
+            chain.append(max(remaining, key=lambda r: float(wide[chain[-1], r])))
         yield tuple(chain)
 
 

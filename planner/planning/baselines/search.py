@@ -83,7 +83,7 @@ class SearchCounts:
 
     Attributes
     ----------
-    priced
+    simulated
         Simulated.
     excluded
         Excluded by a bound.
@@ -93,7 +93,7 @@ class SearchCounts:
         Not simulated, because the limit was reached.
     """
 
-    priced: int = 0
+    simulated: int = 0
     excluded: int = 0
     refused: int = 0
     left_out: int = 0
@@ -118,7 +118,7 @@ class BaselineCandidate:
     grid: NDArray[np.int64]
 
     def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
-        """Layers and bound.
+        """The placement with its layers, and a bound on its step.
 
         Returns
         -------
@@ -175,23 +175,23 @@ class SearchOutcomes:
 def search_baselines(
     starts: Iterable[BaselineCandidate],
     most_events: int = MAX_EVENTS,
-    over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> SearchOutcomes:
     """Simulate candidates in order of their bounds, until none can be better.
 
     Where memory does not hold all microbatches of a pipeline, recomputation in all stages is tried
     too. The first candidate of each name is simulated regardless of the limit.
     """
-    return _Search(most_events, over).run(starts)
+    return _Search(most_events, is_over).run(starts)
 
 
 class _Search:
-    def __init__(self, most_events: int, over: Callable[[], bool]) -> None:
-        self.left, self.over = most_events, over
+    def __init__(self, most_events: int, is_over: Callable[[], bool]) -> None:
+        self.left, self.is_over = most_events, is_over
         self.best: dict[str, BaselinePlan] = {}
         self.starts: dict[str, BaselineCandidate] = {}
         self.refusals: list[tuple[tuple[int, int, bool], str]] = []
-        self.priced = self.excluded = self.left_out = 0
+        self.simulated = self.excluded = self.left_out = 0
         self.queue: list[tuple[float, int, BaselineCandidate, Shape, AssignmentPlan]] = []
         self.queued = 0
 
@@ -203,13 +203,13 @@ class _Search:
             if not self.best or not INTERRUPTS.requested or INTERRUPTS.forced:
                 raise
             INTERRUPTS.finishing = True
-        tally = SearchCounts(self.priced, self.excluded, len(self.refusals), self.left_out)
+        tally = SearchCounts(self.simulated, self.excluded, len(self.refusals), self.left_out)
         _, refusal = max(self.refusals, key=lambda item: item[0], default=(None, ""))
         return SearchOutcomes(self.best, self.starts, tally, refusal)
 
     def _all(self, starts: Iterable[BaselineCandidate]) -> None:
         for start in starts:
-            if self.queue and self.over():
+            if self.queue and self.is_over():
                 self.left_out += 1
             else:
                 self._offer(start)
@@ -218,10 +218,10 @@ class _Search:
             known = self.best.get(start.name)
             if known is not None and bound * (1 - ROUNDING) >= known.step_s:
                 self.excluded += 1
-            elif known is not None and (_events(shape) > self.left or self.over()):
+            elif known is not None and (_events(shape) > self.left or self.is_over()):
                 self.left_out += 1
             else:
-                self._price(start, shape, assignment)
+                self._simulate(start, shape, assignment)
 
     def _refuse(self, start: BaselineCandidate, error: ProblemError) -> None:
         stages, small = start.grid.shape[1], -start.problem.workload.microbatch_samples
@@ -240,14 +240,14 @@ class _Search:
         if not start.recomputes and start.is_short(shape, assignment):
             self._offer(start.recomputing())
 
-    def _price(self, start: BaselineCandidate, shape: Shape, assignment: AssignmentPlan) -> None:
+    def _simulate(self, start: BaselineCandidate, shape: Shape, assignment: AssignmentPlan) -> None:
         problem = start.problem
         try:
             step_s = straight_step_s(problem, shape, assignment)
         except ProblemError as error:
             self._refuse(start, error)
             return
-        self.priced += 1
+        self.simulated += 1
         self.left -= _events(shape)
         known = self.best.get(start.name)
         if known is None or step_s < known.step_s:
