@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from planner.bench.environment import describe_environment
-from planner.executor.comm.chunking import Chunking, chunking_of
+from planner.executor.comm.chunking import Chunking, choose_chunking
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
@@ -68,9 +68,11 @@ class Row:
 def local_pace(ranks: int, values: int) -> Chunking:
     """The pace that a plan for one machine would have."""
     network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
-    crowd = max(1.0, ranks / cores())
+    ranks_per_core = max(1.0, ranks / cores())
     group = AveragingGroup.equal(tuple(range(ranks)))
-    return chunking_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
+    return choose_chunking(
+        group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), ranks_per_core=ranks_per_core
+    )
 
 
 def measure(ranks: int, values: int, repeats: int, *, gpus: bool = False) -> Row:
@@ -119,7 +121,7 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
     names = list(rows[0].found)
     library = WAYS[names[0]].partition("'")[0]
     heads = [WAYS[way] for way in names] + [f"extra memory, {WAYS[way]}" for way in names]
-    lines = [
+    limits = [
         f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
         "",
         describe_environment(before, ("planner", "numpy", "torch")),
@@ -138,11 +140,11 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
         first, *ours = map(row.seconds, row.found)
         extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in row.found]
         cells = [f"{seconds:.3f} s ({seconds / first:.2f})" for seconds in ours]
-        lines.append(
+        limits.append(
             f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {first:.3f} s | "
             f"{' | '.join([*cells, *extra])} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(limits) + "\n"
 
 
 def cases_of(*, gpus: bool) -> Sequence[tuple[int, int]]:

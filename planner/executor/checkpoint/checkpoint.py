@@ -19,14 +19,15 @@ from torch import Tensor
 
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
-from planner.executor.rendezvous.file_digest import digest_of
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.file_digest import file_digest
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import NO_ROOM, make_writable
+from planner.utils.refusal import Refusal
 
 INDEX = "index.json"
 VERSION = 3
@@ -35,7 +36,7 @@ KEPT = 2
 """Number of complete checkpoints kept."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Refusal):
     """A checkpoint that cannot be resumed from."""
 
 
@@ -45,8 +46,8 @@ class CheckpointManager:
     Parameters
     ----------
     plan, ranks
-        The plan and the process group.
-    stage_module
+        The plan and The rank group.
+    model_stage
         The stage module; None if this rank has none.
     settings
         What losses depend on beside the plan, by name of the options.
@@ -59,16 +60,16 @@ class CheckpointManager:
         folder: Path,
         every: int,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
-        stage_module: StageModule | None,
+        ranks: RankGroup,
+        model_stage: ModelStage | None,
         settings: dict[str, Any],
         written: Callable[[int], None],
     ) -> None:
-        self._folder, self._every, self._ranks, self._stage_module = (
+        self._folder, self._every, self._ranks, self._model_stage = (
             folder,
             every,
             ranks,
-            stage_module,
+            model_stage,
         )
         self._settings = settings
         self._index = {
@@ -79,25 +80,23 @@ class CheckpointManager:
         }
         self._written = written
 
-    def of(
+    def for_plan(
         self,
         plan: TrainingPlan,
-        stage_module: StageModule | None,
-        ranks: ProcessGroup | None = None,
+        model_stage: ModelStage | None,
+        ranks: RankGroup | None = None,
     ) -> CheckpointManager:
         """The same for another plan."""
-        given = (ranks or self._ranks, stage_module, self._settings, self._written)
+        given = (ranks or self._ranks, model_stage, self._settings, self._written)
         return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
         return (step + 1) % self._every == 0
 
-    def maybe_save(self, step: int) -> None:
-        """Write a checkpoint if one is due after a step; then a collective call."""
+    def save(self, step: int) -> None:
+        """Write a checkpoint after a step; a collective call."""
         done = step + 1
-        if not self.due(step):
-            return
         target = _place(self._folder, done)
         entries = [
             json.loads(t)
@@ -126,14 +125,14 @@ class CheckpointManager:
 
     def _write_shard(self, target: Path, done: int) -> str:
         """Write this rank's shard; returns its entry of the index."""
-        if self._stage_module is None:
+        if self._model_stage is None:
             return "{}"
         try:
             target.mkdir(parents=True, exist_ok=True)
-            path, data = target / _shard_name(self._ranks.rank), self._stage_module.data
-            entry: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
+            path, data = target / _shard_name(self._ranks.rank), self._model_stage.data
+            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state())}
             if data is not None:
-                entry["data"] = {"says": data.says, "position": data.position(done)}
+                entry["data"] = {"says": data.description, "position": data.position(done)}
             return json.dumps(entry)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
@@ -187,8 +186,8 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
 def resume(
     folder: Path,
     plan: TrainingPlan,
-    ranks: ProcessGroup,
-    stage_module: StageModule | None,
+    ranks: RankGroup,
+    model_stage: ModelStage | None,
     settings: Mapping[str, Any],
     steps: int,
 ) -> int:
@@ -198,9 +197,9 @@ def resume(
     """
     complete = [
         # the index has the digests of all shards
-        (s, digest_of(_place(folder, s) / INDEX))
+        (s, file_digest(_place(folder, s) / INDEX))
         for s in _complete_steps(folder)
-        if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
+        if model_stage is None or _has_all(folder, s, plan, ranks.rank, model_stage)
     ]
     everywhere: list[set[tuple[int, str]]] = [
         set(map(tuple, json.loads(t)))
@@ -222,7 +221,7 @@ def resume(
             "together"
         )
     done = max(common)[0]
-    if stage_module is None:
+    if model_stage is None:
         return done
     index, path = _index(folder, done)
     same = index["plan"] == plan.content_hash
@@ -235,21 +234,21 @@ def resume(
                 f"{was}"
             )
     if same:
-        stage_module.load_state(_read(folder, done, ranks.rank, index))
+        model_stage.load_state(_read(folder, done, ranks.rank, index))
     else:
-        stage_module.load_state(_resharded(folder, done, index, plan, ranks.rank, stage_module))
-    if stage_module.data is not None:
+        model_stage.load_state(_resharded(folder, done, index, plan, ranks.rank, model_stage))
+    if model_stage.data is not None:
         data = index["data"]
         try:
             description, position = str(data["says"]), [int(number) for number in data["position"]]
         except (KeyError, TypeError, ValueError):
             raise _unreadable(path, "no place in the data") from None
-        if description != stage_module.data.says:
+        if description != model_stage.data.description:
             raise CheckpointError(
-                f"{path}: was trained on {description}, this run has {stage_module.data.says}; "
+                f"{path}: was trained on {description}, this run has {model_stage.data.description}; "
                 "give the same --data, --tokenizer and --shuffle, with the release that wrote it"
             )
-        stage_module.data.seek(position)
+        model_stage.data.seek(position)
     if not same and ranks.rank == min(plan.stage_of):
         changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
@@ -290,7 +289,7 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     Returns
     -------
     dict[str, Tensor]
-        As from `StageModule.state`.
+        As from `ModelStage.state`.
     """
     index, path = _index(folder, steps)
     if index["plan"] != plan.content_hash:
@@ -332,11 +331,11 @@ def _resharded(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    stage_module: StageModule,
+    model_stage: ModelStage,
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
-    for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
+    for device, names in _sources(folder, steps, index, plan, rank, model_stage).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
             return key in (SCALE, GROWTH_TRACKER) or (
@@ -346,7 +345,7 @@ def _resharded(
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
-    for key in () if stage_module.outer is None else stage_module.outer.state():
+    for key in () if model_stage.outer is None else model_stage.outer.state():
         if key in tensors:
             continue
         # the checkpoint has no outer optimizer: start one
@@ -363,16 +362,16 @@ def _sources(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    stage_module: StageModule,
+    model_stage: ModelStage,
 ) -> dict[int, dict[str, str]]:
     try:
-        return source_shards(index["holds"], plan, rank, stage_module.named())
-    except ValueError as error:
+        return source_shards(index["holds"], plan, rank, model_stage.named_parameters())
+    except Refusal as error:
         raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
 
 
 def _has_all(
-    folder: Path, steps: int, plan: TrainingPlan, rank: int, stage_module: StageModule
+    folder: Path, steps: int, plan: TrainingPlan, rank: int, model_stage: ModelStage
 ) -> bool:
     """Whether the files that a rank needs are here; their content is validated when read."""
     try:
@@ -383,7 +382,7 @@ def _has_all(
         return _has(folder, steps, rank)
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _sources(folder, steps, index, plan, rank, stage_module)
+    needed = _sources(folder, steps, index, plan, rank, model_stage)
     return all(_has(folder, steps, device) for device in needed)
 
 

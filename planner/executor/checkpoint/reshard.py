@@ -14,8 +14,9 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.executor.runtime.model import EMBEDDING, PROJECTION
-from planner.executor.runtime.stage_module import has_head
+from planner.executor.runtime.model_stage import has_head
 from planner.training_plan.model import TrainingPlan, lockstep_devices
+from planner.utils.refusal import Refusal
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
@@ -87,7 +88,7 @@ def source_shards(
     try:
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())
     except (AttributeError, TypeError):
-        raise ValueError("no layers of devices") from None
+        raise Refusal("no layers of devices") from None
     stage = plan.stage_of[rank]
     start = plan.stage_layers[stage][0]
     turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
@@ -104,7 +105,7 @@ def source_shards(
         else:  # the embedding, before layer 0
             number, holders = -1, [(d, 0) for d, a, b, _ in held if a == 0]
         if not holders:
-            raise ValueError(f"no device that held {name!r}")
+            raise Refusal(f"no device that held {name!r}")
         device, first = holders[turn % len(holders)]
         there = EMBEDDING if name == copied else name
         if layer is not None:

@@ -24,7 +24,7 @@ from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
-SAMPLES, CHANGED = "outer/samples", "outer/changed"
+SAMPLES, PSEUDO_GRADIENT_SAMPLES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
@@ -35,35 +35,39 @@ class PlannedWeights:
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._every = plan.cycle, plan.sync.every_steps
+        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
         j = plan.stage_of[rank]
         stage = plan.assignment.groups[j]
-        done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
-        self._all = [len(s.paths) for s in plan.schedules]
-        self._own = [sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in done]
-        self._stage = [sum(counts[d] for d in stage) for counts in done]
+        backward_counts = [
+            [sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules
+        ]
+        self._microbatches = [len(s.paths) for s in plan.schedules]
+        self._own_microbatches = [
+            sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in backward_counts
+        ]
+        self._stage_microbatches = [sum(counts[d] for d in stage) for counts in backward_counts]
 
     @property
-    def changed(self) -> int:
+    def pseudo_gradient_samples(self) -> int:
         """0: samples are not counted."""
         return 0
 
-    def follow(self, plan: TrainingPlan, rank: int) -> None:
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Does nothing: there is no other plan."""
 
     def begin(self, schedule: Schedule) -> None:
         """Start of a step."""
 
-    def did(self) -> None:
+    def count_microbatch(self) -> None:
         """A microbatch has passed the device."""
 
-    def taken(self) -> None:
+    def commit_step(self) -> None:
         """The step's update was applied."""
 
     def take_snapshot(self) -> None:
         """A pseudo-gradient will be averaged."""
 
-    def outer_step_taken(self) -> None:
+    def commit_outer_step(self) -> None:
         """The outer step was applied."""
 
     def state(self) -> dict[str, Tensor]:
@@ -73,20 +77,28 @@ class PlannedWeights:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Does nothing."""
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Does nothing."""
 
-    def scale(self, step: int) -> float | None:
+    def gradient_scale(self, step: int) -> float | None:
         """Factor from a sum over samples, divided by the batch, to the device's own mean."""
-        k = self._cycle[step % len(self._cycle)]
-        return self._all[k] / self._own[k] if self._own[k] else None
+        schedule_id = self._cycle[step % len(self._cycle)]
+        return (
+            self._microbatches[schedule_id] / self._own_microbatches[schedule_id]
+            if self._own_microbatches[schedule_id]
+            else None
+        )
 
-    def weight(self, step: int, samples: int | None = None) -> float:
+    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """The device's share of its stage's samples since the last outer step."""
-        steps = range(step + 1 - self._every, step + 1)
+        steps = range(step + 1 - self._interval, step + 1)
         schedules = [self._cycle[t % len(self._cycle)] for t in steps]
-        stage = sum(self._stage[k] for k in schedules)
-        return sum(self._own[k] for k in schedules) / stage if stage else 0.0
+        stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedules)
+        return (
+            sum(self._own_microbatches[schedule_id] for schedule_id in schedules) / stage
+            if stage
+            else 0.0
+        )
 
 
 class CountedWeights:
@@ -99,74 +111,81 @@ class CountedWeights:
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._every = plan.cycle, plan.sync.every_steps
-        self._all = [len(s.paths) for s in plan.schedules]
+        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
+        self._microbatches = [len(s.paths) for s in plan.schedules]
         # counts of this step, of committed steps, and of the pending pseudo-gradient
-        self._step = self._since = self._changed = 0
-        self.follow(plan, rank)
+        self._step_samples = self._committed_samples = self._pseudo_gradient_samples = 0
+        self.set_plan(plan, rank)
 
     @property
-    def changed(self) -> int:
+    def pseudo_gradient_samples(self) -> int:
         """Microbatches of the pseudo-gradient that is averaged, or was last."""
-        return self._changed
+        return self._pseudo_gradient_samples
 
-    def follow(self, plan: TrainingPlan, rank: int) -> None:
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with the plan of the remaining devices."""
-        self._beside = set(lockstep_devices(plan, rank)) - {rank}
+        self._lockstep = set(lockstep_devices(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
         """Start of a step, in which the others follow the schedule."""
-        self._step = sum(kind == "B" for d in self._beside for kind, _ in schedule.order[d])
+        self._step_samples = sum(
+            kind == "B" for d in self._lockstep for kind, _ in schedule.order[d]
+        )
 
-    def did(self) -> None:
+    def count_microbatch(self) -> None:
         """Count a microbatch of the device."""
-        self._step += 1
+        self._step_samples += 1
 
-    def taken(self) -> None:
+    def commit_step(self) -> None:
         """The step's update was applied: it will not be repeated."""
-        self._since += self._step
-        self._step = 0
+        self._committed_samples += self._step_samples
+        self._step_samples = 0
 
     def take_snapshot(self) -> None:
         """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-        self._changed += self._since
-        self._since = 0
+        self._pseudo_gradient_samples += self._committed_samples
+        self._committed_samples = 0
 
-    def outer_step_taken(self) -> None:
+    def commit_outer_step(self) -> None:
         """The outer step was applied."""
-        self._changed = 0
+        self._pseudo_gradient_samples = 0
 
-    def scale(self, step: int) -> float | None:
+    def gradient_scale(self, step: int) -> float | None:
         """See `PlannedWeights`; of the last step."""
-        return self._paths(step) / self._step if self._step else None
+        return self._step_microbatches(step) / self._step_samples if self._step_samples else None
 
-    def weight(self, step: int, samples: int | None = None) -> float:
+    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """See `PlannedWeights`, of the pseudo-gradient.
 
         Without ``samples`` every microbatch passed every stage.
         """
         if samples is None:
-            steps = range(step + 1 - self._every, step + 1)
-            samples = sum(self._paths(t) for t in steps)
-        return self._changed / samples if samples else 0.0
+            steps = range(step + 1 - self._interval, step + 1)
+            samples = sum(self._step_microbatches(t) for t in steps)
+        return self._pseudo_gradient_samples / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
-        counts = {SAMPLES: self._since} | ({CHANGED: self._changed} if self._changed else {})
+        counts = {SAMPLES: self._committed_samples} | (
+            {PSEUDO_GRADIENT_SAMPLES: self._pseudo_gradient_samples}
+            if self._pseudo_gradient_samples
+            else {}
+        )
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; plans with fixed paths have none."""
-        self._since, self._changed = (
-            round(float(state[name])) if name in state else 0 for name in (SAMPLES, CHANGED)
+        self._committed_samples, self._pseudo_gradient_samples = (
+            round(float(state[name])) if name in state else 0
+            for name in (SAMPLES, PSEUDO_GRADIENT_SAMPLES)
         )
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Discard the counts."""
-        self._since = self._changed = 0
+        self._committed_samples = self._pseudo_gradient_samples = 0
 
-    def _paths(self, step: int) -> int:
-        return self._all[self._cycle[step % len(self._cycle)]]
+    def _step_microbatches(self, step: int) -> int:
+        return self._microbatches[self._cycle[step % len(self._cycle)]]
 
 
 class OuterSGD:
@@ -186,54 +205,54 @@ class OuterSGD:
 
     def __init__(self, plan: TrainingPlan, parameters: Mapping[str, nn.Parameter]) -> None:
         outer = plan.sync.outer
-        self._rate = 1.0 if outer is None else outer.learning_rate
-        self._factor = 0.0 if outer is None else outer.momentum
+        self._learning_rate = 1.0 if outer is None else outer.learning_rate
+        self._momentum_factor = 0.0 if outer is None else outer.momentum
         self._parameters = dict(parameters)
-        self._old = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
-        self._momentum = torch.zeros_like(self._old) if self._factor else None
-        self._left = self._old.clone() if plan.sync.delayed else None
+        self._global = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
+        self._momentum = torch.zeros_like(self._global) if self._momentum_factor else None
+        self._snapshot = self._global.clone() if plan.sync.delayed else None
 
     @property
-    def kept(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Its persistent tensors."""
-        vectors = (self._old, self._momentum, self._left)
+        vectors = (self._global, self._momentum, self._snapshot)
         return [vector for vector in vectors if vector is not None]
 
-    def pseudo_gradient(self, into: Tensor, weight: float) -> None:
+    def pseudo_gradient(self, out: Tensor, pseudo_gradient_weight: float) -> None:
         """Write ``weight (old - new)`` into ``float32[values]``; if delayed, new is the snapshot of
         `take_snapshot`."""
         with torch.no_grad():
-            if self._left is not None:
-                torch.sub(self._old, self._left, out=into)
+            if self._snapshot is not None:
+                torch.sub(self._global, self._snapshot, out=out)
             else:
                 parts = zip(
                     self._parameters.values(),
-                    self._split(into),
-                    self._split(self._old),
+                    self._split(out),
+                    self._split(self._global),
                     strict=True,
                 )
-                for parameter, part, old in parts:
-                    torch.sub(old, parameter.reshape(-1), out=part)
-            into.mul_(weight)
+                for parameter, part, global_parameter in parts:
+                    torch.sub(global_parameter, parameter.reshape(-1), out=part)
+            out.mul_(pseudo_gradient_weight)
 
     def step(self, mean: Tensor) -> None:
         """Apply the outer step with the weighted mean ``float32[values]``, which is overwritten."""
         if self._momentum is not None:
-            self._momentum.mul_(self._factor).add_(mean)
-            mean.add_(self._momentum, alpha=self._factor)
-        self._old.add_(mean, alpha=-self._rate)
+            self._momentum.mul_(self._momentum_factor).add_(mean)
+            mean.add_(self._momentum, alpha=self._momentum_factor)
+        self._global.add_(mean, alpha=-self._learning_rate)
         with torch.no_grad():
-            if self._left is None:
-                for name, old in self.global_parameters().items():
-                    self._parameters[name].copy_(old)
+            if self._snapshot is None:
+                for name, global_parameter in self.global_parameters().items():
+                    self._parameters[name].copy_(global_parameter)
                 return
-            torch.sub(self._old, self._left, out=mean)
-            for name, moved in self.named(mean).items():
-                self._parameters[name].add_(moved)
+            torch.sub(self._global, self._snapshot, out=mean)
+            for name, change in self.named(mean).items():
+                self._parameters[name].add_(change)
 
     def global_parameters(self) -> dict[str, Tensor]:
         """Views of the parameters after the last outer step, by name."""
-        return self.named(self._old)
+        return self.named(self._global)
 
     def state(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
@@ -252,10 +271,10 @@ class OuterSGD:
 
     def take_snapshot(self) -> None:
         """Take a snapshot of the parameters, if the outer step is delayed."""
-        if self._left is not None:
+        if self._snapshot is not None:
             with torch.no_grad():
-                for name, left in self.named(self._left).items():
-                    left.copy_(self._parameters[name])
+                for name, snapshot in self.named(self._snapshot).items():
+                    snapshot.copy_(self._parameters[name])
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a vector of all parameters, by name."""

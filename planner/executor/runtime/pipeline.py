@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.connections import Connection
-from planner.executor.comm.device_backend import DeviceBackend, Mark
+from planner.executor.comm.device_backend import DeviceBackend, Event
 from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
@@ -22,7 +22,7 @@ class PipelineLinks(NamedTuple):
 
     incoming: Mapping[int, Connection]
     sender: Sender
-    failure: ErrorLatch
+    error_latch: ErrorLatch
 
 
 class Pipeline(Protocol):
@@ -42,11 +42,17 @@ class Pipeline(Protocol):
     loss_ranks: set[int]
     fixed_order: bool
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """Get ready for steps with these schedules."""
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
-        """Run a step with schedule k; ``ended`` is called with the end of each operation."""
+    def run(
+        self,
+        step_index: int,
+        schedule_id: int,
+        record: StepRecord,
+        on_operation_end: Callable[[float], None],
+    ) -> None:
+        """Run a step with schedule k; ``on_operation_end`` is called with the end of each operation."""
 
     def finish(self) -> None:
         """Called after the last step."""
@@ -59,28 +65,41 @@ class FixedPipeline:
 
     def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
         self._schedules, self._rank, self._compute = plan.schedules, rank, compute
-        self._traffic = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
-        self.peers = {d for traffic in self._traffic.values() for d in traffic.peers}
+        self._p2p_schedules = {
+            schedule_id: P2PSchedule(plan.schedules[schedule_id], rank)
+            for schedule_id in set(plan.cycle)
+        }
+        self.peers = {
+            d for p2p_schedule in self._p2p_schedules.values() for d in p2p_schedule.peers
+        }
         self.loss_ranks = head_ranks(plan)
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """See `Pipeline`."""
         self._sender = links.sender
-        expected = expected_messages([self._traffic[k] for k in walk])
-        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.failure)
+        expected = expected_messages(
+            [self._p2p_schedules[schedule_id] for schedule_id in schedule_ids]
+        )
+        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.error_latch)
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+    def run(
+        self,
+        step_index: int,
+        schedule_id: int,
+        record: StepRecord,
+        on_operation_end: Callable[[float], None],
+    ) -> None:
         """See `Pipeline`."""
         run_operations(
-            self._schedules[k].order[self._rank],
-            self._traffic[k],
+            self._schedules[schedule_id].order[self._rank],
+            self._p2p_schedules[schedule_id],
             self._compute,
             self._receiver,
             self._sender,
-            serial,
+            step_index,
             self._rank,
             record,
-            ended,
+            on_operation_end,
         )
 
     def finish(self) -> None:
@@ -89,20 +108,20 @@ class FixedPipeline:
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
     """Ranks that run the head of a microbatch, and so have losses."""
-    used = [plan.schedules[k] for k in set(plan.cycle)]
-    return {s.head_device(b) for s in used for b in range(len(s.paths))}
+    used = [plan.schedules[schedule_id] for schedule_id in set(plan.cycle)]
+    return {s.head_device(microbatch) for s in used for microbatch in range(len(s.paths))}
 
 
 def run_operations(
     order: tuple[Operation, ...],
-    traffic: P2PSchedule,
+    p2p_schedule: P2PSchedule,
     compute: Operations,
     receiver: Receiver,
     sender: Sender,
-    serial: int,
+    step_index: int,
     rank: int,
     record: StepRecord,
-    ended: Callable[[float], None] = lambda end: None,
+    on_operation_end: Callable[[float], None] = lambda end: None,
 ) -> None:
     """Run F, H and B of one device; messages leave as soon as their operation is done.
 
@@ -113,26 +132,26 @@ def run_operations(
 
     def drain(max_pending: int) -> None:
         while len(issued) > max_pending:
-            one = issued.popleft()
-            end_s = one.wait_and_record(backend, rank, record)
-            if one.sent is not None:
-                sender.made(one.sent[0].destination, one.sent[1], end_s)
-            ended(end_s)
+            operation = issued.popleft()
+            end_s = operation.wait_and_record(backend, rank, record)
+            if operation.sent is not None:
+                sender.mark_computed(operation.sent[0].destination, operation.sent[1], end_s)
+            on_operation_end(end_s)
 
     for operation in order:
-        kind, b = operation
-        arrival = None
-        if (before := traffic.before.get(operation)) is not None:
-            if issued and not receiver.has(serial, before):
+        kind, microbatch = operation
+        received = None
+        if (needed := p2p_schedule.needs.get(operation)) is not None:
+            if issued and not receiver.has_arrived(step_index, needed):
                 drain(0)
-            arrival = receiver.take(serial, before)
-        start = backend.mark()
-        output = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
-        stop = backend.mark()
-        if (after := traffic.after.get(operation)) is not None:
-            sender.send(output, after.destination)
-        sent = None if after is None else (after, output.nbytes)
-        issued.append(IssuedOperation(operation, start, stop, sent, arrival))
+            received = receiver.receive(step_index, needed)
+        start_event = backend.record_event()
+        output = compute.run_op(kind, microbatch, None if received is None else received.tensor)
+        end_event = backend.record_event()
+        if (sent_message := p2p_schedule.sends.get(operation)) is not None:
+            sender.send(output, sent_message.destination)
+        sent = None if sent_message is None else (sent_message, output.nbytes)
+        issued.append(IssuedOperation(operation, start_event, end_event, sent, received))
         drain(backend.max_pending)
     drain(0)
 
@@ -141,19 +160,22 @@ class IssuedOperation(NamedTuple):
     """An operation that may not have ended: what it is, what it sent and received."""
 
     operation: Operation
-    start: Mark
-    stop: Mark
+    start_event: Event
+    end_event: Event
     sent: tuple[Message, int] | None = None
-    arrival: ReceivedMessage | None = None
+    received: ReceivedMessage | None = None
 
     def wait_and_record(self, backend: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Wait for its end, record it, and return the time."""
-        start_s, end_s = backend.wait_time_s(self.start), backend.wait_time_s(self.stop)
+        start_s, end_s = (
+            backend.wait_for_event(self.start_event),
+            backend.wait_for_event(self.end_event),
+        )
         if self.sent is not None:
             record.sent(*self.sent, end_s)
-        kind, b = self.operation
-        record.ops.append((b, rank, kind, start_s, end_s))
-        if self.arrival is not None:
-            arrival = self.arrival
-            record.received(arrival.message, arrival.tensor.nbytes, arrival.arrived_s)
+        kind, microbatch = self.operation
+        record.ops.append((microbatch, rank, kind, start_s, end_s))
+        if self.received is not None:
+            received = self.received
+            record.received(received.message, received.tensor.nbytes, received.arrived_s)
         return end_s

@@ -73,10 +73,10 @@ class StageRuntime(Operations, Protocol):
         none."""
 
 
-class StepCommit(Protocol):
+class StepCommitter(Protocol):
     """Decides with all ranks whether a step counts, before any of them applies its update."""
 
-    def abort_on(self, failure: ErrorLatch) -> None:
+    def abort_on(self, error_latch: ErrorLatch) -> None:
         """Abort a pending decision when a connection fails."""
 
     def commit_step(self, step: int, loss: float | None) -> None:

@@ -25,7 +25,7 @@ EPSILON = 1e-6
 """Added to the norm, as in torch.nn.utils.clip_grad_norm_."""
 
 
-class NormClipper:
+class GradientNorm:
     """The part of one rank.
 
     Parameters
@@ -37,42 +37,45 @@ class NormClipper:
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._most, self._rank = math.inf if plan.clip is None else plan.clip, rank
+        self._max_norm, self._rank = math.inf if plan.clip is None else plan.clip, rank
         # with a single stage, each device has all gradients
-        self._root, *self._others = plan.norm_devices or (rank,)
-        firsts = plan.norm_reporters or (rank,)
-        self._tells, self._firsts = rank in firsts, [d for d in firsts if d != self._root]
+        self._root, *self._receivers = plan.norm_devices or (rank,)
+        reporters = plan.norm_reporters or (rank,)
+        self._reports, self._reporters = (
+            rank in reporters,
+            [d for d in reporters if d != self._root],
+        )
 
     @property
     def peers(self) -> set[int]:
         """Ranks that it exchanges messages with."""
-        return set(self._others) if self._rank == self._root else {self._root}
+        return set(self._receivers) if self._rank == self._root else {self._root}
 
-    def run(
-        self, vector: Tensor, connections: Mapping[int, socket.socket], copied: int = 0
+    def clip(
+        self, vector: Tensor, connections: Mapping[int, socket.socket], skip: int = 0
     ) -> float:
         """Scale the averaged ``float32[values]`` gradients of this rank's stage in place, if
         necessary."""
-        own = squares(vector[copied:]) if self._tells else 0.0
+        own = sum_of_squares(vector[skip:]) if self._reports else 0.0
         if self._rank == self._root:
-            total = math.fsum([own, *(_receive(connections[d]) for d in self._firsts)])
-            for d in self._others:
+            total = math.fsum([own, *(_receive(connections[d]) for d in self._reporters)])
+            for d in self._receivers:
                 _send(connections[d], total)
         else:
-            if self._tells:
+            if self._reports:
                 _send(connections[self._root], own)
             total = _receive(connections[self._root])
         norm = math.sqrt(total)
         # a NaN norm makes all gradients NaN
-        if not norm + EPSILON <= self._most:
-            vector.mul_(self._most / (norm + EPSILON))
+        if not norm + EPSILON <= self._max_norm:
+            vector.mul_(self._max_norm / (norm + EPSILON))
         return norm
 
 
-def squares(vector: Tensor) -> float:
+def sum_of_squares(vector: Tensor) -> float:
     """Sum of squares of a vector in double precision, without a copy of the whole vector."""
-    most = GPU_CHUNK if vector.is_cuda else CHUNK
-    parts = [part.double().square_().sum() for part in torch.split(vector, most)]
+    chunk = GPU_CHUNK if vector.is_cuda else CHUNK
+    parts = [part.double().square_().sum() for part in torch.split(vector, chunk)]
     # one transfer from a GPU
     return math.fsum(torch.stack(parts).tolist()) if parts else 0.0
 
