@@ -161,7 +161,7 @@ class Scenario:
         return max(self.stage) + 1
 
     @property
-    def forward_senders(self) -> int:
+    def choosers(self) -> int:
         """How many routers there are."""
         return len(self.stage) if self.by_holder else len(self.homes)
 
@@ -246,7 +246,7 @@ def routers(
 ) -> list[Chooser]:
     """The routers of a scene, which know those who are there."""
     found: list[Chooser] = []
-    for number in range(scene.forward_senders):
+    for number in range(scene.choosers):
         router: Router[int] = Router(
             scene.stages, smoothing=smoothing, epsilon_s=epsilon_s, entry=entry
         )
@@ -261,7 +261,7 @@ def routers(
 
 def simulate_queues(
     scene: Scenario,
-    forward_senders: Sequence[Chooser],
+    choosers: Sequence[Chooser],
     microbatches: int,
     *,
     changes: Sequence[Change] = (),
@@ -270,11 +270,11 @@ def simulate_queues(
     drain: bool = False,
 ) -> Log:
     """Let trainers and peers work."""
-    if len(forward_senders) != scene.forward_senders:
+    if len(choosers) != scene.choosers:
         raise ValueError(
-            f"the scene needs {scene.forward_senders} choosers, found {len(forward_senders)}; see routers()"
+            f"the scene needs {scene.choosers} choosers, found {len(choosers)}; see routers()"
         )
-    return _Play(scene, forward_senders, microbatches, seed, drain).run(changes, until_s)
+    return _Play(scene, choosers, microbatches, seed, drain).run(changes, until_s)
 
 
 class _Play:
@@ -283,12 +283,12 @@ class _Play:
     def __init__(
         self,
         scene: Scenario,
-        forward_senders: Sequence[Chooser],
+        choosers: Sequence[Chooser],
         microbatches: int,
         seed: int,
         drain: bool,
     ) -> None:
-        self.scene, self.forward_senders, self.wanted = scene, forward_senders, microbatches
+        self.scene, self.choosers, self.wanted = scene, choosers, microbatches
         self.left = microbatches if drain else math.inf  # to begin
         self.agenda = EventQueue()
         rng = np.random.default_rng(seed)
@@ -327,7 +327,7 @@ class _Play:
         if peer is None:
             m.chooser = m.at if self.scene.by_holder else m.trainer
             try:
-                peer = self.forward_senders[m.chooser].choose(m.place)
+                peer = self.choosers[m.chooser].choose(m.place)
             except NoPeer:
                 if math.isinf(self.scene.announce_s):
                     raise
@@ -355,7 +355,7 @@ class _Play:
         if m.attempt != attempt:
             return
         self.log.failed.append((self.agenda.now_s, peer))
-        self.forward_senders[m.chooser].ban(peer)
+        self.choosers[m.chooser].ban(peer)
         if not self.alive[m.at]:
             m.at = self.scene.homes[m.trainer]
         self._ask(m, None)
@@ -415,7 +415,7 @@ class _Play:
     def _answered(self, m: _Microbatch, peer: int, time_s: float) -> None:
         """The trainer hears at a time that its request was done."""
         if not m.back:
-            router = self.forward_senders[m.chooser]
+            router = self.choosers[m.chooser]
             seconds = time_s - m.asked_s
             if self.scene.told_work:
                 seconds = float(self.scene.forward_s[peer]) * self.factor[peer]
@@ -449,7 +449,7 @@ class _Play:
 
     def _announce(self, d: int, again: bool) -> None:
         if self.alive[d]:
-            for chooser in self.forward_senders:
+            for chooser in self.choosers:
                 chooser.announce(d, [self.scene.stage[d]])
         if again:
             later_s = self.agenda.now_s + self.scene.announce_s

@@ -160,22 +160,22 @@ def _samples_per_s(
     """Samples a second and worker."""
     layer_s = FIGURE_3_S[place] / STAGES * samples
     stage = tuple(d % PIPELINE for d in range(WORKERS))
-    source_devices = range(0, WORKERS, PIPELINE) if wiring == "fixed" else range(WORKERS)
+    trainers = range(0, WORKERS, PIPELINE) if wiring == "fixed" else range(WORKERS)
     scene = Scenario(
         even_links(WORKERS, latency_s, BYTES_PER_S, stream_bytes_per_s),
         stage,
         np.full(WORKERS, FORWARD * layer_s),
         np.full(WORKERS, (1 - FORWARD) * layer_s),
         TABLE_1[place].value_bytes * TABLE_1[place].units * TOKENS * samples,
-        tuple(source_devices),
-        in_flight // len(source_devices),
+        tuple(trainers),
+        in_flight // len(trainers),
         relayed="trainer" in wiring,
         told_work="work" in wiring,
         jitter_s=jitter_s,
     )
     chosen: Sequence[Chooser]
     if wiring == "fixed":
-        chosen = [FixedPath(range(first, first + PIPELINE)) for first in source_devices]
+        chosen = [FixedPath(range(first, first + PIPELINE)) for first in trainers]
     elif wiring == "planned flow":
         chosen = routers(scene, smoothing=0, estimates_s=dict.fromkeys(range(WORKERS), 1.0))
     else:
@@ -214,17 +214,17 @@ def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         "| off | work: done | off |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for in_flight, source_devices in LOADS:
+    for in_flight, trainers in LOADS:
         cells = []
         for latency_s in (1e-6, 0.05):
             for told in (False, True):
-                homes = tuple(range(source_devices))
+                homes = tuple(range(trainers))
                 scene = _scene(SPEEDS, latency_s, homes=homes, in_flight=in_flight, told_work=told)
                 log = simulate_queues(scene, routers(scene), 12_000)
                 off = _off(log, log.finished_s[4000])
                 cells.append(f"{log.per_s(4000) / (sum(SPEEDS[0]) / 0.3):.1%} | {off:.1%}")
-        lines.append(f"| {in_flight * source_devices} | {' | '.join(cells)} |")
-        say(f"shares: {in_flight * source_devices} in flight: {cells}")
+        lines.append(f"| {in_flight * trainers} | {' | '.join(cells)} |")
+        say(f"shares: {in_flight * trainers} in flight: {cells}")
     lines += [
         "",
         "A response time has the wait in the peer's queue and the network in it. Shares inverse to "

@@ -79,7 +79,7 @@ def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDete
         context.make_pipeline,
     )
     last = elastic.train(context.first, context.config.steps)
-    if elastic.worker is None:  # it came too late
+    if elastic.worker is None:  # all steps were done before it could join
         detector.stop_watching()
         return 0
     with elastic.after_last_step("the model is not written"):

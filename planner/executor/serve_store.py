@@ -19,7 +19,7 @@ from planner.utils.refusal import Refusal
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a signal comes; returns the exit code."""
+    """Serve until this process is interrupted; returns the exit code."""
     parser = OneLineParser(prog="python -m planner.executor.serve_store", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="MASTER_PORT of the ranks")
     parser.add_argument(

@@ -962,3 +962,13 @@ def test_what_goes_without(tmp_path: Path) -> None:
     words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--elastic", "--own-pace"]
     done = run_ranks(1, "planner.executor.__main__", *words)
     assert done.error == f"{PREFIX}device '0': --elastic conflicts with --own-pace; leave one out\n"
+
+
+def test_a_refusal_of_all_ranks_ends_the_run(tmp_path: Path) -> None:
+    """With its own exit code: no rank leaves as if the others could continue without it."""
+    save_plan(plan_of("fp16"), tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--elastic"]
+    words += ["--steps", "100", "--optimizer", "sgd", "--learning-rate", "1e20"]
+    done = run_ranks(6, "planner.executor.__main__", *words, go_on=True)
+    assert REFUSED in done.codes and set(done.codes) <= {REFUSED, FAILED}, done.error
+    assert "gradients overflow fp16 even with a loss scale of 1" in done.error

@@ -1,7 +1,7 @@
 """Checkpoints: one file of tensors per device, and an index written when all are complete.
 
-``FOLDER/step-000020/`` holds what is needed to continue after 20 steps. The folder may be shared by
-all nodes or local to each: every rank writes the same index beside its shard.
+``FOLDER/step-000020/`` holds the state after 20 steps. The folder may be shared by all nodes or
+local to each: every rank writes the same index next to its shard.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointManager:
     model_stage
         The stage module; None if this rank has none.
     settings
-        What losses depend on beside the plan, by name of the options.
+        Options, other than the plan, that losses depend on.
     written
         Called with the number of steps of each complete checkpoint.
     """
@@ -245,8 +245,9 @@ def resume(
             raise _unreadable(path, "no place in the data") from None
         if description != model_stage.data.description:
             raise CheckpointError(
-                f"{path}: was trained on {description}, this run has {model_stage.data.description}; "
-                "give the same --data, --tokenizer and --shuffle, with the release that wrote it"
+                f"{path}: was trained on {description}, this run has "
+                f"{model_stage.data.description}; give the same --data, --tokenizer and --shuffle, "
+                "with the release that wrote it"
             )
         model_stage.data.seek(position)
     if not same and ranks.rank == min(plan.stage_of):

@@ -25,12 +25,12 @@ EMPTY = memoryview(b"")
 
 
 class SendQueue:
-    """Queue to one member: sends at once what the connection takes, the rest by a thread.
+    """Queue to one member: sends without blocking what fits into the buffer, the rest in a thread.
 
     Parameters
     ----------
     error_latch
-        Receives errors.
+        Fails with the first error of the thread.
     """
 
     def __init__(self, connection: socket.socket, name: str, error_latch: ErrorLatch) -> None:
@@ -49,7 +49,7 @@ class SendQueue:
                 self._submit(partial(send_all, self._connection, *left))
 
     def send_encoded(self, header: int, encode: Callable[[], memoryview]) -> None:
-        """The same for a chunk that the thread makes first."""
+        """As `send`, for a chunk that the thread encodes first."""
 
         def job() -> None:
             send_all(self._connection, memoryview(HEAD.pack(header)), encode())
@@ -106,14 +106,14 @@ class AllReduceLinks:
     Parameters
     ----------
     error_latch
-        Receives errors of all threads.
+        Fails with the first error of any thread.
 
     Attributes
     ----------
     send_queues, receivers
         By rank, the send queue to it, and the thread that receives from it.
     changed
-        Condition that guards what threads count.
+        Condition that guards the counters of all threads.
     """
 
     def __init__(self, channels: DuplexChannels, error_latch: ErrorLatch) -> None:
@@ -131,17 +131,17 @@ class AllReduceLinks:
         self._buffer_pool = BufferPool(0)
 
     def buffer_pool(self, length: int) -> BufferPool:
-        """Buffer pool for contributions, reused while their length stays the same."""
+        """The pool of buffers for contributions; a new one if their length has changed."""
         if self._buffer_pool.length != length:
             self._buffer_pool = BufferPool(length)
         return self._buffer_pool
 
     def notify_ready(self, rank: int) -> None:
-        """Send word that this rank is ready for its next round, or will be when it arrives."""
+        """Notify a rank that this one will be ready for its next round when the message arrives."""
         self.send_queues[rank].send(READY, EMPTY)
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait for the threads; raises their errors."""
+        """Wait until ``done`` returns true or a time has passed; raises errors of the threads."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             while self.error_latch.error is None and not done():

@@ -37,8 +37,8 @@ class StageAverager:
     upload_bytes_per_s
         Upload limit of this rank.
     notify_ahead_s
-        By rank of the first round, how long before it is ready this rank sends word: the latency,
-        less the time by which the round ends sooner than planned if all begin at once.
+        By peer of the first round, how long before its own readiness this rank notifies it: the
+        latency, less the time by which a round that all begin at once ends sooner than planned.
     """
 
     rank: int
@@ -93,7 +93,7 @@ class StageAverager:
         return end
 
     def _available_rate(self, sender: Sender) -> tuple[float, float]:
-        """Leave bandwidth for the last pipeline messages, for which other devices wait."""
+        """Bytes per second for averaging, and until when: the last pipeline messages go first."""
         size, until_s = sender.in_flight(self.upload_bytes_per_s)
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)

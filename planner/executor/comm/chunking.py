@@ -26,8 +26,8 @@ MIN_BYTES = 1 << 15
 EARLY_START_FACTOR = 1.0
 """Rounds whose bytes take less than this multiple of the longest round trip start early."""
 MAX_NOTIFY_DELAY = 0.05
-"""Largest delay of a round by waiting for word from all, relative to its planned time; beyond it,
-word is sent ahead. A round that starts sooner competes with the last pipeline messages."""
+"""Largest delay of a round by waiting until all are ready, relative to its planned time; beyond it,
+members notify each other ahead. Earlier rounds compete with the last pipeline messages."""
 EXTRA_CHUNKS = 8
 """Chunks beyond those in flight: being summed, queued at both ends, or on uneven links."""
 
@@ -43,11 +43,11 @@ class Chunking:
     window
         Chunks that a member sends beyond those returned completely.
     start_early_s
-        Time after its own readiness at which a member starts without word from all others; None to
-        always wait.
+        Time after its own readiness at which a member starts even if others have not reported
+        theirs; None to always wait.
     slack_s
-        Time by which a round that all begin when ready ends before its planned end; None if word
-        that all are ready arrives in time.
+        Time by which a round that all begin when ready ends before its planned end; None if
+        notifications arrive in time.
     """
 
     chunks: int
@@ -123,15 +123,16 @@ def round_end_s(
 def compare_with_plan_s(
     group: AveragingGroup, vector_bytes: float, cluster: Cluster
 ) -> tuple[float, float]:
-    """Difference between a round that all begin at once, or with word, and the planned one.
+    """Compare the planned end of a round with ends of actual rounds.
 
-    A plan counts the bytes of the fullest link and the longest round trip. Word that all are ready
-    takes one more latency.
+    A plan counts the bytes of the fullest link and the longest round trip. Notifications of
+    readiness take one more latency.
 
     Returns
     -------
     tuple[float, float]
-        Seconds: how much sooner, at least 0; how much later with word, negative if sooner.
+        Seconds by which a round that all begin at once ends sooner, at least 0; and by which one
+        that waits for notifications ends later, negative if sooner.
     """
     expected_s = planned_s(group, vector_bytes, cluster)
     notified_s = _latency_s(group, cluster).max(axis=0)

@@ -118,7 +118,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
 
 
 def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
-    """Send what the connection takes without blocking."""
+    """Send as many bytes as fit into the buffer; returns the parts that remain."""
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
         count_sent(connection, sent)

@@ -1,4 +1,4 @@
-"""Host or GPU where a rank computes: transfers between both, and when operations end.
+"""Device on which a rank computes, host or GPU: transfers, events and times of operations.
 
 On a GPU only the consumer of a result waits for its operation: messages enter and leave by copies
 on separate streams, to and from pinned memory, while the next operation computes. The host is one
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Event = Any
-"""A point in the work of the device, possibly still to come."""
+"""A point in the work of the device, which it may not have reached; a CUDA event or a time."""
 
 
 class DeviceBackend(Protocol):
@@ -42,10 +42,10 @@ class DeviceBackend(Protocol):
         """Copy the result of the operations so far to host memory."""
 
     def record_event(self) -> Event:
-        """A mark behind all operations issued so far."""
+        """Record an event after all operations issued so far."""
 
-    def wait_for_event(self, record_event: Event) -> float:
-        """Wait for a mark of this step; returns its time on the monotonic clock."""
+    def wait_for_event(self, event: Event) -> float:
+        """Wait for an event of this step; returns its time on the monotonic clock."""
 
 
 class HostBackend:
@@ -72,9 +72,9 @@ class HostBackend:
         """The current time."""
         return time.monotonic()
 
-    def wait_for_event(self, record_event: Event) -> float:
-        """The time of the mark."""
-        return float(record_event)
+    def wait_for_event(self, event: Event) -> float:
+        """The time of the event."""
+        return float(event)
 
 
 HOST: DeviceBackend = HostBackend()
@@ -161,11 +161,11 @@ class GpuBackend:
         """An event behind all operations."""
         return self._gpu.event(self._gpu.compute_stream(), timing=True)
 
-    def wait_for_event(self, record_event: Event) -> float:
+    def wait_for_event(self, event: Event) -> float:
         """See `DeviceBackend`."""
-        record_event.synchronize()
+        event.synchronize()
         # the event precedes the start of the step slightly
-        event_s = self._start_s + float(self._start_event.elapsed_time(record_event)) / 1e3
+        event_s = self._start_s + float(self._start_event.elapsed_time(event)) / 1e3
         return min(event_s, time.monotonic())
 
 

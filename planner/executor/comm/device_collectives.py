@@ -1,6 +1,7 @@
 """Averaging within a machine by collectives of a library (NCCL), from GPU to GPU.
 
-Each averaging group whose members have a GPU each on one machine gets a process group. A rank runs
+Each group that averages gradients, and whose members have a GPU each on one machine, gets a process
+group. A rank runs
 its collectives one after the other, in the plan's order, so that they cannot wait for each other in
 a circle. All other groups average through host memory (`sharded_allreduce`).
 """
@@ -32,7 +33,7 @@ from planner.executor.comm.device_identity import gpu_identity, machine_id, netw
 from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
 from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
-from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
 from planner.utils.refusal import Refusal
 
@@ -142,14 +143,19 @@ def open_collectives(
         raise Refusal("--direct nccl: this PyTorch is built without NCCL; leave it out")
     location = json.dumps(gpu_location(library, ranks.rank, device))
     locations = [json.loads(text) for text in ranks.all_gather("collectives/location", location)]
-    rounds = [groups for entry in plan.averaging for groups in entry]
+    # pseudo-gradients are averaged in host memory
+    rounds = [
+        groups
+        for entry in plan.averaging
+        for groups in (within(entry) if plan.sync.local_steps else entry)
+    ]
     members_of = {
         group.members: None
         for groups in rounds
         for group in groups
         if is_uniform(group) and share_machine([locations[member] for member in group.members])
     }
-    if not members_of:
+    if rounds and not members_of:
         raise Refusal(
             f"--direct {library}: no averaging group has a GPU of one machine for each member, so "
             "that nothing could go from GPU to GPU; leave it out"

@@ -1,8 +1,8 @@
-"""The global norm of all gradients, each stage's counted once, and clipping by it.
+"""The global gradient norm, for clipping and for detecting overflow.
 
-The first device of each stage sends its sum of squares to one device, which the plan names; that
-one sends the total to all. All devices thus apply the same factor, to the last bit, and in fp16
-decide alike whether gradients have overflowed.
+The first device of each stage sends its sum of squares to a root, which sends the total to all. All
+devices thus have the same norm, to the last bit: they clip by the same factor, and with loss
+scaling all of them skip the step or none does.
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ from planner.training_plan.model import TrainingPlan
 
 MESSAGE = struct.Struct("!d")
 CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
-"""Values squared in double precision at a time: what caches hold; on GPUs, fewer launches."""
+"""Values squared in double precision at a time: few enough for caches; on GPUs, few launches."""
 EPSILON = 1e-6
 """Added to the norm, as in torch.nn.utils.clip_grad_norm_."""
 
 
 class GradientNorm:
-    """The part of one rank.
-
-    Parameters
-    ----------
-    plan
-        That needs the norm.
-    rank
-        A device with a stage.
-    """
+    """Computes the global norm and clips by it, on one rank with a stage."""
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._max_norm, self._rank = math.inf if plan.clip is None else plan.clip, rank
@@ -54,8 +46,10 @@ class GradientNorm:
     def clip(
         self, vector: Tensor, connections: Mapping[int, socket.socket], skip: int = 0
     ) -> float:
-        """Scale the averaged ``float32[values]`` gradients of this rank's stage in place, if
-        necessary."""
+        """Clip the averaged ``float32[values]`` gradients of a stage in place; returns the norm.
+
+        ``skip`` leading values, which another stage counts, are left out of the norm.
+        """
         own = sum_of_squares(vector[skip:]) if self._reports else 0.0
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._reporters)])

@@ -1,4 +1,4 @@
-"""Roles of a member in a round: who sends to it, to whom it sends, which elements."""
+"""Roles of the members of a round, and the elements that each of them reduces."""
 
 from __future__ import annotations
 

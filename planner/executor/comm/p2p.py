@@ -1,8 +1,8 @@
-"""P2P messages of the pipeline, sent when handed over and timed when they arrive.
+"""P2P messages of the pipeline: queued by the sender, timestamped when they arrive.
 
 One thread per peer and direction: neither end waits for the other, and the time of arrival is not
-that of the request. Early messages wait in the receiver's memory, up to `MAX_EARLY_BYTES` (beyond that,
-only those that the next operation needs); then senders block.
+that of the request. Early messages wait in the receiver's memory, up to `MAX_EARLY_BYTES`; beyond
+that, only those that the next operation needs are read, and senders block.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Sender:
         self._threads = {d: WorkerThread(f"to {d}", error_latch) for d in connections}
 
     def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
-        """Hand a message over; returns at once."""
+        """Queue a message after the operations that compute it; returns at once."""
         connection = self._connections[destination]
         self._queued_bytes[destination] += tensor.nbytes
         ready = self._backend.to_host(tensor)
@@ -119,17 +119,17 @@ class Sender:
         self._threads[destination].submit(job)
 
     def mark_computed(self, destination: int, size: int, end_s: float) -> None:
-        """A message that was handed over has been computed."""
+        """Record when a queued message was computed, for `in_flight`."""
         begin = max(end_s, self._expected_sent_s[destination])
         self._expected_sent_s[destination] = begin + size / self._rates[destination]
 
     def send_header(self, destination: int, header: bytes) -> None:
-        """Send a few bytes after all messages handed over before; returns at once."""
+        """Queue a header without a tensor; returns at once."""
         connection = self._connections[destination]
         self._threads[destination].submit(lambda: send_all(connection, memoryview(header)))
 
     def in_flight(self, upload_bytes_per_s: float) -> tuple[float, float]:
-        """Data that is being sent or not known to have arrived.
+        """Estimate data that has not arrived.
 
         Returns
         -------
@@ -153,12 +153,12 @@ class Sender:
         return sum(remaining.values()), now + longest
 
     def finish(self) -> None:
-        """Wait until everything is in the system's buffers."""
+        """Wait until all messages are in the buffers of the operating system."""
         for thread in self._threads.values():
             thread.finish()
 
     def _unacknowledged(self, destination: int) -> int:
-        """Bytes handed over and not known to have arrived."""
+        """Bytes queued or not acknowledged."""
         queued = self._queued_bytes[destination] - self._sent_bytes[destination]
         return queued + unacknowledged_bytes(self._connections[destination])
 
@@ -181,7 +181,7 @@ class ReceivedMessage:
 
 
 class ExpectedMessage(NamedTuple):
-    """An expected message: number of its step, and what it is."""
+    """An expected message, and the index of its step."""
 
     serial: int
     message: Message

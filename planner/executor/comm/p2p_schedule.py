@@ -1,7 +1,7 @@
 """P2P messages of an iteration, in the order known to both ends.
 
 Messages of an ordered pair leave in the order in which the sender's operations produce them, so
-they need no tag: the receiver knows from the plan which one comes next.
+they need no tag: the plan determines the order in which the receiver gets them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predicts when a device will be ready to average, to send word one latency ahead."""
+"""Predicts when a device will be ready to average, to notify its peers one latency ahead."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 
 
 class ReadyHint:
-    """Prediction from the last step of the same schedule: how long before readiness each operation
-    ended.
+    """Predicts from the last step of the same schedule: the time from each operation to readiness.
 
-    Word sent too early starts a round before its last member is ready, at the cost of other
-    messages; word sent too late delays the round.
+    An early notification starts a round before its last member is ready, at the cost of other
+    messages; a late one delays the round.
 
     Parameters
     ----------
     notify_ahead_s
-        By rank, how long before readiness word is sent to it.
+        By rank, how long before readiness it is notified.
 
     Attributes
     ----------
     notified
-        Ranks to which word was sent in this step.
+        Ranks that were notified in this step.
     """
 
     def __init__(self, notify_ahead_s: Mapping[int, float]) -> None:
@@ -40,7 +39,7 @@ class ReadyHint:
         remaining_s = self._remaining_s.get(self._schedule, ())
         done = len(self._end_times)
         if done >= len(remaining_s):
-            return  # what comes next is to be ready
+            return  # the last operation: the caller notifies when the gradients are ready
         # now or after the next operation, whichever is nearer
         until_ready_s = (remaining_s[done - 1] + remaining_s[done]) / 2
         for rank, notify_ahead_s in self._notify_ahead_s.items():

@@ -1,16 +1,18 @@
-"""One round of averaging: member k reduces share k, and returns it to all members (DeDLOC, 3.2).
+"""Sharded all-reduce: member k reduces share k and returns the sum to all members (DeDLOC, 3.2).
 
 In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
 for a slice of the vector.
 
 A round begins when its last member is ready, of which members notify each other: earlier messages
-would compete with pipeline messages that others still need. Word is sent ahead where possible
-(`planner.executor.comm.ready_hint`); where it would arrive too late, a member does not wait for it
-(`Chunking.start_early_s`). Shares are sent in chunks; the chunks of all reducers with the same number
-travel together, so that contributions, sums and returns overlap and rates stay in proportion to
-shares. A member sends up to a window of chunks beyond those returned completely: a return is an
-acknowledgement as well, and reducers hold no more of it than the window. Where nothing is returned,
-they read no further than that.
+would compete with pipeline messages that others still need. Members notify each other ahead where
+possible (`planner.executor.comm.ready_hint`); where a notification would arrive too late, a member
+starts without it (`Chunking.start_early_s`).
+
+Shares are sent in chunks; the chunks of all reducers with the same number are sent together, so
+that contributions, sums and returns overlap and rates stay in proportion to shares. A member sends up to
+a window of chunks beyond those returned completely: a return is an acknowledgement as well, and
+reducers hold no more of it than the window. If nothing is returned, reducers read no more than a
+window ahead.
 """
 
 from __future__ import annotations
@@ -55,10 +57,10 @@ class ShardedAllReduce:
     scale
         Factor on sums.
     available_rate
-        Called at the start of the round: bytes per second that may be sent, and until when on the
-        monotonic clock; afterwards there is no limit.
+        Called at the start of the round; returns a limit in bytes per second, and the time on the
+        monotonic clock until which it holds.
     notified
-        Ranks that already have word of this one; None if no word is sent ahead.
+        Ranks that this one has notified already; None if it notifies none ahead.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class ShardedAllReduce:
         self._contributions: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
-        """Contribute, reduce and collect all chunks."""
+        """Run the round; returns the time of its end on the monotonic clock."""
         for k in self._roles.others:
             if self._members[k] not in self._notified:
                 self._links.notify_ready(self._members[k])
@@ -141,7 +143,7 @@ class ShardedAllReduce:
         return not self._missing_contributions[c]
 
     def _scatter(self, c: int) -> int:
-        """Send chunk c, and whatever needs no answer to it; returns bytes."""
+        """Send chunk c, and following ones that no return precedes; returns their bytes."""
         values = 0
         while c < self._chunking.chunks:
             if self._roles.contributes:

@@ -21,7 +21,8 @@ from planner.executor.comm.connections import DuplexChannels, receive_into, send
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
 RESTORE = 'cat >/dev/null; echo 1 >"$0"'
-"""Waits for the end of its input, which comes when this process ends or closes it."""
+"""Shell command that restores the setting when its input is closed, at the latest when this process
+ends."""
 RESTORE_TIMEOUT_S = 2.0
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 23
 """Bytes sent in each direction of a connection before the first step, to grow its window."""

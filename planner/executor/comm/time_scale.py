@@ -10,7 +10,7 @@ from planner.utils.refusal import Refusal
 
 @dataclass(frozen=True)
 class TimeScale:
-    """Divisors that let a small machine run a plan for a large network.
+    """Divisors with which one machine can run a plan for a large network.
 
     Attributes
     ----------

@@ -28,6 +28,6 @@ def require_same_data(ranks: RankGroup, option: str, own: Microbatches | None) -
     first = next((rank for rank, text in enumerate(descriptions) if text), 0)
     if own is not None and own.description != descriptions[first]:
         raise DataError(
-            f"{option}: here are {own.description}, on device {ranks.name(first)!r} {descriptions[first]}; give "
-            "all nodes the same text and tokenizer"
+            f"{option}: here are {own.description}, on device {ranks.name(first)!r} "
+            f"{descriptions[first]}; give all nodes the same text and tokenizer"
         )

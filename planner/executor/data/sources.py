@@ -61,7 +61,7 @@ class TextFiles:
             )
         # with bytes as tokens, a file that was named explicitly may hold any bytes
         self._allows_any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
-        for file_path in self._paths:  # what is no text often shows at once
+        for file_path in self._paths:  # binary files are often recognised by their first bytes
             with file_path.open("rb") as file:
                 text = file.read(PIECE_BYTES)
             self._require_utf8(
@@ -133,10 +133,10 @@ class Items:
         return tokens.astype(np.int32)
 
 
-def _require_in_vocabulary(tokens: NDArray[Any], vocabulary: int, problem: str) -> None:
+def _require_in_vocabulary(tokens: NDArray[Any], vocabulary: int, source: str) -> None:
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise DataError(
-            f"{problem} has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+            f"{source} has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
             f"{vocabulary - 1}; use a model with a larger vocabulary, or its own --tokenizer"
         )
 
@@ -160,7 +160,8 @@ def require_utf8(text: bytes, path: Path, offset: int) -> None:
         error_index, problem = 0, "is not UTF-8 text but UTF-16"
     if error_index >= 0:
         raise DataError(
-            f"{path}: {problem} (byte {offset + error_index}); save it as UTF-8, or take it out of the data"
+            f"{path}: {problem} (byte {offset + error_index}); save it as UTF-8, or take it out of "
+            "the data"
         )
 
 

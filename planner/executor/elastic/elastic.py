@@ -1,8 +1,9 @@
-"""Training that continues when devices are lost, and when they return.
+"""Elastic runs: training continues when devices are lost, and when they join again.
 
-Each generation of ranks has the plan of the devices present. It ends when one of them is lost: the
-interrupted step is then repeated by the others, since an update is applied by all ranks or none
-(`commit`). Or it ends after a step, when a device is waiting to join.
+All members of a generation have the plan of the devices present. A generation ends when one of them
+is lost: the others repeat the interrupted step, since an update is applied by all ranks or none
+(`step_commit`). Or it ends after a step, when a device is waiting to join. The states of a run, and
+what ends each of them, are listed in docs/explanation/elastic-runs.md.
 
 In local SGD, a step's local updates and the outer step after it are committed separately. A
 generation that ends between the two leaves the outer step to the next one, which begins with it. A
@@ -47,6 +48,7 @@ from planner.executor.runtime.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
+from planner.utils.refusal import Refusal
 
 POLL_S = 0.05
 
@@ -55,9 +57,13 @@ class EmptyStageError(RuntimeError):
     """A stage has no device left."""
 
 
+class RunRefused(RuntimeError):
+    """A refusal while training: every rank, or a restarted one, would refuse the same input."""
+
+
 @dataclass
 class _LastStep:
-    """The last step of this rank, for whoever reports it."""
+    """The last step of this rank, which another generation may have to report."""
 
     record: StepRecord
     commit: StoreStepCommitter
@@ -69,9 +75,10 @@ class ElasticRun:
     Parameters
     ----------
     ranks
-        The rank group.
+        All ranks of the full plan.
     compute
-        Runs its operations; with the parameters of the first step, unless it joins late.
+        Runs the operations of this rank; with the parameters of the first step, unless it joins
+        late.
     progress
         Output of the first rank of each generation.
     checkpoints
@@ -79,7 +86,7 @@ class ElasticRun:
     held_out
         Evaluation data; None for no evaluation.
     wait_s
-        As in `planner.executor.elastic.membership.Membership`.
+        See `planner.executor.elastic.membership.Membership`.
     make_pipeline
         Creates the pipeline of a rank of a plan.
 
@@ -116,7 +123,7 @@ class ElasticRun:
         self._heartbeats: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
-        """Run all steps."""
+        """Run all steps; returns the record of the last one."""
         if self._all_ranks.joins_late:
             if not self._membership.join():
                 return None
@@ -129,6 +136,8 @@ class ElasticRun:
                     break
             except DeviceLost:
                 pass
+            except Refusal as error:
+                raise RunRefused(str(error)) from error
             except ConnectionLost as error:
                 self._await_cause(error)
             except OSError as error:
@@ -139,7 +148,7 @@ class ElasticRun:
                     self._await_cause(ConnectionReset(str(error)))
             self._after_loss()
             if self._step >= steps and self._held_out is None and not self._outer_step_pending():
-                break  # the others may have left already
+                break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
         self._membership.finish()
         return None if self._unreported is None else self._unreported.record
@@ -156,7 +165,7 @@ class ElasticRun:
             self._all_ranks.detector.stop_watching()
 
     def _run_generation(self, steps: int) -> bool:
-        """Run a generation; False if another one follows."""
+        """Run a generation; returns whether all steps are done."""
         generation = self._membership.generation
         self.plan = self._plan_of(generation)
         self.ranks = self._membership.ranks(generation.members.index(self._membership.name))
@@ -248,7 +257,7 @@ class ElasticRun:
         detector = self._all_ranks.detector
         assert detector is not None
         if self._heartbeats is not None:
-            # all of this generation let go of older ones before any of them closes those
+            # all ranks stop watching older connections before any of them closes those
             detector.watch_only(self._heartbeats)
         self._older_heartbeats.append(self.ranks.resources)
         self._heartbeats = {}
@@ -297,7 +306,7 @@ class ElasticRun:
         if ends and commit.committed_outer_step < step - sync.delayed:
             self._outer_step_due = True
         else:
-            # others may have gone on: nothing of it is left but to begin an outer step
+            # committed by all: only a delayed outer step may have to be started again
             self._step = step + 1
 
     def _step_done(self, record: StepRecord, commit: StoreStepCommitter) -> None:
@@ -318,7 +327,7 @@ class ElasticRun:
         self._membership.set_reported_step(last.record.step)
 
     def _report_missed_step(self) -> None:
-        """Report what the first rank of the previous generation could not."""
+        """Report the last step if the first rank of the previous generation did not."""
         last, generation = self._unreported, self._membership.generation
         first = next((m for m in generation.members if m not in generation.joined), None)
         reports = self._membership.name == first
@@ -343,5 +352,5 @@ class ElasticRun:
 
 
 def _with_cause(generation: Generation, consequence: str) -> str:
-    cause = next(iter((generation.lost or {}).values()), "")
+    cause = next(iter(generation.lost.values()), "")
     return f"{cause}; {consequence}" if cause else consequence

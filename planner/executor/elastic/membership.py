@@ -4,10 +4,11 @@ A generation begins with a list of devices and ends when one of them is lost, or
 device is admitted. Every device that continues registers for the next one, with the number of steps
 it has done; the first list made of these counts. A joining device registers beforehand.
 
-Keys, by number of the generation: ``membership/G`` is its list of devices; ``came/G`` has one line
-for each device that wants to join; ``lost/G`` one line for each lost device, or for a connection
-that closed between two live ones: then all of them continue. What ranks of a generation share among
-themselves begins with ``generation/G/``.
+Keys of generation G: ``membership/G`` is its list of devices; ``came/G`` has one line for each
+device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
+connection that closed between two live ones, after which all of them continue. Other keys that the
+ranks of a generation use begin with ``generation/G/``. The states of a run are listed in
+docs/explanation/elastic-runs.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,9 +36,9 @@ REPORTED_STEP, EVALUATED_STEPS, OUTER_STEP = (
     "membership/agreed",
 )
 REPEAT = "again"
-"""Result of waiting for a key, if a device was lost meanwhile."""
+"""Value of an awaited key if a device was lost meanwhile: the step is repeated."""
 NO_STEP = -1
-"""Steps of a device without parameters."""
+"""Step of a device without parameters."""
 POLL_S = 0.05
 CAUSE_S = 3.0
 """A closed connection has a cause elsewhere, which may take this long to arrive."""
@@ -88,7 +89,7 @@ class Generation:
     members: tuple[str, ...]
     step: int
     joined: tuple[str, ...] = ()
-    lost: Mapping[str, str] | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)
     reset: str = ""
     resets: int = 0
     outer_step_due: bool = False
@@ -102,19 +103,10 @@ class Generation:
     @classmethod
     def from_json(cls, text: str) -> Generation:
         """Inverse of `to_json`."""
-        data = json.loads(text)
-        return cls(
-            data["number"],
-            tuple(data["members"]),
-            data["step"],
-            tuple(data["new"]),
-            dict(data["lost"] or {}),
-            data["torn"],
-            data["tears"],
-            data["owes"],
-            data["evaluated"],
-            data["agreed"],
-        )
+        fields = json.loads(text)
+        for name in ("members", "joined"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
 
 
 class Membership:
@@ -205,7 +197,7 @@ class Membership:
                 )
                 self._store.compare_set(key, "", proposal.to_json())
                 break
-            # a computing rank joins when it is done; one that was missed may be gone
+            # a rank that still computes registers later; one that is silent too long is lost
             silent_s = silence_timer.seconds([self._names.index(name) for name in missing])
             for name, seconds in zip(missing, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
@@ -216,7 +208,7 @@ class Membership:
             time.sleep(POLL_S)
         generation = Generation.from_json(self._store.get(key).decode())
         if self.name not in generation.members:
-            why = (generation.lost or {}).get(self.name, "it was not there")
+            why = generation.lost.get(self.name, "it was not there")
             raise Evicted(f"the others continue without device {self.name!r}: {why}")
         self._begin(generation)
 

@@ -27,7 +27,7 @@ def membership_events(
         replaced.
     """
     common = {"step": generation.step, "go_on": list(generation.members), "lost_s": lost_s}
-    lost = generation.lost or {}
+    lost = generation.lost
     for why in dict.fromkeys(lost.values()):
         names = [name for name in lost if lost[name] == why]
         yield {

@@ -72,8 +72,8 @@ class FailureDetector(threading.Thread):
     Attributes
     ----------
     on_rank_lost
-        Called with names of lost devices, the reason, and whether no other device is heard either,
-        in an elastic run; None if a loss ends the run.
+        In an elastic run, called with the names of lost devices, the reason, and whether all
+        watched devices are silent; None if a loss ends the run.
     """
 
     def __init__(
@@ -176,9 +176,12 @@ class FailureDetector(threading.Thread):
                 return self.exit_code()
         return self.exit_alone(line)
 
-    def exit_on_refusal(self, line: str, code: int) -> int:
-        """End because of an error of this process, and notify the others."""
-        if self.on_rank_lost is not None:
+    def exit_on_refusal(self, line: str, code: int, *, for_all: bool = False) -> int:
+        """End because of an error of this process, and notify the others.
+
+        In an elastic run the others continue, unless the error ends the run for all.
+        """
+        if self.on_rank_lost is not None and not for_all:
             return self.exit_alone(line)
         self._main_thread_exiting = True
         self.shutdown.request(line, code)
@@ -234,7 +237,8 @@ class FailureDetector(threading.Thread):
             self._measure_silence(passed_s)
             self._handle_signal(now)
             if self._proposed_s is not None and now - self._proposed_s > PUBLISH_S:
-                if self._server_ended:  # what those say who had no connection to it
+                if self._server_ended:
+                    # the same line as on ranks that had no connection to that device
                     self._end_for_lost_store()
                 else:
                     self._end_run(self._proposal[0])
@@ -275,16 +279,19 @@ class FailureDetector(threading.Thread):
 
     def _measure_silence(self, passed_s: float) -> None:
         with self._lock:
-            for line in self._heartbeats.values():
-                line.silent_s += passed_s
             silence_of: dict[str, float] = {}
-            for line in self._heartbeats.values():  # of two to one device, the one that was heard
-                silence_of[line.name] = min(line.silent_s, silence_of.get(line.name, math.inf))
+            for watched in self._heartbeats.values():
+                watched.silent_s += passed_s
+                # of several connections to a device, that with the latest heartbeat counts
+                shortest_s = silence_of.get(watched.name, math.inf)
+                silence_of[watched.name] = min(watched.silent_s, shortest_s)
         longest_silence_s = max(silence_of.values(), default=0.0)
         # one device, a whole site that fell silent at the same time, or this device is cut off
         tolerance_s = min(SAME_CAUSE_S, self.heartbeat_timeout_s / 2)
         silent_devices = [
-            n for n, silent_s in silence_of.items() if silent_s > longest_silence_s - tolerance_s
+            name
+            for name, silent_s in silence_of.items()
+            if silent_s > longest_silence_s - tolerance_s
         ]
         is_isolated = 1 < len(silent_devices) == len(silence_of)
         self._check_silence(silent_devices, longest_silence_s, f"to {self.device!r} ", is_isolated)

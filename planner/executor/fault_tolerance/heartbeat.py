@@ -33,7 +33,7 @@ def publish(store: Store, line: str) -> str:
 
 
 class _Target(NamedTuple):
-    """Key of the watched rank's heartbeats, and what is called with its silence in seconds."""
+    """Heartbeat key of the watched rank, and a callback for its silence in seconds."""
 
     key: str
     on_silence: Callable[[float], None]

@@ -18,7 +18,7 @@ def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> RunConfig:
     """Parse the command line."""
-    # keep options as given, for those who search the words
+    # no abbreviations: launchers search the arguments for whole option names
     parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
@@ -46,7 +46,7 @@ def add_authentication_options(parser: argparse.ArgumentParser) -> None:
 
 
 def load_secret(bind: str | None, secret_file: Path | None) -> Secret | None:
-    """The secret given by the options of `add_authentication_options`; sets the address for this process."""
+    """Load the secret of the run; sets the address on which this process listens."""
     if bind is not None:
         os.environ[BIND] = bind
     return Secret.from_environment(secret_file)

@@ -31,7 +31,7 @@ from planner.executor.rendezvous.store import (
 HOST = "127.0.0.1"
 TICK_S = 0.2
 SIGNALLED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of ranks that were told to end, and are not restarted."""
+"""Exit codes of ranks that ended by a signal to do so, and are not restarted."""
 RESTART_DELAY_S = 1.0
 """Delay from the end of a rank to its first restart."""
 EXIT_TIMEOUT_S = 5.0
@@ -254,7 +254,7 @@ class _Run:
         if rank.process.returncode in (0, REFUSED, *SIGNALLED_CODES):
             return False
         if not self._has_other_nodes and all(other.ended_s is not None for other in self._ranks):
-            return False  # nobody is left to go on
+            return False  # no rank is left to continue the run
         # do not wait once the run is known to have ended
         return not self._polled_since_exit(rank) or (
             self._run_continues() and not self._monitor.finished
@@ -308,7 +308,7 @@ class _Run:
         return bool(data)
 
     def _publish_signal(self, rank: _Rank) -> None:
-        """Publish the signal by which a rank ended, which others cannot know."""
+        """Publish the signal that ended a rank, which only its parent process knows."""
         code = rank.process.returncode
         if code is None or code >= 0 or self._killed_by is not None or self._reason is not None:
             return
@@ -317,7 +317,7 @@ class _Run:
             "; see whether memory ran out" if name == "SIGKILL" else ""
         )
         line = self._killed_by
-        with suppress(RuntimeError):  # no store any more: nobody to tell
+        with suppress(RuntimeError):  # the store may be gone
             call_with_timeout(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
 
 
@@ -334,6 +334,6 @@ def threads(ranks: int, processors: int, *, single_machine: bool = True) -> dict
     environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
     if (
         single_machine and sys.platform == "linux"
-    ):  # else a host name may be looked for that nobody can resolve
+    ):  # otherwise Gloo looks up the host name, which may not resolve
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment

@@ -13,7 +13,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from planner.executor.comm.connections import ConnectionLost
-from planner.executor.elastic.elastic import EmptyStageError
+from planner.executor.elastic.elastic import EmptyStageError, RunRefused
 from planner.executor.elastic.membership import Evicted
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
@@ -56,7 +56,7 @@ def die_with_parent() -> None:
 
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if str(os.getppid()) != launcher_pid:  # it was gone before
+    if str(os.getppid()) != launcher_pid:  # the launcher died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -81,6 +81,8 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
         )
     except (StoreMissingError, RendezvousTimeout) as error:
         return detector.exit_on_refusal(str(error), FAILED)
+    except RunRefused as error:
+        return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED, for_all=True)
     except Refusal as error:
         return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED)
     except OSError as error:
@@ -93,7 +95,7 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
             _with_device(name, f"{error}; check paths and permissions"), REFUSED
         )
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+        return 128 + signal.SIGINT  # before rendezvous; the launcher prints one line
     except Exception as error:
         traceback.print_exc()
         return detector.exit_on_refusal(
@@ -103,7 +105,7 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
 
 def exit_now(code: int) -> NoReturn:
     """Exit at once, without waiting for threads."""
-    with suppress(OSError):  # nobody may read any more
+    with suppress(OSError):  # the reading end may be closed
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

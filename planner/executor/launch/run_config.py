@@ -70,7 +70,7 @@ def _rate(name: str, about: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options of a run; `add_options` says what each of them is.
+    """Options of a run; their help texts, shown by `add_options`, describe them.
 
     Attributes
     ----------

@@ -45,14 +45,14 @@ def own_address() -> str:
 def publish_store_address(store: Store, rank: int) -> None:
     """Publish the address under which the store is reached from here over a network."""
     store_address = ""
-    with suppress(OSError):  # who names an address needs no way
+    with suppress(OSError):  # not needed if an address is configured
         own, stores = _route_to_store()
         store_address = "" if _is_loopback(own) else stores
     store.set(f"{REACHED_KEY}/{rank}", store_address)
 
 
 def reachable_address(store: Store, world: int) -> str:
-    """`own_address`, corrected by what ranks on other machines have published.
+    """`own_address`, corrected by the addresses that ranks on other machines have published.
 
     On its own node the store's name is often a loopback address (Debian's 127.0.1.1), useless to
     other machines: ranks there listen where others reach the store.

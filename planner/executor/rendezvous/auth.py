@@ -50,8 +50,8 @@ def authenticate_all(ranks: RankGroup, context_text: str) -> None:
         ", ..." if len(wrong) > MAX_NAMES else ""
     )
     raise AuthenticationError(
-        f"device {names_text} does not prove to know the secret of device {names[rank]!r}; {remedy}, and "
-        "see who else reaches the store"
+        f"device {names_text} does not prove to know the secret of device {names[rank]!r}; "
+        f"{remedy}, and see who else reaches the store"
     )
 
 

@@ -312,8 +312,8 @@ def _require_same_settings(store: Store, name: str, settings: Mapping[str, str])
     ):
         if what in settings and first_rank[what] != settings[what]:
             raise RankAssignmentError(
-                f"device {name!r} has {what} {settings[what]} but device {first_rank['device']!r} has "
-                f"{first_rank[what]}; {remedy}"
+                f"device {name!r} has {what} {settings[what]} but device "
+                f"{first_rank['device']!r} has {first_rank[what]}; {remedy}"
             )
     ours, theirs = (
         json.loads(settings["settings"] or "{}"),
@@ -325,8 +325,8 @@ def _require_same_settings(store: Store, name: str, settings: Mapping[str, str])
             flag = f"--{option.replace('_', '-')}"
             raise RankAssignmentError(
                 f"device {name!r} was given {_format_option(flag, ours.get(option))} but device "
-                f"{first_rank['device']!r} {_format_option(flag, theirs.get(option))}; start every node with "
-                "the same options"
+                f"{first_rank['device']!r} {_format_option(flag, theirs.get(option))}; start every "
+                "node with the same options"
             )
 
 
@@ -341,7 +341,7 @@ def _format_option(flag: str, value: Any) -> str:
 
 
 def _secret_mode(secret: Secret | None) -> str:
-    """What ranks state about the secret before they prove it."""
+    """Whether a rank has a secret, which ranks compare before they prove it."""
     return "none" if secret is None else "file"
 
 

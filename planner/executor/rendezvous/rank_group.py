@@ -28,7 +28,7 @@ LEAVE_TIMEOUT = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class RankGroup:
-    """All ranks of a run as one of them sees them: identity, store and failure handling.
+    """The ranks of a run, from the view of one of them: identity, store and failure handling.
 
     Unlike a ProcessGroup of PyTorch it transfers no tensors.
 
@@ -111,7 +111,7 @@ class RankGroup:
         self.store.set(own_key, text)
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
         self.wait(keys)
-        # all ranks have begun this call, and so have read the texts of the previous one
+        # all ranks have entered this call, so all have read the texts of the previous one
         while self._gathered:
             self.store.delete_key(self._gathered.pop())
         if not keep:

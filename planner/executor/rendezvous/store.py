@@ -1,6 +1,6 @@
 """The key-value store of a run: its address, and connections to it.
 
-``torchrun`` and ``planner run`` serve it themselves and say so; otherwise rank 0 does.
+``torchrun`` and ``planner run`` serve it and set `STORE_BY_LAUNCHER`; otherwise rank 0 serves it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What a rank evaluates on, and when.
+    """Held-out data of a rank, and when it is evaluated.
 
     Attributes
     ----------

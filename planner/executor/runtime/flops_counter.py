@@ -70,7 +70,7 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
         )
     return (
         f"memory {largest['peak_bytes'] / 1e9:.3f} GB at most, on {largest['device']} "
-        f"({largest['peak_is']}; the plan counts {largest['planned_bytes'] / 1e9:.3f} GB for its stage, "
-        f"{largest['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages and "
-        f"calibration), {sent / 1e9:.3f} GB sent in all{parts}"
+        f"({largest['peak_is']}; the plan counts {largest['planned_bytes'] / 1e9:.3f} GB for its "
+        f"stage, {largest['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages "
+        f"and calibration), {sent / 1e9:.3f} GB sent in all{parts}"
     )

@@ -1,7 +1,7 @@
 """Memory check before the first step: whether each rank's needs fit.
 
 Ranks of a machine share its memory, ranks on a GPU share that GPU's. All exchange their needs and
-see the same numbers, so that exactly one of them reports an error.
+compare the same numbers, so that exactly one of them reports an error.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """What a rank needs of one memory, and what is available for all.
+    """Memory that a rank needs, and the available memory that it shares with others.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ def _refusal(name: str, claim: MemoryClaim, sharing: int, total: float) -> str:
     if sharing > 1:
         who += f" and with {sharing - 1} more that share it {total / 1e9:.3g} GB"
     return (
-        f"{who} of {claim.name}, which has {claim.available / 1e9:.3g} GB free, {claim.usable_share:.0%} of "
-        "it to be used; plan for less (--memory-gb, --recompute all, fewer --microbatch-samples), "
-        "or start fewer ranks here"
+        f"{who} of {claim.name}, which has {claim.available / 1e9:.3g} GB free, "
+        f"{claim.usable_share:.0%} of it to be used; plan for less (--memory-gb, "
+        "--recompute all, fewer --microbatch-samples), or start fewer ranks here"
     )

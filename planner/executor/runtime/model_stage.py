@@ -1,4 +1,4 @@
-"""Real compute: a rank's stage, its head if it has one, its data and its optimizer."""
+"""One rank's part of the model: its stage, its head if it has one, its data and its optimizer."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def tied_values(plan: TrainingPlan, stage: int) -> int:
 
 
 class _MicrobatchActivations(NamedTuple):
-    """What is kept of a microbatch between F and B: the input, and the output of the stage."""
+    """Tensors of a microbatch between F and B: input and output of the stage."""
 
     received: Tensor | None
     output: Tensor | None
 
 
 class ModelStage:
-    """One rank's part of the model.
+    """Runs one rank's part of the model; a `StageRuntime`, not a module of PyTorch.
 
     Parameters
     ----------
@@ -204,10 +204,7 @@ class ModelStage:
         with self.saved_tensors.track(self.weights):
             output = self._run_and_encode(kind, microbatch, decoded)
         in_flight = [
-            t
-            for saved_tensors in self._activations.values()
-            for t in saved_tensors
-            if t is not None
+            t for activations in self._activations.values() for t in activations if t is not None
         ]
         self.saved_tensors.update([*in_flight, *self._head_gradients.values()])
         return output
@@ -274,7 +271,7 @@ class ModelStage:
             scale = self._sample_weights.gradient_scale(self._step)
             self._sample_weights.commit_step()
             if scale is None:
-                return  # no sample says where to
+                return  # without samples there is no gradient
         if self._gradients_on_host:
             self._copy_gradients_to_device()
         if scale is not None:
@@ -373,7 +370,10 @@ class ModelStage:
         self.round()
 
     def restart_from_global(self) -> None:
-        """Discard what the source of the state did since the last outer step."""
+        """Set parameters to those of the last outer step, without later local steps.
+
+        For state that was transferred from a device of another region.
+        """
         with torch.no_grad():
             for name, value in self.global_parameters().items():
                 self.named_parameters()[name].copy_(value)

@@ -75,7 +75,7 @@ class OptimizerConfig:
             value, may_be_one = getattr(self, name), name == "min_lr_ratio"
             if value > 1 or (value == 1 and not may_be_one):
                 raise Refusal(
-                    f"{name} is {value:g}; it must be {'at may_be_one' if may_be_one else 'below'} 1"
+                    f"{name} is {value:g}; it must be {'at most' if may_be_one else 'below'} 1"
                 )
         is_cosine = self.schedule is RateSchedule.COSINE
         if is_cosine and self.schedule_steps <= self.warmup:
@@ -99,7 +99,7 @@ class OptimizerConfig:
 
     def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Create the optimizer of some parameters; `set_rate` sets its rate."""
-        import torch  # who only says settings needs none
+        import torch  # not needed to validate settings
 
         rate = self.rate(0)
         if self.optimizer is OptimizerKind.SGD:

@@ -46,7 +46,7 @@ class OuterAveraging:
     Attributes
     ----------
     pending_step
-        The step whose outer step has been begun and not applied; None for none.
+        The step after which an outer step was started that is not applied yet; None for none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OuterAveraging:
         self._begin_s = 0.0
 
     def start(self, links: AllReduceLinks, sender: Sender) -> None:
-        """Set the connections of the steps to come."""
+        """Set the connections for the following steps."""
         self._links, self._sender = links, sender
 
     def run(self, record: StepRecord) -> None:
@@ -85,9 +85,9 @@ class OuterAveraging:
             self._background = ThreadPoolExecutor(1, "averaging").submit(self._average, vector)
 
     def finish(self, record: StepRecord) -> None:
-        """Apply an outer step that an earlier step has begun.
+        """Apply the outer step that an earlier step has started, if any.
 
-        After a checkpoint its mean is known.
+        One that was restored from a checkpoint is averaged already.
         """
         if self.pending_step is None:
             return

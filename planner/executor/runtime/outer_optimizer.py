@@ -104,10 +104,10 @@ class PlannedWeights:
 class CountedWeights:
     """Weights by counted microbatches, where the plan does not determine them.
 
-    With stochastic routing through every stage the total is known. After devices were lost, the
-    others are asked for their counts, since those of lost devices do not count. In two-frequency
-    averaging, the counts of the devices that act as one are added, also if one of them is lost
-    later: its gradients are in the parameters.
+    With stochastic routing through every stage the total is known. In elastic runs the remaining
+    devices exchange their counts, since those of lost devices do not count. In two-frequency
+    averaging, the counts of devices that average gradients in every step are added, also if one of
+    them is lost later: its gradients are in the parameters.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
@@ -192,8 +192,8 @@ class OuterSGD:
     """The outer optimizer of one device, identical on all devices of its stage.
 
     ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``, as torch.optim.SGD with
-    ``nesterov=True``, on one vector of all parameters. If delayed, what the device did since its
-    pseudo-gradient was taken is added to the result.
+    ``nesterov=True``, on one vector of all parameters. If delayed, the local
+    updates since the snapshot for the pseudo-gradient are added to the result.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class Pipeline(Protocol):
         record: StepRecord,
         on_operation_end: Callable[[float], None],
     ) -> None:
-        """Run a step with schedule k; ``on_operation_end`` is called with the end of each operation."""
+        """Run a step with a schedule; ``on_operation_end`` is called with each operation's end."""
 
     def finish(self) -> None:
         """Called after the last step."""
@@ -157,7 +157,7 @@ def run_operations(
 
 
 class IssuedOperation(NamedTuple):
-    """An operation that may not have ended: what it is, what it sent and received."""
+    """An operation that may not have ended, with its events and messages."""
 
     operation: Operation
     start_event: Event

@@ -64,7 +64,7 @@ class LowPrecisionModule:
 
     @property
     def rounded(self) -> list[Tensor]:
-        """Weights in the format of compute, beside the parameters."""
+        """Weights in the format of compute, which are held in addition to the parameters."""
         return [weight for weight, _ in self._rounded]
 
     def _replace_parameters(self, module: nn.Module) -> None:

@@ -14,7 +14,7 @@ TensorFunction = Callable[..., Tensor]
 def recomputed(function: TensorFunction, *inputs: Tensor) -> Tensor:
     """Value of a function that saves its inputs only."""
     if torch.compiler.is_compiling():
-        # the compiler decides what is saved for the backward pass
+        # the compiler chooses which tensors are saved for the backward pass
         return function(*inputs)
     value: Tensor = _RecomputeFunction.apply(function, *inputs)  # type: ignore[no-untyped-call]
     return value

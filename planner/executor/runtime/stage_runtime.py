@@ -1,4 +1,4 @@
-"""Interface of what a rank computes, independent of communication."""
+"""Interface of the computation of one rank, which communication does not depend on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class StepCommitter(Protocol):
 
 
 class ModelFree:
-    """What a rank without a model has in common: a vector to average, and nothing to optimize."""
+    """Base of stage runtimes without a model: a vector to average, and no optimizer."""
 
     backend: DeviceBackend = HOST
     loss_scale: float | None = None

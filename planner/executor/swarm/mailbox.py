@@ -1,7 +1,7 @@
 """Messages of devices that route microbatches, with one receiving thread per neighbour.
 
 Reading never waits for operations, so gradients do not queue behind activations. Pending messages
-are bounded by what microbatch sources keep in flight.
+are bounded by the microbatches that sources keep in flight.
 """
 
 from __future__ import annotations

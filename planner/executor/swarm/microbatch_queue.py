@@ -21,7 +21,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 class MicrobatchQueue:
-    """The queue of a step in the store, as one rank sees it.
+    """The queues of all steps in the store, from the view of one rank.
 
     One microbatch is prefetched, so that a device waits for the store only at the start of a step.
     At the end of a step a slow device may hold one more than it would take otherwise.

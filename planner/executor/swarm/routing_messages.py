@@ -1,6 +1,6 @@
 """Messages between devices that route microbatches: a header of fixed size, then values if any.
 
-The receiver does not know what comes next. So every message begins with a header that states its
+The receiver cannot predict the next message. So every message begins with a header that states its
 kind, its microbatch and step, and the path chosen so far; whether values follow, and how many, is
 determined by the header and the sender.
 """
@@ -19,7 +19,7 @@ class MessageKind(enum.IntEnum):
     """Kinds of messages."""
 
     START = 0
-    """A source asks a peer of the first stage to run F on tokens that the peer has."""
+    """A source requests F of a microbatch, whose tokens the peer has, from the first stage."""
     FORWARD = 1
     """Activations for F."""
     LOSS = 2
