@@ -65,12 +65,8 @@ class CheckpointManager:
         settings: dict[str, Any],
         written: Callable[[int], None],
     ) -> None:
-        self._folder, self._every, self._ranks, self._model_stage = (
-            folder,
-            every,
-            ranks,
-            model_stage,
-        )
+        self._folder, self._every, self._ranks = folder, every, ranks
+        self._model_stage = model_stage
         self._settings = settings
         self._index = {
             "version": VERSION,

@@ -57,11 +57,6 @@ class SendQueue:
         with self._lock:
             self._submit(job)
 
-    def run_job(self, job: Callable[[socket.socket], None]) -> None:
-        """Run a job on the thread, after everything queued before."""
-        with self._lock:
-            self._submit(partial(job, self._connection))
-
     def run_after(self, callback: Callable[[], None]) -> None:
         """Call back when everything queued so far has been sent."""
         self._thread.submit(callback)

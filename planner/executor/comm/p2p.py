@@ -221,11 +221,8 @@ class Receiver:
         error_latch: ErrorLatch,
         max_early_bytes: int = MAX_EARLY_BYTES,
     ) -> None:
-        self._buffer, self._error_latch, self._max_early_bytes = (
-            buffer,
-            error_latch,
-            max_early_bytes,
-        )
+        self._buffer, self._error_latch = buffer, error_latch
+        self._max_early_bytes = max_early_bytes
         self._changed = threading.Condition()
         self._arrived: dict[ExpectedMessage, ReceivedMessage] = {}
         self._early_bytes = 0

@@ -9,10 +9,10 @@ possible (`planner.executor.comm.ready_hint`); where a notification would arrive
 starts without it (`Chunking.start_early_s`).
 
 Shares are sent in chunks; the chunks of all reducers with the same number are sent together, so
-that contributions, sums and returns overlap and rates stay in proportion to shares. A member sends up to
-a window of chunks beyond those returned completely: a return is an acknowledgement as well, and
-reducers hold no more of it than the window. If nothing is returned, reducers read no more than a
-window ahead.
+that contributions, sums and returns overlap and rates stay in proportion to shares. A member sends
+up to a window of chunks beyond those returned completely: a return is an acknowledgement as well,
+and reducers hold no more of it than the window. If nothing is returned, reducers read no more than
+a window ahead.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.training_plan.model import TrainingPlan
+from planner.utils.name_list import listed
 
 if TYPE_CHECKING:
     from planner.executor.elastic.membership import Generation
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Kinds of events."""
-MAX_NAMES = 8
 
 
 def membership_events(
@@ -48,7 +48,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
     tail = f"{count} devices continue, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
-        named = _named(event["devices"])
+        named = listed(event["devices"])
         came = f"device {named} has joined"
         if len(event["devices"]) > 1:
             came = f"devices {named} have joined"
@@ -57,7 +57,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         return f"{head}{event['why']}, and is connected anew: {tail}"
     others = event["taken_over_by"]
     do = "takes" if len(others) == 1 else "take"
-    return f"{head}{event['why']}; {_named(others)} {do} over: {tail}"
+    return f"{head}{event['why']}; {listed(others)} {do} over: {tail}"
 
 
 def _others(names: list[str], generation: Generation, plan: TrainingPlan) -> list[str]:
@@ -66,8 +66,3 @@ def _others(names: list[str], generation: Generation, plan: TrainingPlan) -> lis
     stages = {plan.averaged_stage(ids.index(name)) for name in names}
     left = (ids[d] for stage in sorted(stages) for d in plan.assignment.groups[stage])
     return [name for name in left if name in generation.members]
-
-
-def _named(names: list[str]) -> str:
-    ellipsis = ", ..." if len(names) > MAX_NAMES else ""
-    return ", ".join(map(repr, names[:MAX_NAMES])) + ellipsis

@@ -24,6 +24,7 @@ from torch.distributed import DistError
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
 from planner.executor.rendezvous.store import STARTED_KEY, StoreAddress, StoreMissingError
+from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
 
 HEARTBEAT_TIMEOUT_S = 10.0
@@ -46,7 +47,6 @@ EXIT_S = 8.0
 """Time for the main thread to leave, including notifications."""
 LINGER_S = GRACE_S
 """Time that the process serving the store stays, so that others can read the reason."""
-MAX_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -300,12 +300,10 @@ class FailureDetector(threading.Thread):
         self, names: Sequence[str], silent_s: float, toward: str = "", is_isolated: bool = False
     ) -> None:
         if silent_s > self.heartbeat_timeout_s:
-            listed = ", ".join(map(repr, names[:MAX_NAMES]))
-            listed += ", ..." if len(names) > MAX_NAMES else ""
             self._report_lost(
                 names,
-                f"device {listed} gave no sign of life {toward}for {self.heartbeat_timeout_s:g} s: "
-                "stopped, or cut off; --patience allows for longer",
+                f"device {listed(names)} gave no sign of life {toward}for "
+                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for longer",
                 is_isolated,
             )
 

@@ -68,12 +68,8 @@ class Heartbeat(threading.Thread):
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.answers = 0
-        self._store, self._on_abort, self._on_store_lost, self._reconnect = (
-            store,
-            on_abort,
-            on_store_lost,
-            reconnect,
-        )
+        self._store, self._on_abort, self._on_store_lost = store, on_abort, on_store_lost
+        self._reconnect = reconnect
         self._own_key: str | None = None
         self._target: _Target | None = None
         self._abort_reason: str | None = None

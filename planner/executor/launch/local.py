@@ -40,13 +40,31 @@ EXIT_TIMEOUT_S = 5.0
 
 @dataclass
 class _Rank:
+    """Process of a rank.
+
+    Attributes
+    ----------
+    local
+        Number among the ranks of this machine.
+    partial_lines
+        Incomplete last line of output, by descriptor.
+    ended_s
+        When its end was noticed, on the monotonic clock.
+    """
+
     name: str
+    local: int
     process: subprocess.Popen[bytes]
     partial_lines: dict[int, bytes] = field(default_factory=dict)
-    """By descriptor, an incomplete line."""
     restarts: int = 0
     ended_s: float | None = None
-    """When its end was noticed, on the monotonic clock."""
+
+    @property
+    def output(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Standard output and standard error."""
+        out, error = self.process.stdout, self.process.stderr
+        assert out is not None and error is not None
+        return out, error
 
 
 def run_local(
@@ -61,147 +79,153 @@ def run_local(
     address: StoreAddress | None = None,
     program: str = "planner run",
 ) -> tuple[int, str | None]:
-    """Run one process per device to their end."""
-    store = serve_store(HOST, 0) if address is None else None
-    store_address = StoreAddress(HOST, store.port, True) if store is not None else address
-    assert store_address is not None
-    store_environment = {
-        "MASTER_ADDR": store_address.host,
-        "MASTER_PORT": str(store_address.port),
+    """Run one process per device until all have ended.
+
+    Parameters
+    ----------
+    write_line, write_error
+        Called with each line of standard output, and of standard error.
+    restarts
+        Restarts of each device in an elastic run; None if a lost rank ends the run.
+    monitor
+        Monitor of the store; by default one is created for an elastic run.
+    address
+        Address of the store; None to serve it.
+    program
+        Name in messages.
+
+    Returns
+    -------
+    tuple[int, str | None]
+        Exit code, and the reason of a failure.
+    """
+    if address is None:
+        store = serve_store(HOST, 0)
+        address = StoreAddress(HOST, store.port, served_by_launcher=True)
+        environment = environment | {"WORLD_SIZE": str(len(names))}
+    environment = environment | {
+        "MASTER_ADDR": address.host,
+        "MASTER_PORT": str(address.port),
         STORE_BY_LAUNCHER: "True",
+        LAUNCHER_PID: str(os.getpid()),
     }
-    store_environment[LAUNCHER_PID] = str(os.getpid())
-    if store is not None:
-        store_environment["WORLD_SIZE"] = str(len(names))
-
-    def start_process(local: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment | store_environment | {"LOCAL_RANK": str(local)},
-        )
-
-    ranks: list[_Rank] = []
-    own_monitor = (
-        StoreMonitor(store_address, len(names))
-        if restarts is not None and monitor is None
-        else None
-    )
-    monitor = monitor or own_monitor
-    has_other_nodes = monitor is not None and len(names) < monitor.ranks
-    run = _Run(
-        ranks,
-        store_address,
-        write_line,
-        write_error,
-        start_process,
-        restarts,
-        program,
-        monitor,
-        has_other_nodes=has_other_nodes,
-    )
+    own_monitor = None
+    if restarts is None:
+        monitor = None
+    elif monitor is None:
+        own_monitor = monitor = StoreMonitor(address, len(names))
+    run = _LocalRun(command, environment, address, write_line, write_error, program)
+    run.monitor, run.max_restarts = monitor, restarts or 0
     try:
         for local, name in enumerate(names):
-            ranks.append(_Rank(name, start_process(local)))
+            run.ranks.append(_Rank(name, local, run.start_process(local)))
         return run.follow()
     except BaseException:
         run.interrupt()
         raise
     finally:
-        for rank in ranks:
-            rank.process.kill()
-        for rank in ranks:
-            rank.process.wait()
-            for stream in _output_streams(rank):
-                stream.close()
+        run.kill()
         if own_monitor is not None:
             own_monitor.stop()
 
 
-def _output_streams(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
-    """Its standard output and standard error."""
-    out, error = rank.process.stdout, rank.process.stderr
-    assert out is not None and error is not None
-    return out, error
+class _LocalRun:
+    """Running ranks.
 
-
-class _Run:
-    """Running ranks."""
+    Attributes
+    ----------
+    monitor
+        Monitor of the store of an elastic run; None if a lost rank ends the run.
+    max_restarts
+        Restarts of each device.
+    """
 
     def __init__(
         self,
-        ranks: Sequence[_Rank],
+        command: Sequence[str],
+        environment: dict[str, str],
         address: StoreAddress,
         write_line: Callable[[str], None],
         write_error: Callable[[str], None],
-        start_process: Callable[[int], subprocess.Popen[bytes]],
-        restarts: int | None,
         program: str,
-        monitor: StoreMonitor | None,
-        *,
-        has_other_nodes: bool,
     ) -> None:
-        self._ranks, self._address, self._write_line, self._write_error = (
-            ranks,
-            address,
-            write_line,
-            write_error,
-        )
-        self._start_process, self._program = start_process, program
-        self._restarts = -1 if restarts is None else restarts
-        # only if the others continue without a rank
-        self._monitor = monitor if restarts is not None else None
-        self._has_other_nodes = has_other_nodes
+        self.ranks: list[_Rank] = []
+        self.monitor: StoreMonitor | None = None
+        self.max_restarts = 0
+        self._command, self._environment, self._address = command, environment, address
+        self._write_line, self._write_error = write_line, write_error
+        self._program = program
         self._reason: str | None = None
         self._killed_by: str | None = None
+
+    @property
+    def _has_other_nodes(self) -> bool:
+        return self.monitor is not None and len(self.ranks) < self.monitor.ranks
+
+    def start_process(self, local: int) -> subprocess.Popen[bytes]:
+        """Start the process of a rank."""
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment | {"LOCAL_RANK": str(local)},
+        )
+
+    def kill(self) -> None:
+        """Kill all ranks that still run, and release their resources."""
+        for rank in self.ranks:
+            rank.process.kill()
+        for rank in self.ranks:
+            rank.process.wait()
+            for stream in rank.output:
+                stream.close()
 
     def follow(self) -> tuple[int, str | None]:
         """Follow all ranks to their end; returns exit code and reason."""
         failed_s: float | None = None
         with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
-                for stream in _output_streams(rank):
+            for rank in self.ranks:
+                for stream in rank.output:
                     selector.register(stream, selectors.EVENT_READ, rank)
-            while selector.get_map() or any(self._may_restart(rank) for rank in self._ranks):
+            while selector.get_map() or any(self._may_restart(rank) for rank in self.ranks):
                 for key, _ in selector.select(TICK_S) if selector.get_map() else ():
                     if not self._read(key.data, key.fd):
                         selector.unregister(key.fileobj)
                 if not selector.get_map():
                     time.sleep(TICK_S)
-                for rank in self._ranks:
+                for rank in self.ranks:
                     if rank.ended_s is None and rank.process.poll() is not None:
                         rank.ended_s = time.monotonic()
-                for rank in self._ranks:
+                for rank in self.ranks:
                     if (
                         self._may_restart(rank)
                         and self._restart_delay_passed(rank)
                         and self._polled_since_exit(rank)
                     ):
                         self._restart(selector, rank)
-                failed = [rank for rank in self._ranks if self._ends_run(rank)]
+                failed = [rank for rank in self.ranks if self._ends_run(rank)]
                 for rank in failed:
                     self._publish_signal(rank)
                 if failed and failed_s is None:
                     failed_s = time.monotonic()
                 if failed_s is not None and time.monotonic() - failed_s > EXIT_TIMEOUT_S:
-                    for rank in self._ranks:
+                    for rank in self.ranks:
                         rank.process.kill()
-        return self._exit_status([rank.process.wait() for rank in self._ranks])
+        return self._exit_status([rank.process.wait() for rank in self.ranks])
 
     def _exit_status(self, codes: Sequence[int]) -> tuple[int, str | None]:
         """Exit code and reason after all have ended."""
         # in an elastic run, the run is done when any rank has finished
-        if not any(codes) or (self._monitor is not None and 0 in codes):
+        if not any(codes) or (self.monitor is not None and 0 in codes):
             return 0, None
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.ended_s = rank.ended_s or time.monotonic()
-        while self._monitor is not None and not all(map(self._polled_since_exit, self._ranks)):
+        while self.monitor is not None and not all(map(self._polled_since_exit, self.ranks)):
             time.sleep(TICK_S)
         if self._has_other_nodes and self._run_continues() and REFUSED not in codes:
             return LEFT, None
-        for rank in self._ranks:
+        for rank in self.ranks:
             self._publish_signal(rank)
         if self._reason is None:
             self._reason = self._killed_by or "a rank has failed and said nothing"
@@ -210,7 +234,7 @@ class _Run:
 
     def _run_continues(self) -> bool:
         """Whether the run continues without lost ranks, by the store's last answer."""
-        monitor = self._monitor
+        monitor = self.monitor
         return (
             monitor is not None
             and monitor.started
@@ -220,14 +244,14 @@ class _Run:
 
     def _store_answers(self) -> bool:
         """Whether the store has answered recently."""
-        assert self._monitor is not None
-        return time.monotonic() - self._monitor.answered_s < CONNECT_S
+        assert self.monitor is not None
+        return time.monotonic() - self.monitor.answered_s < CONNECT_S
 
     def _polled_since_exit(self, rank: _Rank) -> bool:
         """Whether the store was polled since a rank ended, or answers no more."""
-        assert self._monitor is not None and rank.ended_s is not None
+        assert self.monitor is not None and rank.ended_s is not None
         timed_out = time.monotonic() - rank.ended_s > CONNECT_S + POLL_S
-        return timed_out or self._monitor.polled_since(rank.ended_s)
+        return timed_out or self.monitor.polled_since(rank.ended_s)
 
     def _restart_delay_passed(self, rank: _Rank) -> bool:
         """Whether enough time has passed since a rank ended; longer after each restart."""
@@ -238,7 +262,7 @@ class _Run:
         """Whether the end of a rank must end the others soon."""
         if rank.ended_s is None or not (code := rank.process.returncode):
             return False
-        if self._monitor is None:
+        if self.monitor is None:
             return True
         if not self._polled_since_exit(rank):
             return False
@@ -249,15 +273,15 @@ class _Run:
 
     def _may_restart(self, rank: _Rank) -> bool:
         """Whether a rank that has ended may be restarted."""
-        if self._monitor is None or rank.ended_s is None or rank.restarts >= self._restarts:
+        if self.monitor is None or rank.ended_s is None or rank.restarts >= self.max_restarts:
             return False
         if rank.process.returncode in (0, REFUSED, *SIGNALLED_CODES):
             return False
-        if not self._has_other_nodes and all(other.ended_s is not None for other in self._ranks):
+        if not self._has_other_nodes and all(other.ended_s is not None for other in self.ranks):
             return False  # no rank is left to continue the run
         # do not wait once the run is known to have ended
         return not self._polled_since_exit(rank) or (
-            self._run_continues() and not self._monitor.finished
+            self._run_continues() and not self.monitor.finished
         )
 
     def _restart(self, selector: selectors.BaseSelector, rank: _Rank) -> None:
@@ -265,23 +289,23 @@ class _Run:
         if any(key.data is rank for key in selector.get_map().values()):
             return
         code = rank.process.returncode
-        for stream in _output_streams(rank):
+        for stream in rank.output:
             stream.close()
         cause = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         self._write_error(f"{self._program}: restarting device {rank.name!r}, which {cause}")
         rank.restarts += 1
         rank.partial_lines.clear()
         rank.ended_s = None
-        rank.process = self._start_process(self._ranks.index(rank))
-        for stream in _output_streams(rank):
+        rank.process = self.start_process(rank.local)
+        for stream in rank.output:
             selector.register(stream, selectors.EVENT_READ, rank)
 
     def interrupt(self) -> None:
         """Let all ranks clean up and end."""
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.process.send_signal(signal.SIGINT)
         until = time.monotonic() + EXIT_TIMEOUT_S
-        for rank in self._ranks:
+        for rank in self.ranks:
             with suppress(subprocess.TimeoutExpired):
                 rank.process.wait(max(0.0, until - time.monotonic()))
 
@@ -301,7 +325,7 @@ class _Run:
             elif not text.startswith(PREFIX):
                 self._write_error(text)
             elif self._reason is None or (
-                self._monitor is not None and text != PREFIX + self._reason
+                self.monitor is not None and text != PREFIX + self._reason
             ):
                 self._reason = text.removeprefix(PREFIX)
                 self._write_error(text)

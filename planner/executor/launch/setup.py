@@ -51,30 +51,30 @@ from planner.utils.refusal import Refusal
 
 @dataclass
 class RankContext:
-    """State of a rank before its first step.
+    """State of a rank that the first step needs.
 
     Attributes
     ----------
     ranks
         The rank group.
     time_scale
-        Of simulated compute; None if a model is trained.
+        Scale of simulated compute; None if a model is trained.
     model_stage
-        Its part of the model; None if it has none.
+        This rank's part of the model; None without one.
     compute
-        Runs its operations.
+        Runs the operations of this rank.
     progress
         Output of the first rank.
     held_out
         Evaluation data; None for no evaluation.
     need
-        Its peak memory; None if it is not checked.
+        Peak memory of this rank; None with simulated compute.
     first
-        Number of steps done before.
+        Number of the first step, after those of a checkpoint.
     export
-        Where the model is exported at the end.
+        Exports the model after the last step; None without ``--export``.
     collectives
-        Averages between GPUs without the host; None for none.
+        Collectives between GPUs; None without ``--direct``.
     """
 
     config: RunConfig
@@ -129,14 +129,14 @@ class RankContext:
         )
 
     def make_pipeline(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> Pipeline:
-        """How a rank of a plan runs its operations."""
+        """Create the pipeline of a rank."""
         queue = self.ranks.store if self.config.own_pace else None
         return make_pipeline(plan, rank, compute, queue=queue, speed=self.config.speed)
 
     def make_worker(
         self, plan: TrainingPlan, ranks: RankGroup, pipeline: Pipeline, previous: Worker | None
     ) -> Worker:
-        """The worker of this rank of a plan."""
+        """Create the worker of this rank."""
         scale = self.time_scale
         return Worker(
             plan,
@@ -158,7 +158,7 @@ def make_pipeline(
     queue: Store | None = None,
     speed: float = 1.0,
 ) -> Pipeline:
-    """How a rank runs its operations; from a queue of microbatches if a store for it is given."""
+    """Create the pipeline of a rank: a queue of microbatches, stochastic, or as planned."""
     if queue is not None:
         return QueuePipeline(plan, rank, compute, queue)
     if plan.wiring is Wiring.STOCHASTIC:
@@ -167,7 +167,7 @@ def make_pipeline(
 
 
 def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> RankContext:
-    """Meet the other ranks and get ready."""
+    """Join the other ranks and prepare the first step; a collective call."""
     optimizer, data = config.optimizer_config(), config.training_data()
     eval_data = config.evaluation_data()
     secret = load_secret(config.bind, config.secret_file)
@@ -183,7 +183,7 @@ def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> 
         elastic_key=STARTED_KEY if config.elastic else "",
         secret=secret,
     )
-    # after the others can be notified of a refusal
+    # only now, so that the other ranks are notified of a refusal
     device = _torch_device(config.device)
     time_scale = TimeScale(config.speed, config.shrink) if config.impose else None
     planned_s = plan.predicted.step_s / config.speed

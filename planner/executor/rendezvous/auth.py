@@ -10,12 +10,11 @@ import socket
 from typing import TYPE_CHECKING
 
 from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret, nonce
+from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     from planner.executor.rendezvous.rank_group import RankGroup
-
-MAX_NAMES = 8
 
 
 class AuthenticationError(Refusal):
@@ -46,11 +45,8 @@ def authenticate_all(ranks: RankGroup, context_text: str) -> None:
         raise AuthenticationError(
             f"device {names[rank]!r} has another secret than the other devices; {remedy}"
         )
-    names_text = ", ".join(map(repr, wrong[:MAX_NAMES])) + (
-        ", ..." if len(wrong) > MAX_NAMES else ""
-    )
     raise AuthenticationError(
-        f"device {names_text} does not prove to know the secret of device {names[rank]!r}; "
+        f"device {listed(wrong)} does not prove to know the secret of device {names[rank]!r}; "
         f"{remedy}, and see who else reaches the store"
     )
 

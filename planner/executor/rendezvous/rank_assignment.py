@@ -37,13 +37,13 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.rendezvous.secret import Secret
 from planner.executor.rendezvous.store import PortTakenError, StoreAddress, StoreMissingError
 from planner.training_plan.model import TrainingPlan
+from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
 
 WAIT_S = 60.0
 """Timeout for ranks that have not joined yet."""
 NODE = "GROUP_RANK"
 """Environment variable of torchrun: number of the node; the store is on the first."""
-MAX_NAMES = 8
 PORT_TAKEN_TIMEOUT_S = 3.0
 
 
@@ -353,13 +353,10 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
     except DistNetworkError:
         raise
     except DistStoreError:
-        missing = [
-            repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
-        ]
+        missing = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
         if missing:
-            ellipsis = ", ..." if len(missing) > MAX_NAMES else ""
             raise RendezvousTimeout(
-                f"device {', '.join(missing[:MAX_NAMES])}{ellipsis} did not come within "
+                f"device {listed(missing)} did not come within "
                 f"{wait_s:g} s ({len(missing)} of {len(names)} missing); start all, "
                 "and see what they print; --wait allows for longer"
             ) from None

@@ -113,12 +113,8 @@ class Evaluation:
         held_out: EvaluationData,
         steps: range,
     ) -> None:
-        self._plan, self._ranks, self._model_stage, self._comm_plan = (
-            plan,
-            ranks,
-            model_stage,
-            comm_plan,
-        )
+        self._plan, self._ranks, self._model_stage = plan, ranks, model_stage
+        self._comm_plan = comm_plan
         self._held_out, self._batches = held_out, held_out.batches
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
         self._p2p_schedules = [P2PSchedule(s, ranks.rank, forward=True) for s in self._schedules]

@@ -63,12 +63,8 @@ class Mailbox:
         on_message: Callable[[RoutedMessage], None],
         error_latch: ErrorLatch,
     ) -> None:
-        self._rank, self._message_format, self._buffer, self._on_message = (
-            rank,
-            message_format,
-            buffer,
-            on_message,
-        )
+        self._rank, self._message_format, self._buffer = rank, message_format, buffer
+        self._on_message = on_message
         self._threads = []
         for source, connection in connections.items():
             thread = WorkerThread(f"from {source}", error_latch)
