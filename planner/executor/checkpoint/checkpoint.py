@@ -19,6 +19,7 @@ from torch import Tensor
 
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
+from planner.executor.data.microbatches import Microbatches
 from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
@@ -32,7 +33,7 @@ from planner.utils.refusal import Refusal
 INDEX = "index.json"
 VERSION = 3
 SHARD = "device-"
-KEPT = 2
+MAX_KEPT = 2
 """Number of complete checkpoints kept."""
 
 
@@ -46,12 +47,12 @@ class CheckpointManager:
     Parameters
     ----------
     plan, ranks
-        The plan and The rank group.
+        The plan and the rank group.
     model_stage
-        The stage module; None if this rank has none.
+        This rank's part of the model; None without one.
     settings
         Options, other than the plan, that losses depend on.
-    written
+    on_complete
         Called with the number of steps of each complete checkpoint.
     """
 
@@ -63,7 +64,7 @@ class CheckpointManager:
         ranks: RankGroup,
         model_stage: ModelStage | None,
         settings: dict[str, Any],
-        written: Callable[[int], None],
+        on_complete: Callable[[int], None],
     ) -> None:
         self._folder, self._every, self._ranks = folder, every, ranks
         self._model_stage = model_stage
@@ -74,7 +75,7 @@ class CheckpointManager:
             **description(plan),
             "settings": settings,
         }
-        self._written = written
+        self._on_complete = on_complete
 
     def for_plan(
         self,
@@ -83,7 +84,7 @@ class CheckpointManager:
         ranks: RankGroup | None = None,
     ) -> CheckpointManager:
         """The same for another plan."""
-        given = (ranks or self._ranks, model_stage, self._settings, self._written)
+        given = (ranks or self._ranks, model_stage, self._settings, self._on_complete)
         return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
@@ -93,7 +94,7 @@ class CheckpointManager:
     def save(self, step: int) -> None:
         """Write a checkpoint after a step; a collective call."""
         done = step + 1
-        target = _place(self._folder, done)
+        target = _checkpoint_folder(self._folder, done)
         entries = [
             json.loads(t)
             for t in self._ranks.all_gather(f"checkpoint/{done}", self._write_shard(target, done))
@@ -109,13 +110,13 @@ class CheckpointManager:
             errors = self._ranks.all_gather(f"checkpoint/{done}/index", error)
             failed = [(rank, error) for rank, error in enumerate(errors) if error]
         if failed:
-            self._give_up(target, done, *failed[0])
+            self._discard(target, done, *failed[0])
             return
-        self._written(done)
-        recent = _complete_steps(self._folder)[-KEPT:]
+        self._on_complete(done)
+        recent = _complete_steps(self._folder)[-MAX_KEPT:]
         # without an index: incomplete because a device was lost
-        for old in _begun(self._folder):
-            place = _place(self._folder, old)
+        for old in _started_steps(self._folder):
+            place = _checkpoint_folder(self._folder, old)
             if old < done and old not in recent and _is_checkpoint(place):
                 shutil.rmtree(place, ignore_errors=True)
 
@@ -142,7 +143,7 @@ class CheckpointManager:
             return error.strerror or str(error)
         return ""
 
-    def _give_up(self, target: Path, done: int, rank: int, why: str) -> None:
+    def _discard(self, target: Path, done: int, rank: int, why: str) -> None:
         """Continue the run without this checkpoint."""
         for name in (INDEX, _shard_name(self._ranks.rank)):
             with suppress(OSError):
@@ -189,22 +190,57 @@ def resume(
 ) -> int:
     """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
 
-    Optimizer settings must be the same, unless no step of a run of so many is left.
+    Optimizer settings must be the same, unless none of the run's ``steps`` is left. A collective
+    call; returns the number of steps done.
     """
+    done = _latest_common_step(folder, plan, ranks, model_stage)
+    if model_stage is None:
+        return done
+    index, path = _index(folder, done)
+    same_plan = index["plan"] == plan.content_hash
+    changes = [] if same_plan else _require_same_model(path, index, plan, done)
+    for name, value in settings.items() if done < steps else ():
+        if (was := index["settings"].get(name)) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
+                f"{was}"
+            )
+    if same_plan:
+        model_stage.load_state(_read(folder, done, ranks.rank, index))
+    else:
+        model_stage.load_state(_read_resharded(folder, done, index, plan, ranks.rank, model_stage))
+    if model_stage.data is not None:
+        _restore_position(model_stage.data, index["data"], path)
+    if not same_plan and ranks.rank == min(plan.stage_of):
+        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        print(
+            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
+            f"{plan.content_hash[:12]}{changed}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return done
+
+
+def _latest_common_step(
+    folder: Path, plan: TrainingPlan, ranks: RankGroup, model_stage: ModelStage | None
+) -> int:
+    """Steps of the newest checkpoint that all ranks with a stage have; a collective call."""
     complete = [
         # the index has the digests of all shards
-        (s, file_digest(_place(folder, s) / INDEX))
-        for s in _complete_steps(folder)
-        if model_stage is None or _has_all(folder, s, plan, ranks.rank, model_stage)
+        (steps, file_digest(_checkpoint_folder(folder, steps) / INDEX))
+        for steps in _complete_steps(folder)
+        if model_stage is None or _has_all(folder, steps, plan, ranks.rank, model_stage)
     ]
     everywhere: list[set[tuple[int, str]]] = [
-        set(map(tuple, json.loads(t)))
-        for t in ranks.all_gather("checkpoints", json.dumps(complete))
+        set(map(tuple, json.loads(text)))
+        for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    holders = [held for rank, held in enumerate(everywhere) if rank in plan.stage_of]
-    common = set.intersection(*holders)
-    numbers = set.intersection(*({steps for steps, _ in held} for held in holders))
+    held = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
+    common = set.intersection(*held)
+    numbers = set.intersection(*({steps for steps, _ in found} for found in held))
     if numbers and not common:
         raise CheckpointError(
             f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
@@ -216,45 +252,21 @@ def resume(
             "that was given with --checkpoint, and after another plan bring the nodes' folders "
             "together"
         )
-    done = max(common)[0]
-    if model_stage is None:
-        return done
-    index, path = _index(folder, done)
-    same = index["plan"] == plan.content_hash
-    changes = [] if same else _require_same_model(path, index, plan, done)
-    for name, value in settings.items() if done < steps else ():
-        if (was := index["settings"].get(name)) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise CheckpointError(
-                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
-                f"{was}"
-            )
-    if same:
-        model_stage.load_state(_read(folder, done, ranks.rank, index))
-    else:
-        model_stage.load_state(_resharded(folder, done, index, plan, ranks.rank, model_stage))
-    if model_stage.data is not None:
-        data = index["data"]
-        try:
-            description, position = str(data["says"]), [int(number) for number in data["position"]]
-        except (KeyError, TypeError, ValueError):
-            raise _unreadable(path, "no place in the data") from None
-        if description != model_stage.data.description:
-            raise CheckpointError(
-                f"{path}: was trained on {description}, this run has "
-                f"{model_stage.data.description}; give the same --data, --tokenizer and --shuffle, "
-                "with the release that wrote it"
-            )
-        model_stage.data.seek(position)
-    if not same and ranks.rank == min(plan.stage_of):
-        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
-        print(
-            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
-            f"{plan.content_hash[:12]}{changed}",
-            file=sys.stderr,
-            flush=True,
+    return max(common)[0]
+
+
+def _restore_position(data: Microbatches, saved: dict[str, Any], path: Path) -> None:
+    """Continue at the saved position in the data, which must be the same."""
+    try:
+        description, position = str(saved["says"]), [int(number) for number in saved["position"]]
+    except (KeyError, TypeError, ValueError):
+        raise _unreadable(path, "no place in the data") from None
+    if description != data.description:
+        raise CheckpointError(
+            f"{path}: was trained on {description}, this run has {data.description}; give the same "
+            "--data, --tokenizer and --shuffle, with the release that wrote it"
         )
-    return done
+    data.seek(position)
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -322,7 +334,7 @@ def _require_same_model(
     return differences(index["training"], ours["training"])
 
 
-def _resharded(
+def _read_resharded(
     folder: Path,
     steps: int,
     index: dict[str, Any],
@@ -332,7 +344,7 @@ def _resharded(
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
-    for device, names in _sources(folder, steps, index, plan, rank, model_stage).items():
+    for device, names in _source_shards(folder, steps, index, plan, rank, model_stage).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
             return key in (SCALE, GROWTH_TRACKER) or (
@@ -353,7 +365,7 @@ def _resharded(
     return tensors
 
 
-def _sources(
+def _source_shards(
     folder: Path,
     steps: int,
     index: dict[str, Any],
@@ -364,7 +376,7 @@ def _sources(
     try:
         return source_shards(index["holds"], plan, rank, model_stage.named_parameters())
     except Refusal as error:
-        raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
+        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, str(error)) from None
 
 
 def _has_all(
@@ -379,7 +391,7 @@ def _has_all(
         return _has(folder, steps, rank)
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _sources(folder, steps, index, plan, rank, model_stage)
+    needed = _source_shards(folder, steps, index, plan, rank, model_stage)
     return all(_has(folder, steps, device) for device in needed)
 
 
@@ -394,13 +406,13 @@ def _read(
     try:
         sha256 = str(index["shards"][name]["sha256"])
     except (KeyError, TypeError):
-        raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
-    return read_tensors(_place(folder, steps) / name, sha256, wanted)
+        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, f"no {name}") from None
+    return read_tensors(_checkpoint_folder(folder, steps) / name, sha256, wanted)
 
 
 def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
     """The index of a checkpoint, and its path."""
-    path = _place(folder, steps) / INDEX
+    path = _checkpoint_folder(folder, steps) / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())
         version, index["plan"] = index["version"], str(index["plan"])
@@ -428,7 +440,7 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _place(folder: Path, steps: int) -> Path:
+def _checkpoint_folder(folder: Path, steps: int) -> Path:
     return folder / f"step-{steps:06d}"
 
 
@@ -446,15 +458,16 @@ def _is_checkpoint(place: Path) -> bool:
 
 
 def _has(folder: Path, steps: int, rank: int) -> bool:
-    return (_place(folder, steps) / _shard_name(rank)).is_file()
+    return (_checkpoint_folder(folder, steps) / _shard_name(rank)).is_file()
 
 
 def _complete_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints that have an index, ascending."""
-    return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
+    started = _started_steps(folder)
+    return [steps for steps in started if (_checkpoint_folder(folder, steps) / INDEX).is_file()]
 
 
-def _begun(folder: Path) -> list[int]:
+def _started_steps(folder: Path) -> list[int]:
     """Steps of all checkpoints, ascending."""
     names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())

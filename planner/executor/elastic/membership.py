@@ -70,15 +70,15 @@ class Generation:
     step
         First step.
     joined
-        Devices without parameters.
+        Members that need parameters from others.
     lost
-        By name, why devices of the previous generation are missing.
+        Reason for each device of the previous generation that was lost, by name.
     reset
-        Why it began, if no device was lost.
+        The closed connection that ended the previous generation; empty if a device was lost.
     resets
-        Consecutive generations that began so at this step.
+        Number of consecutive generations at this step that a closed connection ended.
     outer_step_due
-        Whether the update of that step was committed, but not the outer step after it.
+        Whether the update of the first step is committed, but not the outer step after it.
     evaluated_steps
         Steps after which the last evaluation was reported, or the run began.
     committed_outer_step
@@ -97,7 +97,7 @@ class Generation:
     committed_outer_step: int = NO_STEP
 
     def to_json(self) -> str:
-        """JSON."""
+        """JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -110,14 +110,15 @@ class Generation:
 
 
 class Membership:
-    """One device's view of the membership.
+    """Membership of an elastic run, from the view of one device.
 
     Parameters
     ----------
     ranks
         The rank group of the whole plan.
     wait_s
-        Time for the others to miss the previous process of this device, if it joins late.
+        Time in which the others must notice that the previous process of this device is lost, if
+        this one joins late.
 
     Attributes
     ----------
@@ -148,7 +149,13 @@ class Membership:
         self._begin(first)
 
     def join(self) -> bool:
-        """Wait until the others admit this device at the end of a step."""
+        """Join a run that has started.
+
+        Returns
+        -------
+        bool
+            True once the others have admitted this device; False if all steps are done.
+        """
         self._detector.on_rank_lost = self.report_lost
         number, requested, silence_timer = 0, -1, _SilenceTimer(self._store)
         until = time.monotonic() + self._wait_s
@@ -159,7 +166,7 @@ class Membership:
             if self.name in generation.members and requested == number:
                 self._begin(generation)
                 return True
-            # a previous process of this device has not been missed yet
+            # the others have not noticed yet that the previous process of this device is lost
             if self.name in generation.members and time.monotonic() > until:
                 raise Evicted(
                     f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
@@ -177,13 +184,16 @@ class Membership:
         return False
 
     def next_generation(self, step: int, outer_step_due: bool = False) -> None:
-        """Continue into the next generation."""
+        """Register for the next generation with the number of committed steps, and wait for it.
+
+        Raises
+        ------
+        Evicted
+            This device is not a member.
+        """
         number, silence_timer = self.generation.number + 1, _SilenceTimer(self._store)
-        key, registered_key, lost_key = (
-            f"membership/{number}",
-            f"came/{number}",
-            f"lost/{self.generation.number}",
-        )
+        key, registered_key = f"membership/{number}", f"came/{number}"
+        lost_key = f"lost/{self.generation.number}"
         self._append_line(registered_key, {"name": self.name, "step": step, "owes": outer_step_due})
         while not self._store.check([key]):
             registered, lost = (self._read_lines(name) for name in (registered_key, lost_key))
@@ -191,10 +201,9 @@ class Membership:
             evicted = self._evicted(lost)
             missing = [m for m in self.generation.members if m not in steps and m not in evicted]
             if not missing:
-                owes_outer_step = {line["name"] for line in registered if line["owes"]}
-                proposal = self._propose(
-                    number, steps, owes_outer_step, evicted, _first_reset(lost)
-                )
+                outer_step_due_on = {line["name"] for line in registered if line["owes"]}
+                reset = _first_reset(lost)
+                proposal = self._propose(number, steps, outer_step_due_on, evicted, reset)
                 self._store.compare_set(key, "", proposal.to_json())
                 break
             # a rank that still computes registers later; one that is silent too long is lost
@@ -202,7 +211,7 @@ class Membership:
             for name, seconds in zip(missing, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
                     self.report_lost([name], f"device {name!r} did not continue with the others")
-            # its reports no longer count: it would wait for lost devices forever
+            # this device is evicted and its reports do not count: alone it would wait forever
             if self.name in evicted and min(silent_s) > self._detector.heartbeat_timeout_s:
                 raise Evicted(f"{evicted[self.name]}; and nobody is left to continue with")
             time.sleep(POLL_S)
@@ -227,7 +236,7 @@ class Membership:
         )
 
     def report_lost(self, names: Sequence[str], why: str, is_isolated: bool = False) -> None:
-        """Report devices as lost."""
+        """Report devices as lost; if this one may be isolated, check their heartbeats first."""
         if is_isolated:
             self._recheck(names, why)
             return
@@ -242,7 +251,7 @@ class Membership:
             self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def _recheck(self, names: Sequence[str], why: str) -> None:
-        """Check heartbeats twice, then report these devices or this one as lost."""
+        """Compare heartbeats in the store after a while; report these devices or this one lost."""
         with self._lock:
             number = self.generation.number
             if self._checked_generation == number:
@@ -274,7 +283,7 @@ class Membership:
         self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def report_connection_lost(self, error: ConnectionLost) -> bool:
-        """Report a closed connection, if no cause has arrived."""
+        """Report a closed connection; returns False if it is not known whose."""
         if isinstance(error, ConnectionReset) and (
             error.device or self.generation.resets < MAX_RESETS
         ):
@@ -289,7 +298,7 @@ class Membership:
 
     @contextmanager
     def interruptible_wait(self, keys: Sequence[str]) -> Iterator[None]:
-        """Context of waiting for keys, which a loss interrupts."""
+        """Context for waiting for keys; raises `DeviceLost` if a device is lost meanwhile."""
         self._awaited_keys = tuple(keys)
         self.rank_lost.check()
         yield
@@ -337,7 +346,7 @@ class Membership:
         return self._read_int(REPORTED_STEP, -1)
 
     def finish(self) -> None:
-        """All steps are done: no device can join any more."""
+        """Record that all steps are done: no device can join any more."""
         self._store.set(FINISHED_KEY, "")
 
     def _begin(self, generation: Generation) -> None:
@@ -346,12 +355,8 @@ class Membership:
         for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:
-            self.generation, self.rank_lost, self.lost, self.joiners = (
-                generation,
-                ErrorLatch(),
-                {},
-                (),
-            )
+            self.generation, self.rank_lost = generation, ErrorLatch()
+            self.lost, self.joiners = {}, ()
             self._reported_lost = set()
         others = [self._names.index(name) for name in generation.members]
         next_rank = others[(others.index(me) + 1) % len(others)]
@@ -368,14 +373,14 @@ class Membership:
         self,
         number: int,
         steps: Mapping[str, int],
-        owes_outer_step: Collection[str],
+        outer_step_due_on: Collection[str],
         evicted: Mapping[str, str],
         reset: Mapping[str, Any] | None,
     ) -> Generation:
         members = tuple(name for name in self._names if name in steps and name not in evicted)
         step = max((steps[name] for name in members), default=NO_STEP)
         joined = tuple(name for name in members if steps[name] < step)
-        outer_step_due = any(name in owes_outer_step and steps[name] == step for name in members)
+        outer_step_due = any(name in outer_step_due_on and steps[name] == step for name in members)
         generation = Generation(
             number,
             members,

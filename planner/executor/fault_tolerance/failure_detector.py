@@ -303,7 +303,8 @@ class FailureDetector(threading.Thread):
             self._report_lost(
                 names,
                 f"device {listed(names)} gave no sign of life {toward}for "
-                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for longer",
+                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for "
+                "longer",
                 is_isolated,
             )
 

@@ -1,4 +1,4 @@
-"""Set-up of a rank before its first step: rendezvous, memory check, stage module."""
+"""Set-up of a rank before its first step: rendezvous, memory check, model stage."""
 
 from __future__ import annotations
 

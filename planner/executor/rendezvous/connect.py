@@ -49,9 +49,10 @@ UNIX_BUFFER_BYTES = 1 << 22
 def connections_to(
     ranks: RankGroup, keys: Iterable[tuple[ChannelKind, int]], name: str
 ) -> Iterator[Connections]:
-    """Connect with all of ``keys``, which must want this rank too; closed after the block.
+    """Context with a connection for each kind and rank in ``keys``; a collective call.
 
-    Heartbeat connections are closed when all ranks have left.
+    The other rank must request the same connection. Heartbeat connections stay open until the end
+    of the run.
     """
     connections = _open(ranks, keys, name)
     if ranks.rank_lost is not None:
@@ -73,20 +74,20 @@ def connections_to(
 
 
 def _shut(*connections: socket.socket) -> None:
-    """Wake threads that wait on both ends."""
+    """Shut connections down, which wakes the threads that wait on either end."""
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _open(
-    ranks: RankGroup, requested_keys: Iterable[tuple[ChannelKind, int]], name: str
-) -> Connections:
-    channels = sorted(set(requested_keys))
-    higher_ranks = [(kind, other) for kind, other in channels if other > ranks.rank]
+def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: str) -> Connections:
+    """Connect to higher ranks and accept connections of lower ones."""
+    keys = sorted(set(requested))
+    keys_to_connect = [(kind, other) for kind, other in keys if other > ranks.rank]
+    keys_to_accept = set(keys) - set(keys_to_connect)
     timeout_s = CONNECT_S + RANK_S * ranks.world_size
     with ExitStack() as sockets:
-        servers, address = _listen(ranks.address or own_address(), len(channels) + 1)
+        servers, address = _listen(ranks.address or own_address(), len(keys) + 1)
         for server in servers:
             sockets.enter_context(server)
         addresses = ranks.all_gather(f"{name}/address", address)
@@ -94,22 +95,20 @@ def _open(
             ranks.rank_lost.on_failure(lambda: _shut(*servers))
         connections: Connections = {}
 
-        def connect(channels: tuple[ChannelKind, int]) -> None:
-            kind, other = channels
+        def connect(key: tuple[ChannelKind, int]) -> None:
+            kind, other = key
             ends = (address, addresses[other])
             connections[kind, other] = _connect(*ends, kind, ranks, other, name)
 
         try:
-            with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher_ranks)))) as pool:
-                opened = pool.map(connect, higher_ranks)
-                lower_ranks = set(channels) - set(higher_ranks)
-                listener = Listener(servers, ranks, lower_ranks, name)
+            with ThreadPoolExecutor(max_workers=max(1, min(64, len(keys_to_connect)))) as pool:
+                connecting = pool.map(connect, keys_to_connect)
+                listener = Listener(servers, ranks, keys_to_accept, name)
                 try:
                     listener.open(timeout_s)
                 except OSError as error:
-                    missing = min(
-                        (other for _, other in lower_ranks - set(listener.accepted)), default=0
-                    )
+                    missing_keys = keys_to_accept - set(listener.accepted)
+                    missing = min((other for _, other in missing_keys), default=0)
                     raise ConnectionLost(
                         f"device {ranks.name(missing)!r} did not connect to "
                         f"{ranks.name(ranks.rank)!r} within {timeout_s:g} s "
@@ -118,9 +117,9 @@ def _open(
                     ) from None
                 finally:
                     connections |= listener.accepted
-                deque(opened, maxlen=0)
+                deque(connecting, maxlen=0)
         except BaseException:
-            # keep connections open, or this process would look lost
+            # keep connections open: closing them would look like the loss of this process
             for connection in connections.values():
                 ranks.resources.callback(connection.close)
             raise
@@ -208,7 +207,7 @@ def _connect(
 
 
 class Listener:
-    """Accepts each wanted connection once; others are rejected.
+    """Accepts each expected connection once; others are rejected.
 
     Parameters
     ----------
@@ -283,7 +282,7 @@ class Listener:
         connection.close()
 
     def _identify(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
-        """Kind and rank of a connection, if it is wanted and authenticated."""
+        """Kind and rank of a connection, if it is expected and authenticated."""
         hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
         if len(hello) < HELLO.size:
             return None

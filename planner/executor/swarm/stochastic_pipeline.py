@@ -62,6 +62,8 @@ class Neighbourhood:
         Devices that may send it F.
     head_first
         Whether head and loss are at the start of a path instead of its end.
+    neighbours
+        Devices with which it may exchange messages.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
@@ -75,24 +77,20 @@ class Neighbourhood:
         if self.head_first:
             neighbours |= set(groups[-1]) if self.stage == 0 else set()
             neighbours |= set(groups[0]) if self.stage == self.last else set()
-        self._neighbours = neighbours - {rank}
-
-    @property
-    def neighbours(self) -> set[int]:
-        """Devices with which it may exchange messages."""
-        return self._neighbours
+        self.neighbours = neighbours - {rank}
 
 
 def make_router(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     """A device's router, initialised with the plan's paths."""
-    initial_routes_ = {
-        s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()
+    estimates = {
+        stage: (route.parts, route.usual_s / speed)
+        for stage, route in initial_routes(plan, rank).items()
     }
-    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, initial_routes_)
+    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, estimates)
 
 
 class StochasticPipeline:
-    """A device that routes microbatches, for all steps of a run.
+    """Pipeline of a device that chooses where its microbatches go, for all steps of a run.
 
     Parameters
     ----------
@@ -200,7 +198,7 @@ class StochasticPipeline:
         self._mailbox.finish()
 
     def _next_message(self) -> RoutedMessage | None:
-        """The next operation; backward passes come first and need no memory."""
+        """The message of the next operation; backward passes have priority and need no memory."""
         if self._backward:
             return self._backward.popleft()
         waiting = self._forward[self._step_index]
@@ -263,10 +261,8 @@ class StochasticPipeline:
         start = backend.record_event()
         output = self._compute.run_op(kind, header.microbatch, received)
         # report the compute time to the peer
-        start_s, end_s = (
-            backend.wait_for_event(start),
-            backend.wait_for_event(backend.record_event()),
-        )
+        start_s = backend.wait_for_event(start)
+        end_s = backend.wait_for_event(backend.record_event())
         record.ops.append((header.microbatch, self._rank, kind, start_s, end_s))
         return output, end_s
 
@@ -310,16 +306,16 @@ class StochasticPipeline:
 
     def _send(
         self,
-        word: MessageKind,
+        kind: MessageKind,
         header: RoutingHeader,
         tensor: Tensor,
         peer: int,
         end_s: float,
         record: StepRecord,
     ) -> None:
-        self._sender.send(tensor, peer, self._message_format.pack(replace(header, kind=word)))
+        self._sender.send(tensor, peer, self._message_format.pack(replace(header, kind=kind)))
         self._sender.mark_computed(peer, tensor.nbytes, end_s)
-        message = Message(KINDS[word], header.microbatch, self._rank, peer)
+        message = Message(KINDS[kind], header.microbatch, self._rank, peer)
         record.sent(message, tensor.nbytes, end_s)
 
     def _send_header(self, peer: int, header: RoutingHeader) -> None:
