@@ -29,15 +29,21 @@ SAMPLES, PSEUDO_GRADIENT_SAMPLES = "outer/samples", "outer/changed"
 
 
 class PlannedWeights:
-    """Weights by the planned number of microbatches of a device and its stage.
+    """Sample weights from the planned number of microbatches of a device and its stage.
 
-    In two-frequency averaging, of all devices with which it averages in every step.
+    In two-frequency averaging, the devices that average gradients in every step count as one.
+
+    Attributes
+    ----------
+    pseudo_gradient_samples
+        0: samples are not counted.
     """
+
+    pseudo_gradient_samples = 0
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
-        j = plan.stage_of[rank]
-        stage = plan.assignment.groups[j]
+        stage = plan.assignment.groups[plan.stage_of[rank]]
         backward_counts = [
             [sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules
         ]
@@ -47,28 +53,23 @@ class PlannedWeights:
         ]
         self._stage_microbatches = [sum(counts[d] for d in stage) for counts in backward_counts]
 
-    @property
-    def pseudo_gradient_samples(self) -> int:
-        """0: samples are not counted."""
-        return 0
-
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Does nothing: there is no other plan."""
 
     def begin(self, schedule: Schedule) -> None:
-        """Start of a step."""
+        """Does nothing: microbatches are not counted."""
 
     def count_microbatch(self) -> None:
-        """A microbatch has passed the device."""
+        """Does nothing."""
 
     def commit_step(self) -> None:
-        """The step's update was applied."""
+        """Does nothing."""
 
     def take_snapshot(self) -> None:
-        """A pseudo-gradient will be averaged."""
+        """Does nothing."""
 
     def commit_outer_step(self) -> None:
-        """The outer step was applied."""
+        """Does nothing."""
 
     def state(self) -> dict[str, Tensor]:
         """Empty: everything follows from the plan."""
@@ -83,51 +84,45 @@ class PlannedWeights:
     def gradient_scale(self, step: int) -> float | None:
         """Factor from a sum over samples, divided by the batch, to the device's own mean."""
         schedule_id = self._cycle[step % len(self._cycle)]
-        return (
-            self._microbatches[schedule_id] / self._own_microbatches[schedule_id]
-            if self._own_microbatches[schedule_id]
-            else None
-        )
+        own = self._own_microbatches[schedule_id]
+        return self._microbatches[schedule_id] / own if own else None
 
     def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """The device's share of its stage's samples since the last outer step."""
         steps = range(step + 1 - self._interval, step + 1)
-        schedules = [self._cycle[t % len(self._cycle)] for t in steps]
-        stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedules)
-        return (
-            sum(self._own_microbatches[schedule_id] for schedule_id in schedules) / stage
-            if stage
-            else 0.0
-        )
+        schedule_ids = [self._cycle[t % len(self._cycle)] for t in steps]
+        own = sum(self._own_microbatches[schedule_id] for schedule_id in schedule_ids)
+        stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedule_ids)
+        return own / stage if stage else 0.0
 
 
 class CountedWeights:
-    """Weights by counted microbatches, where the plan does not determine them.
+    """Sample weights from counted microbatches, if the plan does not determine them.
 
     With stochastic routing through every stage the total is known. In elastic runs the remaining
     devices exchange their counts, since those of lost devices do not count. In two-frequency
     averaging, the counts of devices that average gradients in every step are added, also if one of
     them is lost later: its gradients are in the parameters.
+
+    Attributes
+    ----------
+    pseudo_gradient_samples
+        Microbatches of the pseudo-gradient that is averaged, or was last.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
         self._microbatches = [len(s.paths) for s in plan.schedules]
-        # counts of this step, of committed steps, and of the pending pseudo-gradient
-        self._step_samples = self._committed_samples = self._pseudo_gradient_samples = 0
+        # microbatches of this step, and of committed ones after the last pseudo-gradient
+        self._step_samples = self._committed_samples = self.pseudo_gradient_samples = 0
         self.set_plan(plan, rank)
-
-    @property
-    def pseudo_gradient_samples(self) -> int:
-        """Microbatches of the pseudo-gradient that is averaged, or was last."""
-        return self._pseudo_gradient_samples
 
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with the plan of the remaining devices."""
         self._lockstep = set(lockstep_devices(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
-        """Start of a step, in which the others follow the schedule."""
+        """Start a step, in which lockstep devices follow the schedule."""
         self._step_samples = sum(
             kind == "B" for d in self._lockstep for kind, _ in schedule.order[d]
         )
@@ -137,18 +132,18 @@ class CountedWeights:
         self._step_samples += 1
 
     def commit_step(self) -> None:
-        """The step's update was applied: it will not be repeated."""
+        """Add the counts of the step, whose update is applied and not repeated."""
         self._committed_samples += self._step_samples
         self._step_samples = 0
 
     def take_snapshot(self) -> None:
         """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-        self._pseudo_gradient_samples += self._committed_samples
+        self.pseudo_gradient_samples += self._committed_samples
         self._committed_samples = 0
 
     def commit_outer_step(self) -> None:
         """The outer step was applied."""
-        self._pseudo_gradient_samples = 0
+        self.pseudo_gradient_samples = 0
 
     def gradient_scale(self, step: int) -> float | None:
         """See `PlannedWeights`; of the last step."""
@@ -162,27 +157,25 @@ class CountedWeights:
         if samples is None:
             steps = range(step + 1 - self._interval, step + 1)
             samples = sum(self._step_microbatches(t) for t in steps)
-        return self._pseudo_gradient_samples / samples if samples else 0.0
+        return self.pseudo_gradient_samples / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
-        counts = {SAMPLES: self._committed_samples} | (
-            {PSEUDO_GRADIENT_SAMPLES: self._pseudo_gradient_samples}
-            if self._pseudo_gradient_samples
-            else {}
-        )
+        counts = {SAMPLES: self._committed_samples}
+        if self.pseudo_gradient_samples:
+            counts[PSEUDO_GRADIENT_SAMPLES] = self.pseudo_gradient_samples
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; plans with fixed paths have none."""
-        self._committed_samples, self._pseudo_gradient_samples = (
+        self._committed_samples, self.pseudo_gradient_samples = (
             round(float(state[name])) if name in state else 0
             for name in (SAMPLES, PSEUDO_GRADIENT_SAMPLES)
         )
 
     def reset_counts(self) -> None:
         """Discard the counts."""
-        self._committed_samples = self._pseudo_gradient_samples = 0
+        self._committed_samples = self.pseudo_gradient_samples = 0
 
     def _step_microbatches(self, step: int) -> int:
         return self._microbatches[self._cycle[step % len(self._cycle)]]
