@@ -75,7 +75,7 @@ class Fault:
             self._after_counting()
             return
         if phase == LEAVING:
-            self._before(StoreStepCommitter, "end", lambda *_: True)
+            self._before(StoreStepCommitter, "finish", lambda *_: True)
             return
         if phase == OUTER:  # its mean is there
             self._before(StoreStepCommitter, "commit_outer_step", lambda *_: self._due())
