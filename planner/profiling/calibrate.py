@@ -231,7 +231,7 @@ def measure_operation() -> float:
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        run_operations(order, traffic, nothing, receiver, sender, 0, 0, StepRecord(0, False))
+        run_operations(traffic, nothing, receiver, sender, 0, StepRecord(0, False))
         seconds.append((time.perf_counter() - start) / len(order))
     return statistics.median(seconds)
 

@@ -279,8 +279,8 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
 
     def run() -> None:
         record = StepRecord(0, False)
-        how = (model_stage, receiver, sender, 0, 0, record, lambda end: first.set())
-        run_operations(schedule.order[0], traffic, *how)
+        how = (model_stage, receiver, sender, 0, record, lambda end: first.set())
+        run_operations(traffic, *how)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -413,7 +413,7 @@ def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) 
         reported: list[tuple[list[str], bool]] = []
         monkeypatch.setattr(
             detector,
-            "on_loss",
+            "on_rank_lost",
             lambda names, line, alone, to=reported: to.append((list(names), alone)),
         )
         pairs = [socket.socketpair() for _ in silences]

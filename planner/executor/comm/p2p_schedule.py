@@ -34,7 +34,7 @@ class Message:
 
 
 class P2PSchedule:
-    """All messages of one device in a schedule.
+    """Operations and messages of one device in a schedule.
 
     Parameters
     ----------
@@ -45,15 +45,18 @@ class P2PSchedule:
 
     Attributes
     ----------
+    order
+        Operations of the device, in order.
     sends
-        By operation, the message that it sends when it is done.
+        The message that an operation sends when it is done, by operation.
     needs
-        By operation, the message that it needs.
+        The message that an operation needs, by operation.
     incoming
-        By source, its messages in order of sending.
+        Messages from other devices in order of sending, by source.
     """
 
     def __init__(self, schedule: Schedule, device: int, *, forward: bool = False) -> None:
+        self.device, self.order = device, schedule.order[device]
         self.sends: dict[Operation, Message] = {}
         self.needs: dict[Operation, Message] = {}
         self.incoming: dict[int, list[Message]] = {}

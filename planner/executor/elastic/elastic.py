@@ -116,7 +116,7 @@ class ElasticRun:
         self._membership = Membership(ranks, wait_s)
         self._step = NO_STEP
         self._began_s = time.monotonic()
-        self._unreported: _LastStep | None = None
+        self._last_step: _LastStep | None = None
         self._commit: StoreStepCommitter | None = None
         self._outer_step_due = False
         self._older_heartbeats: list[ExitStack] = []
@@ -151,7 +151,7 @@ class ElasticRun:
                 break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
         self._membership.finish()
-        return None if self._unreported is None else self._unreported.record
+        return None if self._last_step is None else self._last_step.record
 
     @contextmanager
     def after_last_step(self, consequence: str = "") -> Iterator[None]:
@@ -226,6 +226,7 @@ class ElasticRun:
         )
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
+        """Evaluate after a step, if an evaluation is due; the first rank reports the results."""
         results = [] if evaluation is None else evaluation.after(step)
         if results and self.ranks.rank == 0:
             for result in results:
@@ -240,16 +241,10 @@ class ElasticRun:
             )
         except PlanError as error:
             raise EmptyStageError(_with_cause(generation, str(error))) from None
-        rank = generation.members.index(self._membership.name)
-        if (
-            self._model_stage is not None
-            and has_head(plan, rank)
-            and self._model_stage.head is None
-        ):
-            name = self._membership.name
-            raise EmptyStageError(
-                _with_cause(generation, f"device {name!r} has no head to go on with")
-            )
+        name, stage = self._membership.name, self._model_stage
+        if stage and stage.head is None and has_head(plan, generation.members.index(name)):
+            reason = f"device {name!r} has no head to go on with"
+            raise EmptyStageError(_with_cause(generation, reason))
         return plan
 
     def _connect(self) -> None:
@@ -269,26 +264,26 @@ class ElasticRun:
         """Transfer state to joining devices from others of their stage."""
         for name in generation.joined:
             target = generation.members.index(name)
-            stage = self.plan.stage_of.get(target)
-            if stage is not None:
-                # preferably from a device that acts as one with it
-                lockstep = set(lockstep_devices(self.plan, target))
-                group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in lockstep)
-                source = next(
-                    (d for d in group if generation.members[d] not in generation.joined), None
-                )
-                if source is None:
-                    reason = f"stage {stage} has no device left that has its parameters"
-                    raise EmptyStageError(_with_cause(generation, reason))
+            is_own = target == self.ranks.rank
+            if target in self.plan.stage_of:
+                source = self._source_of_state(generation, target)
                 transfer_state(self.ranks, source, target, self._model_stage, generation.step)
-                if (
-                    target == self.ranks.rank
-                    and source not in lockstep
-                    and self._model_stage is not None
-                ):
+                in_lockstep = source in lockstep_devices(self.plan, target)
+                if is_own and not in_lockstep and self._model_stage is not None:
                     self._model_stage.restart_from_global()
-            if target == self.ranks.rank:
+            if is_own:
                 self._step = generation.step
+
+    def _source_of_state(self, generation: Generation, target: int) -> int:
+        """A device that has the parameters of a joining one, if possible in lockstep with it."""
+        stage = self.plan.stage_of[target]
+        group = self.plan.assignment.groups[stage]
+        sources = [d for d in group if generation.members[d] not in generation.joined]
+        if not sources:
+            reason = f"stage {stage} has no device left that has its parameters"
+            raise EmptyStageError(_with_cause(generation, reason))
+        lockstep = lockstep_devices(self.plan, target)
+        return next((d for d in sources if d in lockstep), sources[0])
 
     def _outer_step_pending(self) -> bool:
         """Whether a delayed outer step of the last step is pending."""
@@ -296,12 +291,12 @@ class ElasticRun:
         return self.plan.sync.begun(self._step) and committed < self._step - 1
 
     def _after_loss(self) -> None:
-        """Record a loss between the local updates and the outer step of a step."""
+        """Find out whether the interrupted step, or only its outer step, must be repeated."""
         commit, step, sync = self._commit, self._step, self.plan.sync
         if self._outer_step_due or commit is None or commit.committed_step != step:
             return
         assert self.worker is not None and self.worker.record is not None
-        self._unreported = _LastStep(self.worker.record, commit)
+        self._last_step = _LastStep(self.worker.record, commit)
         ends = sync.begun(step) if sync.delayed else sync.due(step)
         if ends and commit.committed_outer_step < step - sync.delayed:
             self._outer_step_due = True
@@ -310,15 +305,16 @@ class ElasticRun:
             self._step = step + 1
 
     def _step_done(self, record: StepRecord, commit: StoreStepCommitter) -> None:
+        """Report a step on the first rank, and write a checkpoint if one is due."""
         self._step = record.step + 1
         self._began_s = time.monotonic()
         if self._outer_step_due:
             # its loss was reported at the start of the generation
             self._outer_step_due = False
         else:
-            self._unreported = _LastStep(record, commit)
+            self._last_step = _LastStep(record, commit)
             if self.ranks.rank == 0:
-                self._report(self._unreported)
+                self._report(self._last_step)
         if self._checkpoints is not None and self._checkpoints.due(record.step):
             self._checkpoints.save(record.step)
 
@@ -328,14 +324,18 @@ class ElasticRun:
 
     def _report_missed_step(self) -> None:
         """Report the last step if the first rank of the previous generation did not."""
-        last, generation = self._unreported, self._membership.generation
+        last, generation = self._last_step, self._membership.generation
         first = next((m for m in generation.members if m not in generation.joined), None)
         reports = self._membership.name == first
         if reports and last is not None and self._membership.reported_step() < last.record.step:
             self._report(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
-        """Wait until the lost device is known."""
+        """Wait for a report of the lost device that explains a closed connection.
+
+        If none arrives, the connection itself is reported; raises ``error`` if that is not
+        possible or leads to nothing.
+        """
         detector, rank_lost = self._all_ranks.detector, self._membership.rank_lost
         assert detector is not None
         for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):

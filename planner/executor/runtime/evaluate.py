@@ -157,7 +157,8 @@ class Evaluation:
         sums = [self._sum_losses(k) for k in range(len(self._schedules))]
         answers = self._ranks.all_gather(f"evaluation/{step}", json.dumps(sums))
         tokens = self._batches * w.batch_samples * arch.sequence
-        totals = [sum(of) / tokens for of in zip(*map(json.loads, answers), strict=True)]
+        by_schedule = zip(*map(json.loads, answers), strict=True)
+        totals = [sum(losses) / tokens for losses in by_schedule]
         return [
             EvaluationResult(step + 1, _paths(self._plan, schedule), loss)
             for schedule, loss in zip(self._schedules, totals, strict=True)
@@ -168,17 +169,14 @@ class Evaluation:
         if self._model_stage is None:
             return 0.0
         total = 0.0
-        order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
         for batch in range(self._batches):
             forward = _Forward(self._model_stage, self._held_out.data, batch)
             run_operations(
-                order,
                 self._p2p_schedules[k],
                 forward,
                 self._receiver,
                 self._sender,
                 self._step_index,
-                rank,
                 StepRecord(batch, False),
             )
             self._step_index += 1
@@ -217,7 +215,7 @@ class _Forward:
         self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Run F or H; nothing is kept for a backward pass."""
+        """Run F or H, without saving anything for a backward pass."""
         model_stage = self._model_stage
         inputs_received = None if received is None else model_stage.decode_message(kind, received)
         with torch.no_grad():
@@ -238,7 +236,7 @@ class _Forward:
             return loss
 
     def loss(self) -> float:
-        """Sum over tokens."""
+        """Loss of the batch, summed over tokens."""
         return float(self._loss)
 
     def _tokens(self, microbatch: int) -> Tensor:

@@ -16,9 +16,12 @@ from planner.executor.runtime.stage_runtime import Operations, StageRuntime
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation
 
+EndCallback = Callable[[float], None]
+"""Called with the end of an operation on the monotonic clock."""
+
 
 class PipelineLinks(NamedTuple):
-    """Connections of a pipeline: from each peer, and to all of them."""
+    """Connections of a pipeline: one from each peer, and a sender to all of them."""
 
     incoming: Mapping[int, Connection]
     sender: Sender
@@ -43,19 +46,13 @@ class Pipeline(Protocol):
     fixed_order: bool
 
     def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
-        """Get ready for steps with these schedules."""
+        """Open links, before steps with these schedules."""
 
-    def run(
-        self,
-        step_index: int,
-        schedule_id: int,
-        record: StepRecord,
-        on_operation_end: Callable[[float], None],
-    ) -> None:
-        """Run a step with a schedule; ``on_operation_end`` is called with each operation's end."""
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
+        """Run a step of this index with a schedule; ``on_end`` is called for each operation."""
 
     def finish(self) -> None:
-        """Called after the last step."""
+        """Finish sending and receiving, after the last step."""
 
 
 class FixedPipeline:
@@ -64,42 +61,27 @@ class FixedPipeline:
     fixed_order = True
 
     def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
-        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
-        self._p2p_schedules = {
-            schedule_id: P2PSchedule(plan.schedules[schedule_id], rank)
-            for schedule_id in set(plan.cycle)
-        }
-        self.peers = {
-            d for p2p_schedule in self._p2p_schedules.values() for d in p2p_schedule.peers
-        }
+        self._compute = compute
+        self._p2p_schedules = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
+        self.peers = {peer for p2p in self._p2p_schedules.values() for peer in p2p.peers}
         self.loss_ranks = head_ranks(plan)
 
     def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """See `Pipeline`."""
         self._sender = links.sender
-        expected = expected_messages(
-            [self._p2p_schedules[schedule_id] for schedule_id in schedule_ids]
-        )
+        expected = expected_messages([self._p2p_schedules[k] for k in schedule_ids])
         self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.error_latch)
 
-    def run(
-        self,
-        step_index: int,
-        schedule_id: int,
-        record: StepRecord,
-        on_operation_end: Callable[[float], None],
-    ) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
         run_operations(
-            self._schedules[schedule_id].order[self._rank],
             self._p2p_schedules[schedule_id],
             self._compute,
             self._receiver,
             self._sender,
-            step_index,
-            self._rank,
+            index,
             record,
-            on_operation_end,
+            on_end,
         )
 
     def finish(self) -> None:
@@ -113,21 +95,20 @@ def head_ranks(plan: TrainingPlan) -> set[int]:
 
 
 def run_operations(
-    order: tuple[Operation, ...],
     p2p_schedule: P2PSchedule,
     compute: Operations,
     receiver: Receiver,
     sender: Sender,
-    step_index: int,
-    rank: int,
+    index: int,
     record: StepRecord,
-    on_operation_end: Callable[[float], None] = lambda end: None,
+    on_end: EndCallback = lambda end_s: None,
 ) -> None:
-    """Run F, H and B of one device; messages leave as soon as their operation is done.
+    """Run F, H and B of one device; messages are sent as soon as their operation is done.
 
-    On a GPU the next operation is issued before the previous one has ended, if its input is there.
+    On a GPU the next operation is issued before the previous one has ended, if its input has
+    arrived.
     """
-    backend = compute.backend
+    backend, rank = compute.backend, p2p_schedule.device
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
@@ -136,15 +117,15 @@ def run_operations(
             end_s = operation.wait_and_record(backend, rank, record)
             if operation.sent is not None:
                 sender.mark_computed(operation.sent[0].destination, operation.sent[1], end_s)
-            on_operation_end(end_s)
+            on_end(end_s)
 
-    for operation in order:
+    for operation in p2p_schedule.order:
         kind, microbatch = operation
         received = None
         if (needed := p2p_schedule.needs.get(operation)) is not None:
-            if issued and not receiver.has_arrived(step_index, needed):
+            if issued and not receiver.has_arrived(index, needed):
                 drain(0)
-            received = receiver.receive(step_index, needed)
+            received = receiver.receive(index, needed)
         start_event = backend.record_event()
         output = compute.run_op(kind, microbatch, None if received is None else received.tensor)
         end_event = backend.record_event()
@@ -167,10 +148,8 @@ class IssuedOperation(NamedTuple):
 
     def wait_and_record(self, backend: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Wait for its end, record it, and return the time."""
-        start_s, end_s = (
-            backend.wait_for_event(self.start_event),
-            backend.wait_for_event(self.end_event),
-        )
+        start_s = backend.wait_for_event(self.start_event)
+        end_s = backend.wait_for_event(self.end_event)
         if self.sent is not None:
             record.sent(*self.sent, end_s)
         kind, microbatch = self.operation

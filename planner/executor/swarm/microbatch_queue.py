@@ -7,12 +7,12 @@ batch is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.runtime.pipeline import IssuedOperation, PipelineLinks
+from planner.executor.runtime.pipeline import EndCallback, IssuedOperation, PipelineLinks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.training_plan.choices import Wiring
@@ -57,16 +57,10 @@ class QueuePipeline:
     def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """Does nothing: no messages are exchanged."""
 
-    def run(
-        self,
-        step_index: int,
-        schedule_id: int,
-        record: StepRecord,
-        on_operation_end: Callable[[float], None],
-    ) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Take microbatches until the batch is complete."""
         if self._rank in self.loss_ranks:
-            numbers = self._queue.take(step_index, len(self._schedules[schedule_id].paths))
+            numbers = self._queue.take(index, len(self._schedules[schedule_id].paths))
             run_whole_model(numbers, self._compute, self._rank, record)
 
     def finish(self) -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.runtime.pipeline import PipelineLinks, head_ranks
+from planner.executor.runtime.pipeline import EndCallback, PipelineLinks, head_ranks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
@@ -154,18 +154,12 @@ class StochasticPipeline:
         )
         self._neighbours = tuple(links.incoming)
 
-    def run(
-        self,
-        step_index: int,
-        schedule_id: int,
-        record: StepRecord,
-        on_operation_end: Callable[[float], None],
-    ) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Run this device's part of a step."""
         if self._idle:
             return
         with self._changed:
-            self._step_index, self._record = step_index, record
+            self._step_index, self._record = index, record
             if self._microbatch_source is not None:
                 self._microbatch_source.begin()
         announced_end = self._neighbourhood.stage == self._neighbourhood.last
@@ -173,19 +167,17 @@ class StochasticPipeline:
             with self._changed:
                 while (received := self._next_message()) is None:
                     self._error_latch.check()
-                    all_ended = self._end_counts[step_index] == len(
-                        self._neighbourhood.forward_senders
-                    )
-                    if all_ended and not self._forward[step_index]:
+                    all_ended = self._end_counts[index] == len(self._neighbourhood.forward_senders)
+                    if all_ended and not self._forward[index]:
                         if not announced_end:
                             self._broadcast_header(
-                                self._neighbourhood.next, RoutingHeader(MessageKind.END, step_index)
+                                self._neighbourhood.next, RoutingHeader(MessageKind.END, index)
                             )
                             announced_end = True
                         if not self._in_flight and (
                             self._microbatch_source is None or self._microbatch_source.done
                         ):
-                            del self._end_counts[step_index], self._forward[step_index]
+                            del self._end_counts[index], self._forward[index]
                             return
                     self._changed.wait()
             self._run_received(received, record)
