@@ -26,12 +26,13 @@ def authenticate_all(ranks: RankGroup, context_text: str) -> None:
     secret, rank, names = ranks.secret, ranks.rank, ranks.names
     assert secret is not None
     own_nonce = nonce().hex()
-    nonces_by_rank = ranks.all_gather("secret/drawn", own_nonce)
+    # keys are kept: with replayed values in the store, others may not have begun this call
+    nonces_by_rank = ranks.all_gather("secret/drawn", own_nonce, keep=True)
     # whatever is in the store, proofs must answer this rank's nonce
     nonces_by_rank[rank] = own_nonce
     nonces = "\n".join(nonces_by_rank)
     proof = secret.proof("rank", rank, context_text, nonces).hex()
-    proofs = ranks.all_gather("secret/proof", proof)
+    proofs = ranks.all_gather("secret/proof", proof, keep=True)
     wrong = [
         name
         for r, (name, reply) in enumerate(zip(names, proofs, strict=True))
